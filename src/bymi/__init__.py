@@ -1,0 +1,78 @@
+"""bymi: decentralised learning in which some nodes lie, and the others find out who.
+
+The names here need torch, numpy and networkx only. Experiments, with their files and figures, are in `bymi.experiment`.
+"""
+
+from __future__ import annotations
+
+from bymi.aggregation import (
+    BALANCE,
+    IOS,
+    RULES,
+    UBAR,
+    Average,
+    Filtering,
+    GeometricMedian,
+    Mean,
+    Median,
+    TrMean,
+)
+from bymi.algorithm import drsgd_bymi
+from bymi.attacks import ATTACKS, Adversary
+from bymi.detection import Detector, Identity, Principal, Verdict, identify
+from bymi.errors import BymiError, GraphError, InputError
+from bymi.graph import Core, Graph
+from bymi.inbox import Inbox, Mixture, Round
+from bymi.network import LocalNetwork, Network
+from bymi.phases import Forge, Snapshot
+from bymi.plan import Optimisation, Plan, StepSize, WarmUp
+from bymi.problems import LinearProblem, Problem
+from bymi.streams import stream
+from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Ring
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ATTACKS",
+    "BALANCE",
+    "IOS",
+    "RULES",
+    "TOPOLOGIES",
+    "UBAR",
+    "Adversary",
+    "Average",
+    "BymiError",
+    "Complete",
+    "Core",
+    "Detector",
+    "EdgeFile",
+    "ErdosRenyi",
+    "Filtering",
+    "Forge",
+    "GeometricMedian",
+    "Graph",
+    "GraphError",
+    "Identity",
+    "Inbox",
+    "InputError",
+    "LinearProblem",
+    "LocalNetwork",
+    "Mean",
+    "Median",
+    "Mixture",
+    "Network",
+    "Optimisation",
+    "Plan",
+    "Principal",
+    "Problem",
+    "Ring",
+    "Round",
+    "Snapshot",
+    "StepSize",
+    "TrMean",
+    "Verdict",
+    "WarmUp",
+    "drsgd_bymi",
+    "identify",
+    "stream",
+]

@@ -1,0 +1,51 @@
+"""Aggregation rules, one per file. To add one: write it, list it in RULES, and every property test runs on it."""
+
+from __future__ import annotations
+
+from bymi.aggregation.average import Average
+from bymi.aggregation.balance import BALANCE
+from bymi.aggregation.base import CoordinateRule, Rule, SetRule, WeightedRule
+from bymi.aggregation.filtering import Filtering
+from bymi.aggregation.geometric_median import GeometricMedian
+from bymi.aggregation.ios import IOS
+from bymi.aggregation.mean import Mean
+from bymi.aggregation.median import Median
+from bymi.aggregation.trimmed_mean import TrMean
+from bymi.aggregation.ubar import UBAR
+
+RULES: dict[str, type[Rule]] = {
+    "average": Average,
+    "ubar": UBAR,
+    "ios": IOS,
+    "balance": BALANCE,
+    "mean": Mean,
+    "median": Median,
+    "trimmed-mean": TrMean,
+    "geometric-median": GeometricMedian,
+    "filtering": Filtering,
+}
+
+ALIASES: dict[str, str] = {
+    "dsgd": "average",
+    "mozi": "ubar",
+    "trmean": "trimmed-mean",
+    "rfa": "geometric-median",
+}
+
+__all__ = [
+    "ALIASES",
+    "BALANCE",
+    "IOS",
+    "RULES",
+    "UBAR",
+    "Average",
+    "CoordinateRule",
+    "Filtering",
+    "GeometricMedian",
+    "Mean",
+    "Median",
+    "Rule",
+    "SetRule",
+    "TrMean",
+    "WeightedRule",
+]

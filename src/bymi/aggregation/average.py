@@ -1,0 +1,22 @@
+"""Plain averaging with the mixing weights: decentralised SGD, no defence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bymi.aggregation.base import Order, WeightedRule
+from bymi.inbox import Inbox, Mixture, Round
+
+
+@dataclass(frozen=True)
+class Average(WeightedRule):
+    """theta_i <- sum_j W_ij theta_j. Use it as the undefended baseline; one liar moves everybody.
+
+    Weights of messages not heard are shared over the rest. Paper: Eq_intro_DSGD0.
+    """
+
+    order: ClassVar[Order] = "combine-then-adapt"
+
+    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
+        return inbox.average()

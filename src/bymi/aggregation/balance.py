@@ -1,0 +1,41 @@
+"""BALANCE (Fang et al. 2024): listen only to models close to one's own, ever closer as training goes on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from bymi.aggregation.base import WeightedRule
+from bymi.errors import require
+from bymi.inbox import Inbox, Mixture, Round
+from bymi.vectors import norms
+
+
+@dataclass(frozen=True)
+class BALANCE(WeightedRule):
+    """Accept j iff |x_i - x_j| <= gamma exp(-kappa t / T) |x_i| + absolute, then average those accepted with oneself.
+
+    x_i <- a x_i + (1 - a) mean of the accepted, a = `self_weight`; with nobody accepted, keep x_i. All nodes must start from
+    one common model: independent starts are farther apart than gamma |x_i| and never meet. `absolute` helps models that
+    start at zero, where the relative bound is zero.
+    """
+
+    gamma: float = 0.3
+    kappa: float = 1.0
+    self_weight: float = 0.5
+    absolute: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.gamma > 0, "gamma", self.gamma, "above 0")
+        require(self.kappa >= 0, "kappa", self.kappa, "0 or above")
+        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "0 to 1")
+        require(self.absolute >= 0, "absolute", self.absolute, "0 or above")
+
+    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
+        bound = self.gamma * math.exp(-self.kappa * round.step / round.steps) * norms(inbox.own) + self.absolute
+        accepted = inbox.heard & (inbox.dist2_to_own() <= (bound**2)[:, None])
+        number = accepted.sum(1, dtype=torch.float64)
+        own = torch.where(number > 0, self.self_weight, 1.0).to(torch.float64)
+        return Mixture(own, (1 - own)[:, None] * accepted / number.clamp_min(1)[:, None])

@@ -1,0 +1,90 @@
+"""What a rule is: it turns an Inbox into one new vector for each receiver.
+
+A rule is a final frozen dataclass: hyper-parameters and one pure method. Choose the base by what the rule needs:
+`WeightedRule` decides weights from inner products, `SetRule` does so without giving the own vector a special part (so it
+is a robust mean, too), `CoordinateRule` works on each coordinate alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from bymi.inbox import Inbox, Mixture, Round
+from bymi.vectors import Rows, gather_members
+
+Order = Literal["adapt-then-combine", "combine-then-adapt"]
+
+_ENTRIES = 1 << 23  # numbers in the largest temporary of a batched rule: 64 MB in float64
+
+
+class Rule(ABC):
+    """A map from what was heard to a new vector for each receiver [B, D].
+
+    `order` says whether nodes take their gradient step before they exchange (adapt-then-combine) or subtract it after.
+    """
+
+    order: ClassVar[Order] = "adapt-then-combine"
+
+    @abstractmethod
+    def __call__(self, inbox: Inbox, round: Round) -> Tensor: ...
+
+
+class WeightedRule(Rule):
+    """A rule whose output is a weighted sum of own vector and messages. Never forms anything of size [B, J, D]."""
+
+    @abstractmethod
+    def weigh(self, inbox: Inbox, round: Round) -> Mixture: ...
+
+    def __call__(self, inbox: Inbox, round: Round) -> Tensor:
+        return inbox.mix(self.weigh(inbox, round))
+
+
+class SetRule(WeightedRule):
+    """A weighted rule in which the own vector is one of the set: a mean of N_i and i, robust or not."""
+
+    @abstractmethod
+    def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
+        """Weights over `rows` [B, R], zero outside `member` [B, R], rows summing to one."""
+
+    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
+        return inbox.split(self.coefficients(inbox.rows, inbox.member))
+
+
+class CoordinateRule(Rule):
+    """A rule on each coordinate alone, worked through in blocks that bound the memory."""
+
+    @abstractmethod
+    def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
+        """From values sorted along dim 1 [b, n, c], the first `count` [b, 1] of them real, to one value each [b, c]."""
+
+    def centre(self, rows: Rows, member: Tensor) -> Tensor:
+        """The rule's value over each set of `member` [B, R] as vectors [B, D]."""
+        vectors = rows.vectors
+        output = torch.empty(len(member), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
+        for receivers, index, valid in batches(member, width=min(vectors.shape[1], 4096)):
+            step = max(1, _ENTRIES // max(1, index.numel()))
+            for start in range(0, vectors.shape[1], step):
+                block = vectors[:, start : start + step][index]
+                ordered = torch.where(valid[:, :, None], block, torch.inf).sort(dim=1).values
+                output[receivers, start : start + step] = self.reduce(ordered, valid.sum(1, keepdim=True))
+        return output
+
+    def __call__(self, inbox: Inbox, round: Round) -> Tensor:
+        # A receiver that hears nobody keeps its own vector, whatever it is.
+        lonely = ~inbox.heard.any(1, keepdim=True)
+        return torch.where(lonely, inbox.own, self.centre(inbox.rows, inbox.member))
+
+
+def batches(member: Tensor, *, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Receivers in groups whose [b, n, width] temporaries stay bounded: (which, padded indices [b, n], valid [b, n])."""
+    largest = max(1, int(member.sum(1).max()))
+    size = max(1, _ENTRIES // (largest * max(1, width)))
+    for start in range(0, len(member), size):
+        receivers = slice(start, start + size)
+        index, valid = gather_members(member[receivers])
+        yield receivers, index, valid

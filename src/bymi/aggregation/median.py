@@ -1,0 +1,23 @@
+"""Coordinate-wise median."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import CoordinateRule
+
+
+@dataclass(frozen=True)
+class Median(CoordinateRule):
+    """Median of each coordinate over N_i and i, the mean of the middle two for an even number.
+
+    Cheap to understand, no parameter; its error grows with the square root of the dimension.
+    """
+
+    def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
+        low = ((count - 1) // 2)[:, :, None].expand(-1, -1, ordered.shape[2])
+        high = (count // 2)[:, :, None].expand(-1, -1, ordered.shape[2])
+        return ((torch.gather(ordered, 1, low) + torch.gather(ordered, 1, high)) / 2).squeeze(1)

@@ -1,0 +1,59 @@
+"""UBAR (Guo et al. 2021, also known as MOZI): the nearest neighbours, then those that do well on own samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import Order, WeightedRule
+from bymi.errors import InputError, require
+from bymi.inbox import Inbox, Mixture, Round
+
+
+@dataclass(frozen=True)
+class UBAR(WeightedRule):
+    """Keep the floor((1 - share) |N_i|) nearest, of these average the ones whose loss is not above the own loss.
+
+    If no one passes, take the one of least loss. theta_i <- a theta_i + (1 - a) mean, a = `self_weight`. Needs a loss
+    and one forward pass a neighbour and round, so it is dear for large models. `share` is what the user assumes to be
+    bad of a neighbourhood, at most.
+    """
+
+    order: ClassVar[Order] = "combine-then-adapt"
+    share: float = 0.35
+    self_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
+        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "0 to 1")
+
+    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
+        if round.losses is None:
+            raise InputError("UBAR compares losses on own samples: give Round(losses=...)")
+        heard = inbox.heard
+        count = heard.sum(1)
+        keep = torch.floor((1 - self.share) * count).clamp_min(1).minimum(count)
+        near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
+
+        rows, own_row = inbox.rows, inbox.own_row
+        wanted = inbox.member
+        wanted[:, : heard.shape[1]] &= near
+        wanted.scatter_(1, own_row[:, None], True)
+        losses = torch.nan_to_num(round.losses(rows.vectors, wanted), nan=torch.inf)
+        own_loss = torch.gather(losses, 1, own_row[:, None])
+        loss = torch.where(near, losses[:, : heard.shape[1]], torch.inf)
+        good = near & (loss <= own_loss)
+        best = near & (_rank(loss) == 0)
+        chosen = torch.where(good.any(1, keepdim=True), good, best).to(torch.float64)
+
+        number = chosen.sum(1)
+        own = torch.where(number > 0, self.self_weight, 1.0).to(torch.float64)
+        return Mixture(own, (1 - own)[:, None] * chosen / number.clamp_min(1)[:, None])
+
+
+def _rank(values: Tensor) -> Tensor:
+    """Place of each entry in its row when sorted upwards, ties in column order."""
+    return values.argsort(dim=1, stable=True).argsort(dim=1, stable=True)

@@ -1,0 +1,66 @@
+"""The party behind all Byzantine nodes: who they are, what they lie about, and how they treat what they hear."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bymi.attacks.data import DataAttack
+from bymi.attacks.gradient import VectorAttack, is_finite_row
+from bymi.attacks.message import MessageAttack
+from bymi.inbox import Inbox
+from bymi.streams import stream
+
+Attack = DataAttack | VectorAttack | MessageAttack
+Mixing = Literal["plain", "none", "rule"]
+Pruning = Literal["none", "all", "rule"]
+
+
+@dataclass(frozen=True, eq=False)
+class Adversary:
+    """Serves as the `forge` of the algorithm and, through `tamper`, as the wire of its nodes.
+
+    `mixing`: what its nodes keep after a round: the plain average of what they heard, their own vector, or the rule's
+    output like everybody. `pruning`: which in-arcs they cut: none, all, or those the detector flagged.
+    """
+
+    members: Tensor  # [M] bool
+    attack: Attack | None
+    mixing: Mixing = "plain"
+    pruning: Pruning = "none"
+    seed: int = 0
+
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+        mine = self.members[nodes]
+        if not isinstance(self.attack, VectorAttack) or not bool(mine.any()):
+            return vectors
+        honest = vectors[~mine]
+        honest = honest[is_finite_row(honest)]
+        if not len(honest):
+            return vectors
+        shared = stream(self.seed, "attack")
+        fresh = stream(self.seed, f"attack {topic}", node=nodes[mine], step=step)
+        forged = vectors.clone()
+        forged[mine] = self.attack(honest, vectors[mine], shared, fresh)
+        return forged
+
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor) -> Tensor:
+        if self.mixing == "rule":
+            return mixed
+        mine = self.members[nodes].nonzero().flatten()
+        ours = inbox.of(mine)
+        kept = ours.own if self.mixing == "none" else ours.mix(ours.average())
+        return mixed.index_copy(0, mine, kept)
+
+    def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
+        if self.pruning == "rule":
+            return flagged
+        return torch.where(self.members[nodes][:, None], self.pruning == "all", flagged)
+
+    def tamper(self, vectors: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
+        if not isinstance(self.attack, MessageAttack):
+            return {}
+        return {node: self.attack(vectors[node]) for node in self.members.nonzero().flatten().tolist()}

@@ -1,0 +1,58 @@
+"""Attacks on gradients: a node uses a wrong gradient in warm-up, in both detection halves and in optimisation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.streams import Stream
+
+
+class VectorAttack(ABC):
+    """Omniscient: sees every honest vector of the round [h, D] and what its own nodes would send [b, D].
+
+    `shared` is one stream a run, common to all attackers; `fresh` has one key an attacker, new each round and each half.
+    """
+
+    @abstractmethod
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        """The vectors that the attackers use instead [b, D]."""
+
+
+@dataclass(frozen=True)
+class GradientAttack(VectorAttack):
+    """g = 0.5 mean(honest) + N(nu, std^2 I) with nu = 20 std z, z ~ N(0, I) drawn once a run and shared.
+
+    std is the standard deviation of the honest gradients around their mean, over all entries, or of each coordinate with
+    `per_coordinate`. Drawn afresh for each half, nu could not be seen by any score that compares halves.
+    """
+
+    keep: float = 0.5
+    push: float = 20.0
+    per_coordinate: bool = False
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        mean = honest.mean(0)
+        variance = (honest - mean).square()
+        spread = (variance.mean(0) if self.per_coordinate else variance.mean()).sqrt()
+        direction = shared.normal(honest.shape[1]).to(honest)
+        noise = fresh.normal(honest.shape[1]).to(honest)
+        return self.keep * mean + spread * (self.push * direction + noise)
+
+
+@dataclass(frozen=True)
+class InnerProductManipulation(VectorAttack):
+    """g = -a mean(honest), of the same half when halves are asked for. Close to an optimum it is nearly invisible."""
+
+    a: float = 1.0
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        return (-self.a * honest.mean(0)).expand_as(would_send).clone()
+
+
+def is_finite_row(vectors: Tensor) -> Tensor:
+    """Which rows hold numbers only [R]: an attacker does not learn from honest nodes that have diverged."""
+    return torch.isfinite(vectors).all(1)

@@ -1,0 +1,165 @@
+"""The command line: reads words, calls the library, prints. No logic of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bymi.errors import BymiError, InputError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Decentralised learning in which some nodes lie: find out who, cut them off, converge.",
+)
+
+Out = Annotated[Path, typer.Option("--out", help="Folder for the run folders.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes, one thread each. Default: one a core.")]
+
+
+@app.command()
+def run(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[RECIPE | FILE.toml] [key=value ...]", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")] = None,
+    out: Out = Path("runs"),
+    jobs: Jobs = None,
+) -> None:
+    """Run an experiment and print its table. Without arguments: the paper's Scenario A."""
+    from bymi.experiment import load, run_all, store
+    from bymi.experiment.outcome import ENDING_CODES
+    from bymi.report import figures, tables
+
+    words = words or []
+    source = words.pop(0) if words and "=" not in words[0] else None
+    specs = load(source, words, seed).expand()
+    results = _with_progress(specs, lambda progress: run_all(specs, out, jobs=jobs, progress=progress))
+    for result in results:
+        if isinstance(result, BymiError):
+            raise result
+    summaries = [result for result in results if isinstance(result, dict)]
+    folders = [store.folder_of(out, spec) for spec in specs]
+    for folder in folders:
+        figures.draw_run(folder)
+
+    console = _console()
+    console.print(tables.terminal_table(summaries, title=figures.describe(specs[0])))
+    for line in (line for summary in summaries for line in tables.remarks(summary)):
+        console.print(line)
+    if len(folders) > 1:
+        name = f"comparison-seed{specs[0].seed}-{specs[0].digest}"
+        console.print(f"Figure: {figures.draw_comparison(folders, out, name)[0]}")
+    console.print("Folders: " + ", ".join(str(folder) for folder in folders))
+    raise typer.Exit(max(ENDING_CODES[summary["outcome"]] for summary in summaries))
+
+
+@app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help="scenario-a or scenario-b")],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
+    mu: Annotated[float, typer.Option("--mu", help="mu_c of Scenario A; the paper's dip at 0.1 needs 1.")] = 5.0,
+    dim: Annotated[list[int] | None, typer.Option("--dim", help="30, 80 or both (default).")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="One seed, three values, d = 30: a look, not a result.")] = False,
+    out: Out = Path("runs"),
+    jobs: Jobs = None,
+) -> None:
+    """Reproduce the figures of the paper's section 5.1: box plots and a table of medians. Resumes where it stopped."""
+    from bymi.experiment import run_all
+    from bymi.experiment.studies import build_study
+    from bymi.report import studies as pictures
+    from bymi.report import tables
+
+    plan = build_study(study, seeds=seeds, mu=mu, dims=tuple(dim or ()), fast=fast)
+    folder = out / plan.folder
+    results = _with_progress(plan.specs, lambda progress: run_all(plan.specs, folder, jobs=jobs, progress=progress))
+    failed = [result for result in results if isinstance(result, BymiError)]
+    console = _console()
+    for path in pictures.draw(plan, folder):
+        console.print(f"Wrote {path}")
+    console.print(tables.plain_table(*pictures.medians(plan, pictures.collect(plan, folder)), title=plan.title))
+    if failed:
+        console.print(f"{len(failed)} runs could not be made, the first: {failed[0]}")
+        raise typer.Exit(2)
+
+
+@app.command()
+def detect(
+    first: Annotated[Path, typer.Argument(help="First half gradients [n, d]: .npy, .npz or .csv")],
+    second: Annotated[Path, typer.Argument(help="Second half gradients [n, d], same rows")],
+    fdr_level: Annotated[float, typer.Option("--fdr-level", help="Target false discovery rate.")] = 0.2,
+    offset: Annotated[int, typer.Option("--offset", help="0 as in the paper, 1 for exact control.")] = 0,
+    centre: Annotated[
+        str, typer.Option("--centre", help="mean, median, trimmed-mean, geometric-median, filtering")
+    ] = "filtering",
+    scale: Annotated[str, typer.Option("--scale", help="identity or pca")] = "identity",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: scores, threshold, flagged.")] = False,
+) -> None:
+    """Judge machines from two half-batch gradients each: row j of both files belongs to machine j."""
+    import json
+
+    from bymi.experiment.matrices import judge_files
+    from bymi.report.tables import verdict_json, verdict_table
+
+    verdict = judge_files(first, second, fdr_level=fdr_level, offset=offset, centre=centre, scale=scale)
+    if as_json:
+        print(json.dumps(verdict_json(verdict)))
+    else:
+        _console().print(verdict_table(verdict))
+
+
+@app.command("list")
+def list_parts() -> None:
+    """List recipes, graphs, rules, attacks, robust means and scales, with their parameters."""
+    from bymi.experiment.catalogue import catalogue
+    from bymi.report.tables import plain_table
+
+    for heading, rows in catalogue().items():
+        _console().print(plain_table([heading, "parameters", "what it is"], rows))
+
+
+def _with_progress(specs: list[Any], work: Any) -> Any:
+    """Run with a bar of all steps and the time left, on stderr."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"{len(specs)} runs" if len(specs) > 1 else specs[0].label, total=sum(spec.steps for spec in specs))
+        return work(lambda index, steps: bar.advance(task, steps))
+
+
+def _console() -> Console:
+    """A console that never folds a table into nonsense when the output is a file."""
+    return Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False)
+
+
+def main() -> None:
+    """Entry point: every mistake of a user is one line on stderr and an exit code."""
+    try:
+        code = app(standalone_mode=False)
+    except BymiError as problem:
+        print(f"bymi: {problem}", file=sys.stderr)
+        code = problem.exit_code
+    except KeyboardInterrupt:
+        print("bymi: interrupted; complete runs are kept and skipped next time", file=sys.stderr)
+        code = 130
+    except Exception as problem:
+        # typer's usage errors, whichever release of it (and of the click below) is installed
+        if not hasattr(problem, "format_message"):
+            raise
+        print(f"bymi: {problem.format_message()}", file=sys.stderr)
+        code = InputError.exit_code
+    sys.exit(code if isinstance(code, int) else 0)

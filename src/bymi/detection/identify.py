@@ -1,0 +1,116 @@
+"""From two halves to a verdict on each neighbour: centre, score, threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation import Filtering
+from bymi.detection.products import Centre, multiply
+from bymi.detection.scale import Identity, Scale
+from bymi.detection.threshold import threshold
+from bymi.errors import InputError, require
+from bymi.inbox import Inbox
+from bymi.vectors import Rows
+
+REASONS = ("kept", "score", "not heard")
+"""What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
+
+
+@dataclass(frozen=True)
+class Detector:
+    """How to judge: level of the false discovery rate, offset of the threshold, robust mean and Omega."""
+
+    fdr_level: float = 0.2
+    offset: int = 0
+    centre: Centre = field(default_factory=Filtering)
+    scale: Scale = field(default_factory=Identity)
+
+    def __post_init__(self) -> None:
+        require(0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
+        require(self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Scores, thresholds and who was flagged; one row a receiver, or flat for a call on plain arrays."""
+
+    scores: Tensor  # [B, J] float64, NaN where nothing was scored
+    threshold: Tensor  # [B] float64, +inf where nobody qualifies
+    flagged: Tensor  # [B, J] bool
+    why: Tensor  # [B, J] int8, an index into REASONS
+
+
+def identify(
+    first: Any,
+    second: Any,
+    *,
+    fdr_level: float = 0.2,
+    offset: int = 0,
+    centre: Centre | None = None,
+    scale: Scale | None = None,
+    own: int | None = None,
+) -> Verdict:
+    """Which rows of two half-sample gradient matrices [n, d] come from another distribution than the rest?
+
+    Row j of `first` and of `second` are the mean gradients of node j on two disjoint random halves of its samples, at one
+    common parameter. `own` names a row that enters the robust mean but is not judged. Use it with 20 rows or more: with
+    `offset` 0 a clean set of any size still loses one or two rows on average.
+
+    >>> verdict = identify([[0.1], [-0.2], [0.1], [9.0]], [[-0.1], [0.1], [0.2], [9.1]], own=0)
+    >>> verdict.flagged.tolist()
+    [False, False, False, True]
+    """
+    halves = [_matrix(first, "first"), _matrix(second, "second")]
+    if halves[0].shape != halves[1].shape:
+        raise InputError(f"first and second must have one shape, got {list(halves[0].shape)} and {list(halves[1].shape)}")
+    count = len(halves[0])
+    if own is not None and not 0 <= own < count:
+        raise InputError(f"own: got {own}, must be a row number from 0 to {count - 1}")
+    member = torch.ones(1, count, dtype=torch.bool, device=halves[0].device)
+    judged = member.clone()
+    if own is not None:
+        judged[0, own] = False
+    detector = Detector(fdr_level, offset, centre or Filtering(), scale or Identity())
+    scores, limit, flagged = _judge(Rows(halves[0]), Rows(halves[1]), member, judged, detector)
+    return Verdict(scores[0], limit[0], flagged[0], flagged[0].to(torch.int8))
+
+
+def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verdict:
+    """Every receiver judges the senders it heard; its own first half enters the robust mean and is never judged.
+
+    The two inboxes come from one exchange, so that their rows line up.
+    """
+    judged = torch.zeros_like(first.member)
+    count = first.heard.shape[1]
+    judged[:, :count] = first.heard
+    scores, limit, flagged = _judge(first.rows, second.rows, first.member, judged, detector)
+    by_score = flagged[:, :count]
+    why = torch.where(first.unheard, REASONS.index("not heard"), by_score.to(torch.int8)).to(torch.int8)
+    return Verdict(scores[:, :count], limit, by_score | first.unheard, why)
+
+
+def _judge(first: Rows, second: Rows, member: Tensor, judged: Tensor, how: Detector) -> tuple[Tensor, Tensor, Tensor]:
+    products = multiply(first, second, member, how.centre)
+    scores = how.scale.scores(products, member)
+    limit = threshold(scores, judged, fdr_level=how.fdr_level, offset=how.offset)
+    flagged = judged & (scores >= limit[:, None])
+    return torch.where(judged, scores, torch.nan), limit, flagged
+
+
+def _matrix(values: Any, name: str) -> Tensor:
+    try:
+        matrix = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        raise InputError(f"{name}: cannot be read as a matrix of numbers ({problem})") from None
+    if matrix.ndim != 2 or matrix.shape[0] < 2 or matrix.shape[1] < 1:
+        raise InputError(f"{name}: got shape {list(matrix.shape)}, need a matrix [n, d] with n >= 2 rows and d >= 1 columns")
+    if not matrix.is_floating_point():
+        matrix = matrix.to(torch.float64)
+    bad = (~torch.isfinite(matrix)).any(1).nonzero().flatten().tolist()
+    if bad:
+        raise InputError(f"{name}: rows {bad[:5]} hold NaN or Inf; remove those senders or treat them as flagged")
+    return matrix

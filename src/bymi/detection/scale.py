@@ -1,0 +1,72 @@
+"""Omega, the matrix inside the score: which differences count."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import batches
+from bymi.detection.products import Products
+from bymi.errors import require
+
+_SMALLEST = 1e-10  # eigenvalues below this part of the largest are rounding, not directions
+
+
+class Scale(ABC):
+    """Turns inner products of the halves into scores. May look at first halves only, or the scores lose their symmetry."""
+
+    @abstractmethod
+    def scores(self, products: Products, member: Tensor) -> Tensor:
+        """S[b, r] = (x1_r - c_b)' Omega_b (x2_r - c_b) for every row, [B, R]. Paper: eq:score."""
+
+
+@dataclass(frozen=True)
+class Identity(Scale):
+    """Omega = I: every direction counts. The paper's choice for the linear model, and hard to fool."""
+
+    def scores(self, products: Products, member: Tensor) -> Tensor:
+        return (
+            products.first_second.diagonal()[None, :]
+            - products.first_centre
+            - products.second_centre
+            + products.centre_centre[:, None]
+        )
+
+
+@dataclass(frozen=True)
+class Principal(Scale):
+    """Omega = projector on the principal components of the first halves that explain `variance` of their spread.
+
+    The paper's choice for images. Components of the heard first halves and the own one, centred at their plain mean. One
+    far outlier can take all the variance and hide others at right angles to it.
+    """
+
+    variance: float = 0.95
+
+    def __post_init__(self) -> None:
+        require(0 < self.variance <= 1, "variance", self.variance, "0 < variance <= 1")
+
+    def scores(self, products: Products, member: Tensor) -> Tensor:
+        gram, cross = products.first_first, products.first_second
+        output = torch.empty(member.shape, dtype=torch.float64, device=gram.device)
+        for receivers, index, valid in batches(member, width=len(gram)):
+            basis = self._basis(gram[index[:, :, None], index[:, None, :]], valid)
+            shift = torch.gather(products.first_centre[receivers], 1, index)[:, :, None]
+            output[receivers] = ((basis @ (gram[index] - shift)) * (basis @ (cross[index] - shift))).sum(1)
+        return output
+
+    def _basis(self, gram: Tensor, valid: Tensor) -> Tensor:
+        """Rows b_k [b, n, n] such that sum_l b_k[l] x1_l is the k-th kept principal direction, zero for those not kept."""
+        share = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
+        centring = torch.diag_embed(valid.to(torch.float64)) - valid[:, :, None] * share[:, None, :]
+        values, vectors = torch.linalg.eigh(centring @ gram @ centring.mT)
+        values, vectors = values.flip(1).clamp_min(0.0), vectors.flip(2)
+        before = torch.cumsum(values, 1) - values
+        # The smallest number that reaches the share: keep a component while those before it fall short.
+        kept = (before < self.variance * values.sum(1, keepdim=True)) & (values > _SMALLEST * values[:, :1])
+        inverse = torch.where(kept, values, 1.0).rsqrt() * kept
+        basis: Tensor = inverse[:, :, None] * (vectors.mT @ centring)
+        return basis

@@ -1,0 +1,24 @@
+"""The data-driven threshold: negative scores estimate how many of the positive ones are false."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def threshold(scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:
+    """R = inf{r > 0: (offset + #{S <= -r}) / max(1, #{S >= r}) <= fdr_level} for each row of scores [B, n], as [B].
+
+    Only |S| values can be the smallest r that qualifies with a new flagged set, so those are tried; +inf when none
+    qualifies. `scored` [B, n] marks the entries that count. `offset` 0 is the paper's, 1 the knockoff+ variant, which
+    controls the rate exactly under symmetry but flags at least 1 / fdr_level nodes or none. Paper: eq:thold.
+    """
+    size = scores.shape[1]
+    candidates = torch.where(scored, scores.abs(), 0.0).sort(dim=1).values
+    upward = torch.where(scored, scores, -torch.inf).sort(dim=1).values
+    downward = torch.where(scored, -scores, -torch.inf).sort(dim=1).values
+    positive = size - torch.searchsorted(upward, candidates)
+    negative = size - torch.searchsorted(downward, candidates)
+    qualifies = (candidates > 0) & ((offset + negative) / positive.clamp_min(1).to(torch.float64) <= fdr_level)
+    lowest: Tensor = torch.where(qualifies, candidates, torch.inf).amin(1)
+    return lowest

@@ -1,0 +1,37 @@
+"""The one-process engine: every node of the graph in this process, on one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from bymi.algorithm import drsgd_bymi
+from bymi.attacks import Adversary
+from bymi.graph import Graph
+from bymi.network import LocalNetwork
+from bymi.phases import Snapshot
+from bymi.plan import Plan
+from bymi.problems import Problem
+
+
+def simulate(problem: Problem, graph: Graph, plan: Plan, adversary: Adversary | None = None) -> Iterator[Snapshot]:
+    """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round."""
+    network = LocalNetwork(graph, adversary.tamper if adversary is not None else None)
+    return drsgd_bymi(problem, network, plan, adversary)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block, then as many as before.
+
+    Sums come out in an order that depends on the number of threads, so a run that is to give the same bits alone and beside
+    others fixes it; at these sizes one thread is also the fastest.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

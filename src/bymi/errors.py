@@ -1,0 +1,35 @@
+"""What can go wrong for a user, and the exit code that each outcome has on the command line."""
+
+from __future__ import annotations
+
+EXIT_CODES: dict[int, str] = {
+    0: "every run finished",
+    1: "a defect in bymi itself: please report it with the traceback",
+    2: "bad input: the one line on stderr names the key or file, what was got and what is allowed",
+    3: "a run diverged: lower the step sizes, or look at metrics.jsonl for the round it began",
+    4: "a run was fragmented: pruning left no component that holds half of the nodes",
+    5: "a run isolated a node: it flagged all of its neighbours and trained alone",
+    130: "interrupted: complete run folders are kept and skipped next time",
+}
+
+
+class BymiError(Exception):
+    """Base of all errors that bymi raises on purpose. Its message is one line for a person."""
+
+    exit_code = 1
+
+
+class InputError(BymiError):
+    """The caller asked for something impossible: a wrong key, value, file or shape."""
+
+    exit_code = 2
+
+
+class GraphError(InputError):
+    """A graph that cannot be used: wrong shape, self-loops where none belong, or never connected."""
+
+
+def require(holds: bool, key: str, got: object, allowed: str) -> None:
+    """Raise an InputError that names the key, what was got and what is allowed, unless the condition holds."""
+    if not holds:
+        raise InputError(f"{key}: got {got!r}, allowed: {allowed}")

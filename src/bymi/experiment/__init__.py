@@ -1,0 +1,10 @@
+"""Experiments: a spec in, a run folder and a summary out."""
+
+from __future__ import annotations
+
+from bymi.experiment.recipes import RECIPES
+from bymi.experiment.runner import run, run_all
+from bymi.experiment.source import load
+from bymi.experiment.spec import Spec, read_spec
+
+__all__ = ["RECIPES", "Spec", "load", "read_spec", "run", "run_all"]

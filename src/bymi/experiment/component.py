@@ -1,0 +1,89 @@
+"""Named parts of a spec (rule, attack, graph, ...) derived from the tables of the library.
+
+A part is written as a name, as "name:key=value,key=value", or as a table with `name` and the part's own parameters. The
+parameters, their types and defaults are those of the class in the table, so that a new class is configurable by being listed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tomllib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union, get_type_hints
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic_core import CoreSchema
+
+from bymi.errors import InputError
+
+
+class Part(BaseModel):
+    """One entry of a table with its parameters; `build` makes the object."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str
+
+    def build(self) -> Any:
+        return _CLASSES[type(self)](**self.model_dump(exclude={"name"}))
+
+    @model_validator(mode="after")
+    def _try_to_build(self) -> Part:
+        try:
+            self.build()
+        except InputError as problem:
+            raise ValueError(str(problem)) from None
+        return self
+
+
+_CLASSES: dict[type[Part], Any] = {}
+
+
+class PartOf:
+    """Marks a field of type Part: one of a table, with its parameters. `Annotated[Part, PartOf(RULES, ALIASES)]`."""
+
+    def __init__(self, table: Mapping[str, type[Any]], aliases: Mapping[str, str]) -> None:
+        self.models = tuple(_model(name, entry) for name, entry in table.items())
+        self._aliases = aliases
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tagged: Any = Annotated[Union[self.models], Field(discriminator="name")]  # noqa: UP007 - built at run time
+        return handler.generate_schema(Annotated[tagged, BeforeValidator(self._read)])
+
+    def _read(self, value: Any) -> Any:
+        if isinstance(value, Part):
+            return value
+        # TOML reads the names `nan` and `inf` as numbers.
+        given = read_shorthand(str(value)) if isinstance(value, (str, float)) else value
+        if isinstance(given, dict) and isinstance(given.get("name"), str):
+            name = given["name"].lower()
+            given = {**given, "name": self._aliases.get(name, name)}
+        return given
+
+
+def read_shorthand(text: str) -> dict[str, Any]:
+    """From "ipm:a=2.0" to {"name": "ipm", "a": 2.0}."""
+    name, _, rest = text.partition(":")
+    part: dict[str, Any] = {"name": name.strip()}
+    for piece in rest.split(",") if rest else []:
+        key, _, value = piece.partition("=")
+        part[key.strip()] = read_value(value.strip())
+    return part
+
+
+def read_value(text: str) -> Any:
+    """A value as TOML writes it; anything that is not TOML is a plain string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _model(name: str, entry: type[Any]) -> type[Part]:
+    hints = get_type_hints(entry)
+    fields: dict[str, Any] = {"name": (Literal[name], name)}
+    for field in dataclasses.fields(entry):
+        fields[field.name] = (hints[field.name], ... if field.default is dataclasses.MISSING else field.default)
+    model = create_model(entry.__name__, __base__=Part, **fields)
+    _CLASSES[model] = entry
+    return model

@@ -1,0 +1,172 @@
+"""What is measured, with the truth at hand: error rates of the verdict, the surviving component, the optimality gap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.detection import Verdict
+from bymi.experiment.outcome import Outcome
+from bymi.graph import Core, Graph
+from bymi.network import LocalNetwork
+from bymi.phases import Snapshot
+from bymi.problems import LinearProblem
+
+_RUNAWAY = 1e9  # a parameter this long has left the problem for good
+
+SUMMARY_KEYS = (
+    "outcome",
+    "sentence",
+    "fdp",
+    "pa",
+    "gap",
+    "gap_weighted",
+    "gap_true",
+    "gap_population",
+    "honest_edge_loss",
+    "core_size",
+    "core_byzantine",
+    "core_closed",
+    "consensus",
+    "acc_all",
+    "acc_normal",
+    "acc_scc",
+    "grad_norm",
+    "steps_done",
+    "unheard",
+    "capped",
+    "floored",
+    "seconds",
+)
+"""Keys of summary.json, beside those that say which run it is. What does not apply is null, never missing."""
+
+
+def false_discoveries(flagged: Tensor, byzantine: Tensor) -> float:
+    """FDP: the share of honest nodes among those flagged, averaged over honest receivers. Paper: eq:fdptpr."""
+    rows = flagged[~byzantine]
+    return float(((rows & ~byzantine).sum(1) / rows.sum(1).clamp_min(1)).to(torch.float64).mean())
+
+
+def sure_detection(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> float:
+    """P_a: the share of honest receivers that flagged every Byzantine neighbour (true without any). Paper: eq:fdptpr."""
+    missed = hears & byzantine & ~flagged
+    return float((~missed[~byzantine].any(1)).to(torch.float64).mean())
+
+
+def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
+    """The share of arcs between honest nodes that were cut."""
+    inside = before.hears & ~byzantine & ~byzantine[:, None]
+    return float((inside & ~after.hears).sum() / inside.sum().clamp_min(1))
+
+
+class Recorder:
+    """Sees every snapshot of a run on the linear problem, writes a row now and then, and sums up at the end."""
+
+    def __init__(self, problem: LinearProblem, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
+        self._problem, self._graph, self._byzantine = problem, graph, byzantine
+        self._honest = (~byzantine).nonzero().flatten()
+        self._best = problem.minimiser(self._honest)
+        self._steps, self._every = steps, every
+        self._core: Core | None = None
+        self._pruned: Graph | None = None
+        self._unheard = torch.zeros(graph.size, dtype=torch.int64)
+        self._capped = self._floored = 0
+        self._last: dict[str, Any] = {}
+        self._lost: str | None = None
+        self.verdict: Verdict | None = None
+
+    @property
+    def diverged(self) -> bool:
+        return self._lost is not None
+
+    def see(self, snapshot: Snapshot) -> dict[str, Any] | None:
+        """Take in one round; a row for metrics.jsonl if this round is recorded, else None."""
+        if not snapshot.inbox.complete:
+            self._unheard += snapshot.inbox.unheard[self._honest].sum(0)
+        if snapshot.capped is not None and snapshot.floored is not None:
+            self._capped += int(snapshot.capped[self._honest].sum())
+            self._floored += int(snapshot.floored[self._honest].sum())
+        if snapshot.verdict is not None and isinstance(snapshot.network, LocalNetwork):
+            self.verdict, self._pruned = snapshot.verdict, snapshot.network.graph
+            self._core = self._pruned.core()
+        if snapshot.step % self._every and snapshot.step != self._steps and snapshot.verdict is None:
+            return None
+        return self._row(snapshot)
+
+    def _row(self, snapshot: Snapshot) -> dict[str, Any]:
+        honest = snapshot.theta[self._honest]
+        lengths = torch.linalg.vector_norm(honest, dim=1)
+        lost = self._honest[~(lengths < _RUNAWAY)].tolist()  # NaN compares false, so it is lost, too
+        if lost:
+            self._lost = (
+                f"{len(lost)} of {len(honest)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
+            )
+        row = {"step": snapshot.step, "phase": snapshot.phase, **self._gaps(snapshot.theta)}
+        row["consensus"] = _number(torch.linalg.vector_norm(honest - honest.mean(0), dim=1).max())
+        row["unheard"] = int(self._unheard.sum())
+        self._last = row
+        return row
+
+    def _gaps(self, theta: Tensor) -> dict[str, float | None]:
+        """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
+        problem, honest, best = self._problem, self._honest, self._best
+        members = ~self._byzantine if self._core is None else self._core.members
+        mean = theta[members].mean(0)
+        weighted = None
+        if self._core is not None:
+            weighted = _number(problem.excess(self._core.perron[members] @ theta[members], best, honest))
+        return {
+            "gap": _number(problem.excess(mean, best, honest)),
+            "gap_weighted": weighted,
+            "gap_true": _number(problem.risk(mean, honest) - problem.risk(problem.parameter, honest)),
+            "gap_population": _number((mean - problem.parameter).square().sum() / 2),
+        }
+
+    def outcome(self) -> Outcome:
+        """How the run ended, the worst thing first."""
+        if self._lost is not None:
+            return Outcome("diverged", self._lost)
+        if self._core is None or self.verdict is None or self._pruned is None:
+            return Outcome("finished", "all rounds done")
+        size, total = int(self._core.members.sum()), self._graph.size
+        if 2 * size <= total:
+            return Outcome("fragmented", f"pruning left {size} of {total} nodes in the largest component")
+        heard = self._pruned.hears[self._honest].any(1)
+        alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
+        if alone:
+            return Outcome("isolated", f"{len(alone)} nodes flagged all of their neighbours and trained alone: {alone[:5]}")
+        return Outcome("finished", "all rounds done")
+
+    def summary(self, seconds: float) -> dict[str, Any]:
+        """All of SUMMARY_KEYS."""
+        outcome = self.outcome()
+        summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
+        summary.update({key: self._last.get(key) for key in SUMMARY_KEYS if key in self._last})
+        senders = self._unheard.nonzero().flatten().tolist()
+        summary.update(
+            outcome=outcome.ending,
+            sentence=outcome.sentence,
+            steps_done=self._last.get("step"),
+            unheard={"messages": int(self._unheard.sum()), "senders": senders},
+            seconds=round(seconds, 3),
+        )
+        if self._core is not None and self.verdict is not None and self._pruned is not None:
+            summary.update(
+                fdp=false_discoveries(self.verdict.flagged, self._byzantine),
+                pa=sure_detection(self.verdict.flagged, self._graph.hears, self._byzantine),
+                honest_edge_loss=honest_edge_loss(self._graph, self._pruned, self._byzantine),
+                core_size=int(self._core.members.sum()),
+                core_byzantine=int((self._core.members & self._byzantine).sum()),
+                core_closed=self._core.closed,
+                capped=self._capped,
+                floored=self._floored,
+            )
+        return summary
+
+
+def _number(value: Tensor) -> float | None:
+    """A JSON number, or null for what JSON cannot say."""
+    number = float(value)
+    return number if abs(number) < float("inf") else None

@@ -1,0 +1,72 @@
+"""From the command line to a Spec: a recipe or a file, then key=value on top."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bymi.errors import InputError
+from bymi.experiment.component import read_shorthand, read_value
+from bymi.experiment.recipes import RECIPES
+from bymi.experiment.spec import Spec, read_spec
+
+
+def load(source: str | None, overrides: Iterable[str] = (), seed: int | None = None) -> Spec:
+    """The spec of a recipe name or a .toml/.json file (default: scenario-a), with `key=value` or `section.key=value` set."""
+    values = _base(source or "scenario-a")
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key.strip():
+            raise InputError(f"{override!r}: expected key=value, such as nodes=50 or attack.share=0.2")
+        _set(values, key.strip().split("."), read_value(text.strip()))
+    if seed is not None:
+        values["seed"] = seed
+    return read_spec(values)
+
+
+def _base(source: str) -> dict[str, Any]:
+    if source in RECIPES:
+        return RECIPES[source]().model_dump(mode="json")
+    path = Path(source)
+    if path.suffix not in (".toml", ".json"):
+        raise InputError(f"{source!r}: neither a recipe ({', '.join(RECIPES)}) nor a .toml or .json file")
+    try:
+        text = path.read_text()
+        given = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as problem:
+        raise InputError(f"cannot read {path}: {problem.strerror or problem}") from None
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as problem:
+        raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from None
+    if not isinstance(given, dict):
+        raise InputError(f"{path}: expected a table of keys, got {type(given).__name__}")
+    return _merge(Spec().model_dump(mode="json"), given)
+
+
+def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`given` over `base`, section by section; a part with another name starts from its own defaults."""
+    merged = dict(base)
+    for key, value in given.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, str) and "name" in old:
+            value = read_shorthand(value)
+        same_part = isinstance(value, dict) and value.get("name", _name(old)) == _name(old)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and same_part else value
+    return merged
+
+
+def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+    for step in path[:-1]:
+        inner = values.get(step, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"{'.'.join(path)}: {step!r} is a single value, it has no keys inside")
+        values[step] = inner = dict(inner)
+        values = inner
+    update = _merge(values, {path[-1]: value})
+    values[path[-1]] = update[path[-1]]
+
+
+def _name(part: Any) -> Any:
+    return part.get("name") if isinstance(part, dict) else None

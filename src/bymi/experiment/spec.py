@@ -1,0 +1,142 @@
+"""A run, written down: every key, its type, its default and what is allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from bymi import aggregation, attacks, detection, topology
+from bymi.experiment.component import Part, PartOf
+from bymi.experiment.mistakes import first_mistake
+
+RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
+CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
+ScalePart = Annotated[Part, PartOf(detection.SCALES, {})]
+GraphPart = Annotated[Part, PartOf(topology.TOPOLOGIES, topology.ALIASES)]
+AttackPart = Annotated[Part, PartOf(attacks.ATTACKS, attacks.ALIASES)]
+
+
+def written(text: str) -> Part:
+    """A default as a user would write it; pydantic validates defaults here, so it becomes a Part like any other."""
+    return cast(Part, text)
+
+
+Method = Literal["dsgd", "rule", "drsgd-bymi"]
+Schedule = Literal["constant", "sqrt", "linear"]
+
+
+class Section(BaseModel):
+    """Strict and frozen: an unknown key or a wrong type is an error, never ignored."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+
+class Data(Section):
+    """The linear model of the paper's section 5.1; `identification` samples serve detection, half of all by default."""
+
+    name: Literal["linear"] = "linear"
+    dim: int = Field(30, ge=1)
+    samples: int = Field(100, ge=4)
+    identification: int | None = Field(None, ge=2)
+
+
+class WarmUp(Section):
+    """`steps` rounds of a rule, a tenth of all by default."""
+
+    steps: int | None = Field(None, ge=1)
+    rule: RulePart = written("balance:gamma=1.0")
+    step_size: float = Field(0.05, ge=0)
+    schedule: Schedule = "sqrt"
+    batch: int = Field(8, ge=1)
+
+
+class Detection(Section):
+    """Level of the false discovery rate, offset of the threshold, robust mean, Omega."""
+
+    fdr_level: float = Field(0.2, gt=0, lt=1)
+    offset: Literal[0, 1] = 0
+    centre: CentrePart = written("filtering")
+    scale: ScalePart = written("identity")
+
+
+class Optimisation(Section):
+    """Step convention, size and schedule; cap on local steps; floor on the tracker; rounds of premixing."""
+
+    convention: Literal["paper", "mean"] = "mean"
+    step_size: float | Literal["theorem"] = Field(0.0625, union_mode="left_to_right")
+    schedule: Schedule = "linear"
+    batch: int = Field(32, ge=1)
+    max_local_step: float = Field(0.25, gt=0)
+    min_weight: float = Field(0.1, gt=0, le=1)
+    premix_rounds: int | None = Field(None, ge=0)
+
+
+class Spec(Section):
+    """One run, or several that differ in `method` only. The defaults are the paper's Scenario A."""
+
+    profile: Literal["paper"] = "paper"
+    method: Method | list[Method] = ["dsgd", "rule", "drsgd-bymi"]
+    nodes: int = Field(150, ge=2)
+    byzantine_ratio: float = Field(0.2, ge=0, lt=0.5)
+    byzantine_mixing: Literal["plain", "none", "rule"] = "plain"
+    byzantine_pruning: Literal["none", "all", "rule"] = "none"
+    steps: int = Field(3000, ge=2)
+    seed: int = Field(0, ge=0)
+    record_every: int = Field(50, ge=1)
+    graph: GraphPart = written("erdos-renyi")
+    data: Data = Data()
+    warm_up: WarmUp = WarmUp()
+    detection: Detection = Detection()
+    optimisation: Optimisation = Optimisation()
+    attack: AttackPart = written("parameter")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Spec:
+        if isinstance(self.method, list) and not self.method:
+            raise ValueError("method: got an empty list, allowed: one or more of dsgd, rule, drsgd-bymi")
+        if not 1 <= self.warm_up_steps < self.steps:
+            raise ValueError(f"warm_up.steps: got {self.warm_up_steps}, allowed: 1 to steps - 1 = {self.steps - 1}")
+        if self.identification >= self.data.samples:
+            raise ValueError(
+                f"data.identification: got {self.identification}, allowed: 2 to data.samples - 1 = {self.data.samples - 1}"
+            )
+        return self
+
+    @property
+    def warm_up_steps(self) -> int:
+        return max(1, self.steps // 10) if self.warm_up.steps is None else self.warm_up.steps
+
+    @property
+    def identification(self) -> int:
+        return self.data.samples // 2 if self.data.identification is None else self.data.identification
+
+    @property
+    def methods(self) -> list[Method]:
+        return self.method if isinstance(self.method, list) else [self.method]
+
+    @property
+    def label(self) -> str:
+        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI."""
+        rule = self.warm_up.rule.name.upper()
+        return {"dsgd": "DSGD", "rule": rule, "drsgd-bymi": f"{rule}-DRSGD-ByMI"}[self.methods[0]]
+
+    @property
+    def digest(self) -> str:
+        """A name for exactly this spec: equal specs have equal digests, and nothing else does."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+    def expand(self) -> list[Spec]:
+        """One spec a method."""
+        return [self.model_copy(update={"method": method}) for method in self.methods]
+
+
+def read_spec(values: dict[str, Any]) -> Spec:
+    """A Spec from nested plain values; a mistake is an InputError of one line that names the key."""
+    try:
+        return Spec.model_validate(values)
+    except ValidationError as problem:
+        raise first_mistake(problem, Spec) from None

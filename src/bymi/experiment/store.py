@@ -1,0 +1,117 @@
+"""Run folders: what is in them, and when one counts as complete.
+
+A run is written to a hidden folder beside its place and renamed when everything is in it, so that an interrupted run never
+looks complete. A folder is named by method, seed and digest of the spec; the same spec finds the same folder again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import networkx
+import numpy
+import torch
+
+import bymi
+from bymi.detection import REASONS, Verdict
+from bymi.errors import InputError
+from bymi.experiment.spec import Spec
+
+SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
+
+
+def folder_of(out: Path, spec: Spec) -> Path:
+    """Where the run of a spec belongs."""
+    return out / f"{spec.label.lower()}-seed{spec.seed}-{spec.digest}"
+
+
+def is_complete(folder: Path) -> bool:
+    """A run folder is complete when it has a readable summary: that file is written last."""
+    try:
+        read_json(folder / SUMMARY)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def prepare(out: Path) -> None:
+    """Make the folder for runs, or say in one line why that cannot be."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+    except OSError as problem:
+        raise InputError(f"cannot write to the folder {out}: {problem.strerror or problem}") from None
+
+
+@contextmanager
+def writing(out: Path, spec: Spec) -> Iterator[Path]:
+    """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed."""
+    place = folder_of(out, spec)
+    scratch = out / f".{place.name}.{os.getpid()}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        write_json(scratch / SPEC, spec.model_dump(mode="json"))
+        write_json(scratch / ENVIRONMENT, environment())
+        yield scratch
+        shutil.rmtree(place, ignore_errors=True)
+        os.replace(scratch, place)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for whoever compares numbers later."""
+    return {
+        "bymi": bymi.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "networkx": networkx.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, hears: torch.Tensor) -> dict[str, Any]:
+    """Who judged whom and why, one entry a receiver; `byzantine` is the truth of the simulation."""
+    receivers = []
+    for node in range(len(verdict.threshold)):
+        neighbours = hears[node].nonzero().flatten()
+        limit = float(verdict.threshold[node])
+        receivers.append(
+            {
+                "node": node,
+                "threshold": limit if math.isfinite(limit) else None,
+                "neighbours": neighbours.tolist(),
+                "scores": [None if math.isnan(score) else score for score in verdict.scores[node, neighbours].tolist()],
+                "flagged": (verdict.flagged[node] & hears[node]).nonzero().flatten().tolist(),
+                "why": [REASONS[code] for code in verdict.why[node, neighbours].tolist()],
+            }
+        )
+    return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    path.write_text(json.dumps(value, indent=indent, allow_nan=False) + "\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

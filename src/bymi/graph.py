@@ -1,0 +1,170 @@
+"""Who hears whom, with which weight; pruning; the component that survives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor
+
+from bymi.errors import GraphError
+
+_ROW_TOLERANCE = 1e-9
+_SQUARINGS = 60
+
+
+@dataclass(frozen=True, eq=False)
+class Core:
+    """The largest strongly connected component of a graph.
+
+    `closed` says that it hears nobody outside (Paper: asp:sure_detection2). `perron` is the left Perron vector of its
+    block of the mixing matrix, zero outside, summing to one.
+    """
+
+    members: Tensor  # [M] bool
+    closed: bool
+    perron: Tensor  # [M] float64
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Arcs and mixing weights. Row = receiver, column = sender, always; self-weights sit on the diagonal of `mixing`.
+
+    `hears[i, j]` means that i hears j. Rows of `mixing` sum to one and are zero where nothing is heard.
+    """
+
+    hears: Tensor  # [M, M] bool, False on the diagonal
+    mixing: Tensor  # [M, M] float64
+
+    def __post_init__(self) -> None:
+        size = len(self.hears)
+        if self.hears.shape != (size, size) or self.mixing.shape != (size, size):
+            raise GraphError(
+                f"a graph needs two square matrices of one size, got {list(self.hears.shape)} and {list(self.mixing.shape)}"
+            )
+        if bool(self.hears.diagonal().any()):
+            raise GraphError("a node does not hear itself through an arc: clear the diagonal of `hears`")
+        outside = self.mixing[~self.hears & ~torch.eye(size, dtype=torch.bool, device=self.hears.device)]
+        rows = self.mixing.sum(1)
+        if bool((outside != 0).any()) or bool((self.mixing < 0).any()) or not torch.all((rows - 1).abs() < _ROW_TOLERANCE):
+            raise GraphError("mixing weights must be non-negative, zero without an arc, and sum to one in each row")
+        if not bool((self.mixing.diagonal() > 0).all()):
+            raise GraphError("every node needs a positive weight on itself")
+
+    @property
+    def size(self) -> int:
+        return len(self.hears)
+
+    @staticmethod
+    def from_hears(hears: Tensor) -> Graph:
+        """A graph with Metropolis weights from a matrix of who hears whom."""
+        return Graph(hears, metropolis(hears))
+
+    @staticmethod
+    def from_adjacency(array: Any) -> Graph:
+        """From any square array-like: a non-zero entry [i, j] means that i hears j. The diagonal is ignored."""
+        matrix = torch.as_tensor(np.asarray(array) != 0)
+        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
+            raise GraphError(f"an adjacency array must be square and not empty, got shape {list(matrix.shape)}")
+        return Graph.from_hears(matrix & ~torch.eye(len(matrix), dtype=torch.bool))
+
+    @staticmethod
+    def from_networkx(graph: nx.Graph[Any]) -> Graph:
+        """From a networkx Graph or DiGraph, nodes in its own order. An arc u -> v means that v hears u."""
+        if graph.number_of_nodes() == 0:
+            raise GraphError("the graph has no nodes")
+        return Graph.from_adjacency(nx.to_numpy_array(graph, weight=None).T)
+
+    @staticmethod
+    def read(path: str | Path, *, directed: bool = False) -> Graph:
+        """From a text file with one edge `u v` a line (blank or comma between, # starts a comment), nodes 0, 1, 2, ...
+
+        With `directed`, a line `u v` means that v hears u.
+        """
+        edges = _read_edges(Path(path))
+        size = 1 + max(max(edge) for edge in edges)
+        hears = torch.zeros(size, size, dtype=torch.bool)
+        for sender, receiver in edges:
+            hears[receiver, sender] = True
+        return Graph.from_adjacency(hears if directed else hears | hears.T)
+
+    def to_networkx(self) -> nx.DiGraph[int]:
+        """The arcs as a networkx DiGraph, sender -> receiver."""
+        arcs = nx.DiGraph()
+        arcs.add_nodes_from(range(self.size))
+        arcs.add_edges_from((sender, receiver) for receiver, sender in self.hears.nonzero().tolist())
+        return arcs
+
+    def prune(self, flagged: Tensor) -> Graph:
+        """Cut the in-arcs flagged[i, j] and share their weight over what is left of the row.
+
+        W[i, j] <- W[i, j] / sum of the kept W[i, l], own weight included. Paper: eq:reassign.
+        """
+        cut = flagged & self.hears
+        kept = torch.where(cut, torch.zeros_like(self.mixing), self.mixing)
+        total = kept.sum(1, keepdim=True)
+        # Rows without a cut keep their bits: dividing by a sum that is 1 up to rounding would not.
+        return Graph(self.hears & ~cut, torch.where(cut.any(1, keepdim=True), kept / total, kept))
+
+    def core(self) -> Core:
+        """The largest strongly connected component; of equally large ones, the one with the smallest node."""
+        components = nx.strongly_connected_components(self.to_networkx())
+        largest = max(components, key=lambda component: (len(component), -min(component)))
+        members = torch.zeros(self.size, dtype=torch.bool)
+        members[list(largest)] = True
+        closed = not bool(self.hears[members][:, ~members].any())
+        perron = torch.zeros(self.size, dtype=torch.float64)
+        perron[members] = perron_vector(self.mixing[members][:, members])
+        return Core(members, closed, perron)
+
+
+def metropolis(hears: Tensor) -> Tensor:
+    """Metropolis weights [M, M] float64: 1 / (1 + max(d_i, d_j)) on arcs, the rest on the diagonal.
+
+    Doubly stochastic when `hears` is symmetric, else row-stochastic (d = number of nodes heard).
+    """
+    degree = hears.sum(1, dtype=torch.float64)
+    weights = hears / (1 + torch.maximum(degree[:, None], degree[None, :]))
+    return weights + torch.diag(1 - weights.sum(1))
+
+
+def perron_vector(block: Tensor) -> Tensor:
+    """Left Perron vector of an irreducible non-negative block with positive diagonal, summing to one.
+
+    Repeated squaring: A^(2^k) tends to a rank-one matrix whose rows are multiples of the vector.
+    """
+    power = block
+    for _ in range(_SQUARINGS):
+        rows = power / power.sum(1, keepdim=True)
+        if bool((rows.amax(0) - rows.amin(0)).max() < 1e-15):
+            break
+        power = power @ power
+        power = power / power.amax()
+    vector = power.sum(0)
+    return vector / vector.sum()
+
+
+def _read_edges(path: Path) -> list[tuple[int, int]]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise GraphError(f"cannot read the edge file {path}: {problem}") from None
+    edges = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            sender, receiver = (int(word) for word in words)
+            if min(sender, receiver) < 0:
+                raise ValueError
+        except ValueError:
+            raise GraphError(f"{path}, line {number}: expected two node numbers from 0 up, got {line.strip()!r}") from None
+        edges.append((sender, receiver))
+    if not edges:
+        raise GraphError(f"{path} has no edges")
+    return edges

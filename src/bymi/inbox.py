@@ -1,0 +1,178 @@
+"""The vocabulary of one communication round: what B receivers heard, and what they make of it.
+
+Everything here holds for any number of receivers: all M nodes in one process, a shard of them, or a single one.
+Letters: B receivers held here, J messages heard here, D coordinates, R = J plus own vectors that nobody sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bymi.vectors import Rows, norms
+
+ABSURD = 1e6
+"""A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
+
+Losses = Callable[[Tensor, Tensor], Tensor]
+"""(vectors [R, D], wanted [B, R] bool) -> loss of each wanted vector on the receiver's current samples [B, R]."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a rule may know of the round beyond its messages: when it is, and how to try a model on own samples."""
+
+    step: int = 0
+    steps: int = 1
+    losses: Losses | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A decision of B receivers: the weight on the own vector [B] and on each message [B, J], float64."""
+
+    own: Tensor
+    weight: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Inbox:
+    """What B receivers hold and heard in one round. Build it with `Inbox.receive`, which decides what counts as heard."""
+
+    own: Tensor  # [B, D]
+    messages: Tensor  # [J, D], finite; zero where nobody may use the row
+    expected: Tensor  # [B, J] bool: arcs of the graph
+    heard: Tensor  # [B, J] bool: those of them that brought a usable message
+    weight: Tensor  # [B, J] float64 mixing weights, zero where unheard
+    self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
+    own_at: Tensor  # [B] which message equals the own vector, -1 if none
+
+    @staticmethod
+    def receive(
+        own: Tensor,
+        messages: Tensor | Sequence[Tensor | None],
+        *,
+        expected: Tensor,
+        weight: Tensor,
+        self_weight: Tensor,
+        own_at: Tensor | None = None,
+    ) -> Inbox:
+        """The one door for vectors from other nodes.
+
+        Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector is not
+        finite hears nobody: it has nothing to compare with.
+        """
+        stacked, present = _stack(messages, own)
+        length = norms(stacked)
+        own_length = length if stacked is own else norms(own)
+        reach = ABSURD * own_length.clamp_min(1.0)
+        position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
+        if present is None and bool((length.max() <= reach.min()) & (own_length.max() < torch.inf)):
+            return Inbox(own, stacked, expected, expected, weight, self_weight, position)
+
+        fine = (length[None, :] <= reach[:, None]) & torch.isfinite(own_length)[:, None]  # NaN compares false
+        if present is not None:
+            fine = fine & present
+        usable = fine.any(0)
+        stacked = torch.where(usable[:, None], stacked, torch.zeros_like(stacked))
+        position = torch.where((position >= 0) & usable[position.clamp_min(0)], position, -1)
+        heard = expected & fine
+        return Inbox(own, stacked, expected, heard, weight * heard, self_weight, position)
+
+    @staticmethod
+    def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
+        """Inboxes of one round made alike: a sender is heard in all of them or in none, and their rows line up."""
+        if all(inbox.complete for inbox in inboxes):
+            return tuple(inboxes)
+        heard = torch.stack([inbox.heard for inbox in inboxes]).all(0)
+        own_at = torch.stack([inbox.own_at for inbox in inboxes]).amin(0)
+        return tuple(replace(inbox, heard=heard, weight=inbox.weight * heard, own_at=own_at) for inbox in inboxes)
+
+    def of(self, receivers: Tensor) -> Inbox:
+        """The same round as seen by some of the receivers, given by their places [b] in this inbox."""
+        expected = self.expected.index_select(0, receivers)
+        return Inbox(
+            self.own.index_select(0, receivers),
+            self.messages,
+            expected,
+            expected if self.complete else self.heard.index_select(0, receivers),
+            self.weight.index_select(0, receivers),
+            self.self_weight.index_select(0, receivers),
+            self.own_at.index_select(0, receivers),
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Nobody was ruled out: every message expected is heard, and every own vector is usable."""
+        return self.heard is self.expected
+
+    @property
+    def unheard(self) -> Tensor:
+        """[B, J] bool: expected, but not usable."""
+        return self.expected & ~self.heard
+
+    @cached_property
+    def _sources(self) -> tuple[Rows, Tensor]:
+        alone = self.own_at < 0
+        if not bool(alone.any()):
+            return Rows(self.messages), self.own_at
+        # A vector that is not finite takes part in nothing; zero keeps the products of the others clean.
+        extra = torch.nan_to_num(self.own[alone], nan=0.0, posinf=0.0, neginf=0.0)
+        place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
+        return Rows(torch.cat([self.messages, extra])), place
+
+    @property
+    def rows(self) -> Rows:
+        """All distinct vectors of the round [R, D]: the messages first, then own vectors that were not sent."""
+        return self._sources[0]
+
+    @property
+    def own_row(self) -> Tensor:
+        """Where in `rows` each receiver's own vector stands [B]."""
+        return self._sources[1]
+
+    @property
+    def member(self) -> Tensor:
+        """[B, R] bool: the messages heard, plus the receiver's own vector."""
+        wide = torch.zeros(len(self.own), len(self.rows.vectors), dtype=torch.bool, device=self.heard.device)
+        wide[:, : self.heard.shape[1]] = self.heard
+        return wide.scatter(1, self.own_row[:, None], True)
+
+    def dist2_to_own(self) -> Tensor:
+        """Squared distance of each message to the receiver's own vector [B, J], float64."""
+        gram, at = self.rows.gram, self.own_row
+        square = gram.diagonal()
+        count = self.heard.shape[1]
+        return (square[None, :count] + square[at][:, None] - 2 * gram[at][:, :count]).clamp_min(0.0)
+
+    def average(self) -> Mixture:
+        """The mixing weights, shared over what was heard (rows sum to one)."""
+        if self.complete:
+            return Mixture(self.self_weight, self.weight)
+        total = self.weight.sum(1) + self.self_weight
+        return Mixture(self.self_weight / total, self.weight / total[:, None])
+
+    def split(self, coefficients: Tensor) -> Mixture:
+        """Read coefficients over `rows` [B, R] as a mixture: own vector and messages apart."""
+        own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
+        others = coefficients.scatter(1, self.own_row[:, None], 0.0)
+        return Mixture(own, others[:, : self.heard.shape[1]])
+
+    def mix(self, mixture: Mixture) -> Tensor:
+        """Apply a decision: own weight times own vector plus the weighted messages [B, D]."""
+        dtype = self.own.dtype
+        return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
+
+
+def _stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Messages as [J, D] and which of them arrived in the right shape [J], None for all."""
+    if isinstance(messages, Tensor):
+        return messages, None
+    blank = torch.zeros_like(own[0])
+    fits = [message is not None and message.shape == blank.shape for message in messages]
+    rows = [message.to(blank) if fit and message is not None else blank for message, fit in zip(messages, fits, strict=True)]
+    return torch.stack(rows), torch.tensor(fits, device=own.device)

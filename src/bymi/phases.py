@@ -1,0 +1,166 @@
+"""The three phases. Each is written once, for a process that holds B of the M nodes of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bymi.detection import Verdict, identify_neighbours
+from bymi.inbox import Inbox, Round
+from bymi.network import Network
+from bymi.plan import Optimisation, Plan
+from bymi.problems import Problem, Split
+from bymi.streams import stream
+
+_PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
+_SETTLED = 1e-12  # relative change of a tracker entry that counts as none
+_STEPS_AT_ONCE = 8  # mini-batches drawn in one go: the numbers do not depend on it, the time does
+
+
+class Forge(Protocol):
+    """What nodes under foreign control do instead of what they should; the others pass through unchanged."""
+
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+        """Gradients really used, in place of those computed [B, D]."""
+        ...
+
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor) -> Tensor:
+        """Vectors really kept after a round, in place of the rule's output [B, D]."""
+        ...
+
+    def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
+        """In-arcs really cut, in place of those flagged [B, J]."""
+        ...
+
+
+class NoForge:
+    """Everybody follows the protocol."""
+
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+        return vectors
+
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor) -> Tensor:
+        return mixed
+
+    def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
+        return flagged
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The state after one round, with what was heard in it. `verdict` and `network` come once, with the detection."""
+
+    step: int
+    phase: str
+    theta: Tensor  # [B, D]
+    inbox: Inbox
+    capped: Tensor | None = None  # [B] bool: local steps cut to the cap
+    floored: Tensor | None = None  # [B] bool: tracker entries raised to the floor
+    verdict: Verdict | None = None
+    network: Network | None = None
+
+
+def warm_up(problem: Problem, network: Network, plan: Plan, pool: Tensor, forge: Forge, *, rounds: int) -> Iterator[Snapshot]:
+    """`rounds` rounds of a rule with gradient steps on samples from `pool` [B, P]. Paper: asp:warm_up."""
+    nodes, rule, settings = network.nodes, plan.warm_up.rule, plan.warm_up
+    theta = problem.initial(nodes)
+    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(rounds)):
+        rate = settings.step_size.at(step, plan.steps)
+        gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
+
+        def losses(vectors: Tensor, wanted: Tensor, chosen: Tensor = chosen) -> Tensor:
+            return problem.losses(vectors, nodes, chosen, wanted)
+
+        moment = Round(step, plan.steps, losses)
+        if rule.order == "adapt-then-combine":
+            (inbox,) = network.exchange(step, parameters=theta - rate * gradient)
+            theta = forge.keep(inbox, rule(inbox, moment), nodes)
+        else:
+            (inbox,) = network.exchange(step, parameters=theta)
+            theta = forge.keep(inbox, rule(inbox, moment), nodes) - rate * gradient
+        yield Snapshot(step + 1, "warm-up", theta, inbox)
+
+
+def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: Tensor, forge: Forge) -> Snapshot:
+    """Half gradients at each node's own parameter travel once; every node judges its neighbours and cuts in-arcs."""
+    assert plan.detector is not None
+    nodes, step = network.nodes, plan.warm_up_steps
+    halves = {
+        topic: forge.gradients(problem.gradient(theta, nodes, chosen), nodes, topic, step)
+        for topic, chosen in (("first half", split.first), ("second half", split.second))
+    }
+    first, second = network.exchange(step, **halves)
+    verdict = identify_neighbours(first, second, plan.detector)
+    pruned = network.prune(forge.prune(verdict.flagged, nodes))
+    return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
+
+
+def optimise(problem: Problem, network: Network, plan: Plan, theta: Tensor, forge: Forge) -> Iterator[Snapshot]:
+    """SGD over the pruned graph, each local step divided by the node's entry of the tracker. Paper: eq:local_dsgdrs."""
+    nodes, settings = network.nodes, plan.optimisation
+    pool = torch.arange(problem.samples, device=theta.device).expand(len(nodes), -1)
+    first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
+    tracker, settled = premix(network, settings)
+    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(first, plan.steps)):
+        if settled:
+            (parameters,) = network.exchange(step, parameters=theta)
+        else:
+            parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
+            tracker = trackers.mix(trackers.average())
+        rate = settings.step_size.at(step - first, rounds)
+        local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
+        gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
+        mixed = forge.keep(parameters, parameters.mix(parameters.average()), nodes)
+        theta = mixed - local.to(theta.dtype)[:, None] * gradient
+        yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored)
+
+
+def premix(network: Network, how: Optimisation) -> tuple[Tensor, bool]:
+    """Rounds of y_i <- sum_j W_ij y_j from y_i = e_i without any data: the tracker [B, M], and whether it has settled.
+
+    With `premix_rounds` = None they go on until no [y_i]_i moves any more (entries on their way to zero: compared with the
+    floor), and eq:eupdate would change nothing in later rounds. Without premixing the first local steps would be divided
+    by W_ii instead of v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
+    """
+    # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
+    nodes = network.nodes
+    tracker = torch.zeros(len(nodes), network.size, dtype=torch.float64, device=nodes.device)
+    tracker.scatter_(1, nodes[:, None], 1.0)
+    floor = how.min_weight / network.size
+    limit = _PREMIX_PER_NODE * network.size if how.premix_rounds is None else how.premix_rounds
+    for step in range(limit):
+        (inbox,) = network.exchange(step, premix=tracker)
+        mixed = inbox.mix(inbox.average())
+        before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
+        tracker = mixed
+        still = bool(((after - before).abs() <= _SETTLED * before.clamp_min(floor)).all())
+        if how.premix_rounds is None and network.agree(still):
+            return tracker, True
+    return tracker, False
+
+
+def local_steps(tracker: Tensor, nodes: Tensor, rate: float, how: Optimisation, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Each node's step, whether it was capped and whether its tracker entry was floored, each [B]."""
+    entry = tracker.gather(1, nodes[:, None]).squeeze(1)
+    floor = how.min_weight / size
+    steps = rate / entry.clamp_min(floor)
+    if how.convention == "mean":
+        steps = steps / size
+    return steps.clamp_max(how.max_local_step), steps > how.max_local_step, entry < floor
+
+
+def _draw(pool: Tensor, nodes: Tensor, batch: int, seed: int, steps: range) -> Iterator[tuple[int, Tensor]]:
+    """Each step with a mini-batch of each node [B, batch], drawn with replacement from its row of `pool` [B, P]."""
+    for start in range(steps.start, steps.stop, _STEPS_AT_ONCE):
+        some = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
+        moments = torch.arange(some.start, some.stop, device=nodes.device)[:, None]
+        places = stream(seed, "batch", node=nodes, step=moments, device=nodes.device).integers(pool.shape[1], batch)
+        for step, place in zip(some, places, strict=True):
+            yield step, torch.gather(pool, 1, place)
+
+
+__all__ = ["Forge", "NoForge", "Snapshot", "detect", "local_steps", "optimise", "premix", "warm_up"]

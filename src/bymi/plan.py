@@ -1,0 +1,82 @@
+"""What to run: the three phases' settings as plain values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bymi.aggregation import BALANCE, Rule
+from bymi.detection import Detector
+from bymi.errors import require
+
+Schedule = Literal["constant", "sqrt", "linear"]
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """A step size over the rounds of a phase: constant, value / sqrt(k + 1), or falling linearly to zero."""
+
+    value: float
+    schedule: Schedule = "constant"
+
+    def at(self, step: int, steps: int) -> float:
+        """The step size of round `step` (from 0) out of `steps`."""
+        if self.schedule == "sqrt":
+            return self.value / math.sqrt(step + 1)
+        if self.schedule == "linear":
+            return self.value * (1 - step / steps)
+        return self.value
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A rule with gradient steps. Run for all rounds of a plan, it is that rule's own algorithm."""
+
+    rule: Rule = field(default_factory=BALANCE)
+    step_size: StepSize = StepSize(0.05, "sqrt")
+    batch: int = 8
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """SGD rescaled by the tracker y of the left Perron vector.
+
+    `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes times a usual step size; "mean" takes
+    eta / (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step, `min_weight` / m floors [y]_ii: a
+    node that few others hear has a tiny [y]_ii and would jump. Both count how often they act. `premix_rounds`: data-free rounds
+    of y before the first step; None mixes until y has reached its limit.
+    """
+
+    step_size: StepSize = StepSize(0.0625, "linear")
+    batch: int = 32
+    convention: Literal["paper", "mean"] = "mean"
+    max_local_step: float = 0.25
+    min_weight: float = 0.1
+    premix_rounds: int | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` rounds in all, of which `warm_up_steps` warm up. Without a detector the warm-up runs for all of them."""
+
+    steps: int
+    warm_up_steps: int
+    warm_up: WarmUp = field(default_factory=WarmUp)
+    detector: Detector | None = field(default_factory=Detector)
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    identification: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.detector is not None:
+            allowed = f"1 to steps - 1 = {self.steps - 1}"
+            require(0 < self.warm_up_steps < self.steps, "warm_up_steps", self.warm_up_steps, allowed)
+
+
+def theorem_step(nodes: int, steps: int) -> float:
+    """The step size of the convergence theorem, sqrt(1 / (m K)), for convention "paper". Paper: thm:main0.
+
+    A node does not know how many others are clean, so m counts all nodes.
+    """
+    return math.sqrt(1 / (nodes * steps))

@@ -1,0 +1,32 @@
+"""What the algorithm needs of a learning task: losses and gradients of many nodes, each on its own samples."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Problem(Protocol):
+    """One model, many nodes, each with `samples` local samples that others never see.
+
+    `nodes` [B] are node numbers; `chosen` [B, s] are sample numbers of each of these nodes.
+    """
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def samples(self) -> int: ...
+
+    def initial(self, nodes: Tensor) -> Tensor:
+        """Where each node starts [B, D]; the same model everywhere unless the problem says otherwise."""
+        ...
+
+    def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
+        """Mean gradient of each node's loss at its own row of theta [B, D] over its chosen samples, [B, D]."""
+        ...
+
+    def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
+        """Mean loss of vectors [R, D] on each node's chosen samples where wanted [B, R], +inf elsewhere, [B, R]."""
+        ...

@@ -1,0 +1,98 @@
+"""The linear model of the paper's section 5.1, with its exact minimiser in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bymi.streams import stream
+
+
+class LinearShard(NamedTuple):
+    """The samples of some nodes: features [b, N, d], targets [b, N], and the parameter [d] that made the targets."""
+
+    features: Tensor
+    targets: Tensor
+    parameter: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LinearProblem:
+    """Least squares: loss (y - x'theta)^2 / 2, y = x'theta* + N(0, 1), x ~ N(0, I), theta* = (1, ..., 1, 0, ..., 0).
+
+    `risk`, `minimiser` and `excess` answer for the pooled samples of any set of nodes, exactly.
+    """
+
+    features: Tensor  # [M, N, d] float64
+    targets: Tensor  # [M, N]
+    parameter: Tensor  # [d], the truth
+    start: Tensor  # [d]
+
+    @property
+    def dim(self) -> int:
+        return self.features.shape[2]
+
+    @property
+    def samples(self) -> int:
+        return self.features.shape[1]
+
+    def initial(self, nodes: Tensor) -> Tensor:
+        return self.start.expand(len(nodes), -1).clone()
+
+    def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
+        samples = self._pick(nodes, chosen)
+        residual = torch.bmm(samples, _extend(theta)[:, :, None])
+        return torch.bmm(residual.mT, samples[:, :, :-1]).squeeze(1) / chosen.shape[1]
+
+    def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
+        residual = self._pick(nodes, chosen) @ _extend(vectors).T
+        return torch.where(wanted, residual.square().mean(1) / 2, torch.inf)
+
+    def risk(self, theta: Tensor, nodes: Tensor) -> Tensor:
+        """Mean loss of one parameter [d] over all samples of the nodes."""
+        residual = self.features[nodes] @ theta - self.targets[nodes]
+        return residual.square().mean() / 2
+
+    def minimiser(self, nodes: Tensor) -> Tensor:
+        """The parameter [d] of least risk over all samples of the nodes."""
+        features = self.features[nodes].flatten(0, 1)
+        solution: Tensor = torch.linalg.lstsq(features, self.targets[nodes].reshape(-1, 1)).solution
+        return solution.squeeze(1)
+
+    def excess(self, theta: Tensor, best: Tensor, nodes: Tensor) -> Tensor:
+        """risk(theta) - risk(best) for the minimiser `best`, without the cancellation of subtracting two risks."""
+        return (self.features[nodes] @ (theta - best)).square().mean() / 2
+
+    @cached_property
+    def _samples(self) -> Tensor:
+        """Features and target of every sample side by side [M N, d + 1]: a mini-batch is one copy of whole rows."""
+        return torch.cat([self.features, self.targets[:, :, None]], dim=2).flatten(0, 1)
+
+    def _pick(self, nodes: Tensor, chosen: Tensor) -> Tensor:
+        """The chosen samples of each node [B, s, d + 1]."""
+        places = (nodes[:, None] * self.samples + chosen).flatten()
+        return self._samples.index_select(0, places).view(*chosen.shape, self.dim + 1)
+
+
+def _extend(theta: Tensor) -> Tensor:
+    """(theta, -1), so that its product with (x, y) is the residual x'theta - y."""
+    return torch.cat([theta, -torch.ones_like(theta[:, :1])], dim=1)
+
+
+def linear_shard(nodes: Tensor, *, dim: int, samples: int, seed: int) -> LinearShard:
+    """Clean samples of the given nodes: each node's depend on the seed and its number alone."""
+    parameter = torch.zeros(dim, dtype=torch.float64)
+    parameter[: int(0.1 * dim)] = 1.0
+    features = stream(seed, "features", node=nodes).normal(samples, dim)
+    noise = stream(seed, "noise", node=nodes).normal(samples)
+    return LinearShard(features, features @ parameter + noise, parameter)
+
+
+def linear_problem(shard: LinearShard, *, seed: int) -> LinearProblem:
+    """The problem on given shards of nodes 0..M-1, all starting from one common random point N(0, I)."""
+    start = stream(seed, "start").normal(len(shard.parameter))
+    return LinearProblem(shard.features, shard.targets, shard.parameter, start)

@@ -1,0 +1,33 @@
+"""Which samples serve which phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bymi.errors import InputError
+from bymi.streams import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Sample numbers of each node: a warm-up set, and an identification set in two random halves of one size."""
+
+    warm_up: Tensor  # [B, N - n]
+    first: Tensor  # [B, n / 2]
+    second: Tensor  # [B, n / 2]
+
+
+def split_samples(nodes: Tensor, *, samples: int, identification: int, seed: int) -> Split:
+    """Split `samples` at random: `identification` of them (rounded down to even) for detection, the rest for warm-up.
+
+    The sets are disjoint, so that the models of the warm-up are independent of the halves. Paper: eq:gradients.
+    """
+    half = identification // 2
+    if half < 1 or 2 * half >= samples:
+        raise InputError(
+            f"identification: got {identification} of {samples} samples, need at least 2 and some left for warm-up"
+        )
+    order = stream(seed, "split", node=nodes).permutation(samples)
+    return Split(order[:, 2 * half :], order[:, :half], order[:, half : 2 * half])

@@ -1,0 +1,1 @@
+"""Tables and figures. A report reads run folders and nothing else."""

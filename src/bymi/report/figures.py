@@ -1,0 +1,120 @@
+"""Figures of run folders: gap over rounds, scores of a verdict, several methods side by side. PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bymi.experiment import store
+from bymi.experiment.spec import Spec
+
+# Okabe and Ito's colours: told apart with any kind of colour vision.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+_STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "font.size": 10,
+    "svg.hashsalt": "bymi",  # the same figure gives the same bytes
+}
+
+
+def draw_run(folder: Path) -> list[Path]:
+    """The figures of one run folder, in its subfolder `figures`; those that are there already are left alone."""
+    made = []
+    target = folder / "figures"
+    jobs = {"gap": lambda: _gap_figure([folder])}
+    if (folder / store.VERDICT).exists():
+        jobs["scores"] = lambda: _scores_figure(folder)
+    for name, make in jobs.items():
+        if not (target / f"{name}.svg").exists():
+            made += save(make, target, name)
+    return made
+
+
+def draw_comparison(folders: Sequence[Path], target: Path, name: str) -> list[Path]:
+    """Gap over rounds of several runs in one figure."""
+    return save(lambda: _gap_figure(folders), target, name)
+
+
+def save(make: Any, target: Path, name: str) -> list[Path]:
+    """Draw in the house style and write PNG and SVG; the SVG comes last and stands for both."""
+    with matplotlib.rc_context(_STYLE):
+        figure = make()
+        target.mkdir(parents=True, exist_ok=True)
+        paths = [target / f"{name}.png", target / f"{name}.svg"]
+        figure.savefig(paths[0], dpi=150, metadata={"Software": None})
+        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+    return paths
+
+
+def _gap_figure(folders: Sequence[Path]) -> Figure:
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    detection = None
+    for folder, colour in zip(folders, COLOURS, strict=False):
+        rows = store.read_rows(folder / store.METRICS)
+        points = [(row["step"], row["gap"]) for row in rows if row["gap"] is not None and row["gap"] > 0]
+        label = str(store.read_json(folder / store.SUMMARY)["method"])
+        axes.semilogy([step for step, _ in points], [gap for _, gap in points], color=colour, label=label, linewidth=1.8)
+        detection = next((row["step"] for row in rows if row["phase"] == "detection"), detection)
+    if detection is not None:
+        axes.axvline(detection, color="0.4", linestyle="--", linewidth=1)
+        axes.annotate(
+            "detection", (detection, 1), xycoords=("data", "axes fraction"), xytext=(4, -12), textcoords="offset points"
+        )
+    spec = Spec.model_validate(store.read_json(folders[0] / store.SPEC))
+    axes.set(xlabel="round", ylabel="optimality gap", title=describe(spec))
+    axes.legend(frameon=False)
+    return figure
+
+
+def describe(spec: Spec) -> str:
+    """The scene in a few words."""
+    attack = ", ".join(f"{key} {value}" for key, value in spec.attack.model_dump(exclude={"name"}).items())
+    detail = f" ({attack})" if attack else ""
+    nodes = f"{spec.nodes} nodes, {100 * spec.byzantine_ratio:g} % Byzantine"
+    return f"{nodes}, {spec.attack.name} attack{detail}, d = {spec.data.dim}"
+
+
+def _scores_figure(folder: Path) -> Figure:
+    """All scores in units of their receiver's threshold: honest ones around zero, Byzantine ones beyond one."""
+    verdict = store.read_json(folder / store.VERDICT)
+    bad = set(verdict["byzantine"])
+    shares: dict[bool, list[float]] = {False: [], True: []}
+    for receiver in verdict["receivers"]:
+        if receiver["node"] in bad or receiver["threshold"] is None:
+            continue
+        for neighbour, score in zip(receiver["neighbours"], receiver["scores"], strict=True):
+            if score is not None:
+                shares[neighbour in bad].append(score / receiver["threshold"])
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    _score_histogram(axes, shares)
+    spec = Spec.model_validate(store.read_json(folder / store.SPEC))
+    axes.set(xlabel="score / threshold of the receiver", ylabel="arcs", title=describe(spec))
+    axes.legend(frameon=False)
+    return figure
+
+
+def _score_histogram(axes: Axes, shares: dict[bool, list[float]]) -> None:
+    everything = np.array(shares[False] + shares[True] or [0.0])
+    reach = max(2.0, float(np.abs(everything).max()))
+    positive = np.concatenate([np.linspace(0, 1, 11)[1:], np.geomspace(1, reach, 25)[1:]])
+    bins = np.concatenate([-positive[::-1], [0.0], positive])
+    for byzantine, colour, label in ((False, COLOURS[0], "honest sender"), (True, COLOURS[4], "Byzantine sender")):
+        if shares[byzantine]:
+            axes.hist(shares[byzantine], bins=bins.tolist(), color=colour, alpha=0.75, label=label)
+    axes.axvline(1.0, color="0.2", linestyle="--", linewidth=1)
+    axes.annotate(
+        "flagged from here on", (1, 1), xycoords=("data", "axes fraction"), xytext=(4, -12), textcoords="offset points"
+    )
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_yscale("log")

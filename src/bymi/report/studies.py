@@ -1,0 +1,108 @@
+"""Box plots and medians of a study, read from its run folders."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bymi.experiment import store
+from bymi.experiment.studies import Study
+from bymi.report.figures import COLOURS, save
+from bymi.report.tables import cell, markdown_table
+
+_METRICS = (("FDP", "fdp"), ("P_a", "pa"), ("optimality gap", "gap"))
+
+Group = tuple[int, str, float]  # dimension, warm-up, value on the axis
+
+
+def draw(study: Study, folder: Path) -> list[Path]:
+    """Write figure (PNG, SVG), medians (Markdown) and all values (JSON) of a study into its folder."""
+    values = collect(study, folder)
+    paths = save(lambda: _figure(study, values), folder, study.name)
+    table = folder / "medians.md"
+    table.write_text(markdown_table(*medians(study, values)))
+    data = folder / "values.json"
+    rows = [{"dim": d, "warm_up": w, study.axis: v, "runs": runs} for (d, w, v), runs in values.items()]
+    store.write_json(data, {"study": study.title, "environment": store.environment(), "settings": rows}, indent=1)
+    return [*paths, table, data]
+
+
+def collect(study: Study, folder: Path) -> dict[Group, list[dict[str, Any]]]:
+    """The summaries of each setting, of all runs that are there."""
+    groups: dict[Group, list[dict[str, Any]]] = defaultdict(list)
+    for entry in study.cells:
+        place = store.folder_of(folder, entry.spec)
+        if store.is_complete(place):
+            summary = store.read_json(place / store.SUMMARY)
+            keys = ("seed", "outcome", "fdp", "pa", "gap", "honest_edge_loss", "core_size", "core_byzantine", "core_closed")
+            groups[entry.dim, entry.warm_up, entry.value].append({key: summary[key] for key in keys})
+    return dict(groups)
+
+
+def medians(study: Study, values: dict[Group, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: the median of each metric over the seeds of a setting, and how many runs ended badly."""
+    headings = ["d", study.axis, "warm-up", *[name for name, _ in _METRICS], "runs", "not finished"]
+    rows = []
+    for (dim, warm_up, value), runs in sorted(values.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
+        middle = [cell(key, _median([run[key] for run in runs])) for _, key in _METRICS]
+        bad = sum(run["outcome"] != "finished" for run in runs)
+        rows.append([str(dim), f"{value:g}", warm_up, *middle, str(len(runs)), str(bad)])
+    return headings, rows
+
+
+def _median(numbers: list[float | None]) -> float | None:
+    known = [number for number in numbers if number is not None]
+    return median(known) if known else None
+
+
+def _figure(study: Study, values: dict[Group, list[dict[str, Any]]]) -> Figure:
+    dims = sorted({dim for dim, _, _ in values})
+    figure = Figure(figsize=(14, 3.6 * len(dims) + 0.6), layout="constrained")
+    grid = figure.subplots(len(dims), len(_METRICS), squeeze=False)
+    for row, dim in enumerate(dims):
+        for column, (name, key) in enumerate(_METRICS):
+            axes = grid[row][column]
+            _boxes(axes, study, {group: runs for group, runs in values.items() if group[0] == dim}, key)
+            axes.set(title=f"{name} (d = {dim})", xlabel=study.axis)
+    grid[0][0].legend(frameon=False, loc="upper left")
+    figure.suptitle(study.title)
+    return figure
+
+
+def _boxes(axes: Axes, study: Study, values: dict[Group, list[dict[str, Any]]], key: str) -> None:
+    warm_ups = list(dict.fromkeys(warm_up for _, warm_up, _ in values))
+    width = 0.8 / max(1, len(warm_ups))
+    for index, warm_up in enumerate(warm_ups):
+        data, places = [], []
+        for place, value in enumerate(study.values):
+            runs = next((runs for (_, name, at), runs in values.items() if name == warm_up and at == value), [])
+            numbers = [run[key] for run in runs if run[key] is not None]
+            if numbers:
+                data.append(numbers)
+                places.append(place + (index - (len(warm_ups) - 1) / 2) * width)
+        colour = COLOURS[index]
+        boxes = axes.boxplot(
+            data,
+            positions=places,
+            widths=0.8 * width,
+            patch_artist=True,
+            manage_ticks=False,
+            medianprops={"color": "black"},
+            flierprops={"marker": ".", "markersize": 4},
+        )
+        for box in boxes["boxes"]:
+            box.set(facecolor=colour, alpha=0.75)
+        axes.plot([], [], color=colour, linewidth=6, alpha=0.75, label=f"{warm_up}-DRSGD-ByMI")
+    axes.set_xticks(range(len(study.values)), [f"{value:g}" for value in study.values])
+    if key == "gap":
+        axes.set_yscale("log")
+        axes.axhline(1e-4, color="0.4", linestyle="--", linewidth=1)
+    else:
+        axes.set_ylim(-0.03, 1.03)
+    if key == "fdp":
+        axes.axhline(0.2, color="0.4", linestyle="--", linewidth=1)

@@ -1,0 +1,111 @@
+"""Summaries as tables: for the terminal and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from bymi.detection import Verdict
+
+COLUMNS: tuple[tuple[str, str], ...] = (
+    ("method", "method"),
+    ("FDP", "fdp"),
+    ("P_a", "pa"),
+    ("gap", "gap"),
+    ("honest edges lost", "honest_edge_loss"),
+    ("core", "core_size"),
+    ("Byzantine in core", "core_byzantine"),
+    ("outcome", "outcome"),
+    ("seconds", "seconds"),
+)
+"""Heading and summary key of each column."""
+
+_SHARES = {"fdp", "pa", "honest_edge_loss"}
+
+
+def cell(key: str, value: Any) -> str:
+    """A value as a person wants to read it; a dash for what does not apply."""
+    if value is None:
+        return "-"
+    if key in _SHARES:
+        return f"{100 * value:.1f} %"
+    if key == "gap":
+        return f"{value:.1e}"
+    if key == "seconds":
+        return f"{value:.1f}"
+    return str(value)
+
+
+def cells(summary: dict[str, Any]) -> list[str]:
+    """One row of the table."""
+    return [cell(key, summary.get(key)) for _, key in COLUMNS]
+
+
+def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:
+    """A table for the terminal."""
+    table = Table(title=title, title_justify="left")
+    for index, (heading, _) in enumerate(COLUMNS):
+        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index == 0)
+    for summary in summaries:
+        table.add_row(*cells(summary))
+    return table
+
+
+def remarks(summary: dict[str, Any]) -> list[str]:
+    """What the table has no column for and a person should know: a bad ending, messages refused, safeguards that acted."""
+    method, unheard = summary["method"], summary["unheard"]
+    lines = []
+    if summary["outcome"] != "finished":
+        lines.append(f"{method}: {summary['outcome']}, {summary['sentence']}")
+    if unheard["messages"]:
+        lines.append(f"{method}: {unheard['messages']} messages of {len(unheard['senders'])} senders were not heard")
+    if summary["capped"]:
+        lines.append(f"{method}: the cap shortened {summary['capped']} local steps of honest nodes")
+    if summary["floored"]:
+        lines.append(f"{method}: the floor raised {summary['floored']} tracker entries of honest nodes")
+    return lines
+
+
+def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """Any headings and rows for the terminal, numbers and names alike."""
+    table = Table(*headings, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def verdict_table(verdict: Verdict) -> Table:
+    """The verdict on plain arrays: rows by falling score, flagged ones first."""
+    limit = float(verdict.threshold)
+    count = int(verdict.flagged.sum())
+    title = f"{count} of {len(verdict.scores)} flagged, threshold " + (
+        f"{limit:.4g}" if math.isfinite(limit) else "none qualifies"
+    )
+    order = torch.argsort(verdict.scores, descending=True).tolist()
+    rows = [[str(row), f"{float(verdict.scores[row]):.4g}", "flagged" if bool(verdict.flagged[row]) else ""] for row in order]
+    return plain_table(["row", "score", "verdict"], rows, title)
+
+
+def verdict_json(verdict: Verdict) -> dict[str, Any]:
+    """The verdict on plain arrays as JSON values; the threshold is null when nobody qualifies."""
+    limit = float(verdict.threshold)
+    return {
+        "scores": verdict.scores.tolist(),
+        "threshold": limit if math.isfinite(limit) else None,
+        "flagged": verdict.flagged.nonzero().flatten().tolist(),
+    }
+
+
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Headings and rows as a Markdown table."""
+    lines = [list(headings), ["---"] * len(headings), *[list(row) for row in rows]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def summaries_markdown(summaries: Sequence[dict[str, Any]]) -> str:
+    """The terminal table as Markdown."""
+    return markdown_table([heading for heading, _ in COLUMNS], [cells(summary) for summary in summaries])

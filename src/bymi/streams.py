@@ -1,0 +1,93 @@
+"""Named random streams: a draw depends on what it is for, never on call order, grouping or device.
+
+Counter-based: the n-th number of a stream is a hash (SplitMix64) of the stream's key and n. So a stream costs nothing
+to open, many nodes draw at once, and node 7 draws the same numbers alone as among 150 others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits as an unsigned 64-bit value: torch multiplies int64 modulo 2^64."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+_LARGEST = (1 << 63) - 1
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Logical right shift; torch's own shift copies the sign bit."""
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser, a bijection of 64-bit words."""
+    bits = _shift(bits, 30).bitwise_xor_(bits).mul_(_FIRST)
+    bits = _shift(bits, 27).bitwise_xor_(bits).mul_(_SECOND)
+    return _shift(bits, 31).bitwise_xor_(bits)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An endless sequence of numbers per key. A scalar key draws [*shape]; keys [B] draw [B, *shape]."""
+
+    keys: Tensor
+
+    def bits(self, *shape: int) -> Tensor:
+        """Uniform int64 words."""
+        counter = torch.arange(1, math.prod(shape) + 1, device=self.keys.device, dtype=torch.int64)
+        words = _mix(self.keys.unsqueeze(-1) + counter * _GOLDEN)
+        return words.reshape(*self.keys.shape, *shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Float64 in the open interval (0, 1)."""
+        return (_shift(self.bits(*shape), 11).to(torch.float64) + 0.5) * 2.0**-53
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """Integers in [0, high), with replacement."""
+        return self.bits(*shape).bitwise_and_(_LARGEST).remainder_(high)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal float64 (Box-Muller)."""
+        count = math.prod(shape)
+        pairs = self.uniform(2, (count + 1) // 2)
+        radius = torch.sqrt(-2.0 * torch.log(pairs[..., 0, :]))
+        angle = 2.0 * math.pi * pairs[..., 1, :]
+        both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
+        return both[..., :count].reshape(*self.keys.shape, *shape)
+
+    def permutation(self, count: int) -> Tensor:
+        """A uniformly random order of 0..count-1 for each key."""
+        return torch.argsort(self.bits(count), dim=-1, stable=True)
+
+
+def stream(
+    seed: int,
+    purpose: str,
+    *,
+    node: int | Tensor | None = None,
+    step: int | Tensor | None = None,
+    device: torch.device | None = None,
+) -> Stream:
+    """Open the stream for one purpose, optionally of one node and one step, or of tensors of them that broadcast.
+
+    >>> torch.equal(stream(0, "batch", node=torch.tensor([3, 7])).bits(4)[1], stream(0, "batch", node=7).bits(4))
+    True
+    """
+    digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()
+    keys = torch.tensor(_signed(int.from_bytes(digest, "little")), device=device, dtype=torch.int64)
+    if node is not None:
+        keys = _mix(keys + (torch.as_tensor(node, device=device, dtype=torch.int64) + 1) * _GOLDEN)
+    if step is not None:
+        keys = _mix((keys ^ _FIRST) + (torch.as_tensor(step, device=device, dtype=torch.int64) + 1) * _SECOND)
+    return Stream(keys)
