@@ -51,7 +51,7 @@ class Optimisation:
     step_size: StepSize = StepSize(0.0625, "linear")
     batch: int = 32
     convention: Literal["paper", "mean"] = "mean"
-    max_local_step: float = 0.25
+    max_local_step: float = 0.1
     min_weight: float = 0.1
     premix_rounds: int | None = None
 

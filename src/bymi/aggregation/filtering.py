@@ -11,6 +11,8 @@ from bymi.aggregation.base import SetRule, batches
 from bymi.errors import require
 from bymi.vectors import Rows
 
+_EMPTY = 1e-9  # of a point's first weight: with so little left it counts as gone, and no longer sets the scale for others
+
 
 @dataclass(frozen=True)
 class Filtering(SetRule):
@@ -45,13 +47,15 @@ class Filtering(SetRule):
                 break
             tau = top_spread(points[active], weight[active])
             peak = tau.amax(1, keepdim=True)
-            loss = weight[active] * tau / torch.where(peak > 0, peak, 1.0)
+            # tau / peak first: it is exactly 1 at the peak, so that the farthest point loses exactly all of its weight.
+            loss = weight[active] * (tau / torch.where(peak > 0, peak, 1.0))
             taken = loss.sum(1)
             if not bool((taken > 0).any()):  # all points in one place: nothing sticks out
                 break
             share = (excess[active] / torch.where(taken > 0, taken, 1.0)).clamp_max(1.0)
             weight = weight.clone()
-            weight[active] = (weight[active] - share[:, None] * loss).clamp_min(0.0)
+            left = weight[active] - share[:, None] * loss
+            weight[active] = torch.where(left > _EMPTY, left, 0.0)
         return weight
 
 

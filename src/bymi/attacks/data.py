@@ -44,12 +44,12 @@ class ParameterAttack(DataAttack):
 class CovariateAttack(DataAttack):
     """Scenario B: features 0.8 x + 3 v, responses shifted by +1; v is one random unit vector with positive entries.
 
-    `response`: "original" computes them from the features before they were replaced, so that features and responses no
-    longer fit; "replaced" computes them from the new features, so that only the shift is wrong.
+    `response`: "replaced" computes them from the new features, so that only the shift is wrong; "original" from the features
+    before they were replaced, so that the two no longer fit.
     """
 
     # Paper gap: which features make the responses is not said, docs/adr/0005-scenarios.md.
-    response: Literal["original", "replaced"] = "original"
+    response: Literal["replaced", "original"] = "replaced"
     shrink: float = 0.8
     push: float = 3.0
     shift: float = 1.0

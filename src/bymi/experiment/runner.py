@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,20 @@ def run_all(
     """
     out = Path(out)
     store.prepare(out)
-    progress = progress or (lambda index, steps: None)
-    jobs = min(len(specs), jobs or os.cpu_count() or 1)
-    if jobs <= 1:
-        return [_attempt(spec, out, lambda steps, index=index: progress(index, steps)) for index, spec in enumerate(specs)]  # type: ignore[misc]
+    tell = progress or (lambda index, steps: None)
+    todo = [index for index, spec in enumerate(specs) if not store.is_complete(store.folder_of(out, spec))]
+    jobs = min(len(todo), jobs or os.cpu_count() or 1)
+    if jobs > 1:
+        made = dict(
+            zip(todo, _spread([specs[index] for index in todo], out, jobs, lambda at, n: tell(todo[at], n)), strict=True)
+        )
+    else:
+        made = {index: _attempt(specs[index], out, partial(tell, index)) for index in todo}
+    return [made[index] if index in made else _attempt(spec, out, partial(tell, index)) for index, spec in enumerate(specs)]
 
+
+def _spread(specs: Sequence[Spec], out: Path, jobs: int, tell: Progress) -> list[dict[str, Any] | BymiError]:
+    """Run specs in `jobs` processes and pass on their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -69,7 +79,7 @@ def run_all(
         while waiting:
             _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
             while not queue.empty():
-                progress(*queue.get())
+                tell(*queue.get())
         return [future.result() for future in futures]
     except BaseException:
         for process in list((pool._processes or {}).values()):

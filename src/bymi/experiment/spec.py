@@ -69,7 +69,7 @@ class Optimisation(Section):
     step_size: float | Literal["theorem"] = Field(0.0625, union_mode="left_to_right")
     schedule: Schedule = "linear"
     batch: int = Field(32, ge=1)
-    max_local_step: float = Field(0.25, gt=0)
+    max_local_step: float = Field(0.1, gt=0)
     min_weight: float = Field(0.1, gt=0, le=1)
     premix_rounds: int | None = Field(None, ge=0)
 

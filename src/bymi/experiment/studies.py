@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from bymi.errors import InputError, require
+from bymi.experiment.recipes import WARM_UPS
 from bymi.experiment.spec import Spec, read_spec
 
-WARM_UPS = {"UBAR": "ubar", "IOS": "ios", "BALANCE": "balance:gamma=1.0"}
 SAMPLES = {30: 100, 80: 200}  # samples a node for each dimension of the paper
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
@@ -88,7 +88,7 @@ def _grid(
                     "method": "drsgd-bymi",
                     "seed": seed,
                     "data": {"dim": dim, "samples": SAMPLES[dim]},
-                    "warm_up": {"rule": rule},
+                    "warm_up": warm_up,
                     "record_every": 500,
                     **change(value),
                 }
@@ -97,5 +97,5 @@ def _grid(
         for seed in seeds
         for dim in dims
         for value in values
-        for label, rule in WARM_UPS.items()
+        for label, warm_up in WARM_UPS.items()
     ]

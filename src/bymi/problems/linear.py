@@ -45,8 +45,8 @@ class LinearProblem:
 
     def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         samples = self._pick(nodes, chosen)
-        residual = torch.bmm(samples, _extend(theta)[:, :, None])
-        return torch.bmm(residual.mT, samples[:, :, :-1]).squeeze(1) / chosen.shape[1]
+        residual = torch.bmm(_extend(theta)[:, None, :], samples.mT)
+        return torch.bmm(residual, samples[:, :, :-1]).squeeze(1) / chosen.shape[1]
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
         residual = self._pick(nodes, chosen) @ _extend(vectors).T
