@@ -1,0 +1,88 @@
+"""The laws of the code base, read off its syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "bymi"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
+ROWS = [
+    {"errors", "streams", "vectors"},
+    {"graph", "topology", "inbox"},
+    {"network", "aggregation", "problems"},
+    {"detection", "attacks"},
+    {"plan"},
+    {"phases"},
+    {"algorithm"},
+    {"engine"},
+    {"experiment"},
+    {"report"},
+    {"cli"},
+]
+SIDEWAYS = {("topology", "graph")}  # a topology draws a graph
+NUMERICAL = set().union(*ROWS[:8])
+OUTSIDE_OF_THE_CORE = {"pydantic", "typer", "rich", "matplotlib", "jinja2"}
+
+
+def room(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [f"{node.module}.{alias.name}" if node.module == "bymi" else node.module for alias in node.names]
+    return found
+
+
+def row_of(name: str) -> int:
+    return next(index for index, rooms in enumerate(ROWS) if name in rooms)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_room_imports_only_rows_above_it(path: Path) -> None:
+    here = room(path)
+    if here in ("__init__", "__main__"):
+        return
+    for name in imports(path):
+        if not name.startswith("bymi."):
+            continue
+        there = name.split(".")[1]
+        if there == here or (here, there) in SIDEWAYS or there not in set().union(*ROWS):
+            continue
+        assert row_of(there) < row_of(here), f"{path.name} in row {row_of(here)} imports {name} of row {row_of(there)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_numerical_core_runs_on_a_bare_image(path: Path) -> None:
+    if room(path) in NUMERICAL | {"__init__"}:
+        packages = {name.split(".")[0] for name in imports(path)}
+        assert not packages & OUTSIDE_OF_THE_CORE
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_only_the_adversary_and_the_metrics_know_the_truth(path: Path) -> None:
+    if room(path) in {"aggregation", "detection", "inbox", "network", "plan", "phases", "algorithm", "graph", "topology"}:
+        assert not re.search("byzantine|honest", path.read_text(), re.IGNORECASE)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_pickle_no_global_seed_no_long_file(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"\bimport pickle|torch\.load\(|allow_pickle=True", text)
+    assert not re.search(r"manual_seed\(|random\.seed\(", text)
+    assert len(text.splitlines()) <= 300
+
+
+def test_every_room_has_a_row() -> None:
+    rooms = {room(path) for path in FILES} - {"__init__", "__main__"}
+    assert rooms == set().union(*ROWS)

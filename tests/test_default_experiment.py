@@ -1,0 +1,54 @@
+"""What the default experiment promises, and where the published detector is blind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bymi.experiment import load, run, run_all
+
+
+def test_five_seeds_of_the_default_experiment(tmp_path: Path) -> None:
+    """Paper, section 5.1, Scenario A: all attackers found, none in the core, gap below 1e-4, plain DSGD far off."""
+    bymi = run_all([load(None, ["method=drsgd-bymi"], seed) for seed in range(5)], tmp_path, jobs=1)
+    dsgd = run_all([load(None, ["method=dsgd"], seed) for seed in range(5)], tmp_path, jobs=1)
+    assert sum(summary["gap"] < 1e-4 for summary in bymi) >= 4
+    assert all(summary["pa"] == 1.0 for summary in bymi)
+    assert all(summary["core_byzantine"] == 0 and summary["core_closed"] for summary in bymi)
+    assert sum(summary["fdp"] for summary in bymi) / 5 <= 0.30
+    for ours, plain in zip(bymi, dsgd, strict=True):
+        assert plain["gap"] > 1000 * ours["gap"]
+        assert ours["outcome"] == plain["outcome"] == "finished"
+
+
+BLIND = ["method=drsgd-bymi", "steps=301", "warm_up.steps=300", "warm_up.step_size=0.5", "attack.share=0.8"]
+
+
+@pytest.mark.parametrize("rule", ["ubar", "balance:gamma=1.0"])
+def test_the_published_detector_is_blind_to_attackers_at_their_own_optimum(tmp_path: Path, rule: str) -> None:
+    """Attackers that average nobody, or run the rule and end among themselves, train to their own optimum.
+
+    Their gradient is zero there, like everybody's, and nobody finds all of them. With plain averaging in between, the same
+    attackers are all found: so the linear recipes use it. Many samples, so that nobody overfits its warm-up set.
+    """
+    words = [*BLIND, f"warm_up.rule={rule}", "data.samples=1000", "data.identification=50"]
+    found = {
+        mixing: run(load(None, [*words, f"byzantine_mixing={mixing}"]), tmp_path)["pa"] for mixing in ("none", "rule", "plain")
+    }
+    assert found == {"none": 0.0, "rule": 0.0, "plain": 1.0}
+
+
+def test_with_few_samples_overfitting_gives_the_lonely_away(tmp_path: Path) -> None:
+    """With the paper's 50 warm-up samples in 30 dimensions a lonely attacker overfits, and that shift is common to its halves."""
+    words = [*BLIND, "warm_up.rule=ubar"]
+    assert run(load(None, [*words, "byzantine_mixing=none"]), tmp_path)["pa"] == 1.0
+    assert run(load(None, [*words, "byzantine_mixing=rule"]), tmp_path)["pa"] == 0.0
+
+
+def test_gradient_level_attacks_on_the_linear_problem(tmp_path: Path) -> None:
+    for recipe in ("gradient", "ipm"):
+        summary = run(load(recipe, ["method=drsgd-bymi"]), tmp_path)
+        assert summary["pa"] == 1.0
+        assert summary["core_byzantine"] == 0
+        assert summary["gap"] < 1e-3
