@@ -29,16 +29,16 @@ def unusable(like: Tensor) -> list[Tensor | None]:
     return [None, torch.full_like(like, torch.nan), torch.full_like(like, 1e30), like[:-1], torch.full_like(like, torch.inf)]
 
 
+def sent_in(scene: Scene, vectors: Tensor) -> dict[int, Tensor | None]:
+    """What the senders whose messages get lost put on the wire: each loses its own in another way."""
+    ways = len(unusable(vectors[0]))
+    return {sender: unusable(vectors[sender])[number % ways] for number, sender in enumerate(scene.lost)}
+
+
 def network_of(scene: Scene) -> LocalNetwork:
-    """All nodes of a scene in one process; every lost message is lost in another way."""
-
-    def lose(vectors: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
-        return {
-            sender: unusable(vectors[sender])[number % len(unusable(vectors[sender]))]
-            for number, sender in enumerate(scene.lost)
-        }
-
-    return LocalNetwork(Graph.from_hears(torch.from_numpy(scene.hears)), lose)
+    """All nodes of a scene in one process."""
+    graph = Graph.from_hears(torch.from_numpy(scene.hears))
+    return LocalNetwork(graph, lambda vectors, topic, step: sent_in(scene, vectors))
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,9 @@ class Lone:
 
 
 def lone_of(scene: Scene, receiver: int, mixing: Tensor) -> Lone:
-    """One node of a scene on its own, with what its neighbours really sent."""
-    network = network_of(scene)
+    """One node of a scene by itself, with what its neighbours really sent and its row of the mixing matrix."""
     vectors = torch.from_numpy(scene.vectors)
-    sent = {sender: vectors[sender] for sender in range(scene.size)} | dict(network._tamper(vectors, "", 0))
+    sent = dict(enumerate(vectors)) | sent_in(scene, vectors)
     places = np.flatnonzero(scene.hears[receiver]).tolist()
     return Lone(
         vectors[receiver],

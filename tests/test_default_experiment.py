@@ -40,7 +40,7 @@ def test_the_published_detector_is_blind_to_attackers_at_their_own_optimum(tmp_p
 
 
 def test_with_few_samples_overfitting_gives_the_lonely_away(tmp_path: Path) -> None:
-    """With the paper's 50 warm-up samples in 30 dimensions a lonely attacker overfits, and that shift is common to its halves."""
+    """With 50 warm-up samples in 30 dimensions a lonely attacker overfits, and that shift is common to its halves."""
     words = [*BLIND, "warm_up.rule=ubar"]
     assert run(load(None, [*words, "byzantine_mixing=none"]), tmp_path)["pa"] == 1.0
     assert run(load(None, [*words, "byzantine_mixing=rule"]), tmp_path)["pa"] == 0.0

@@ -80,6 +80,12 @@ class CoordinateRule(Rule):
         return torch.where(lonely, inbox.own, self.centre(inbox.rows, inbox.member))
 
 
+def whole(share: float, count: Tensor) -> Tensor:
+    """`share` of `count` without rounding errors: floor and ceil are to see 7 where 0.07 x 100 gives 7.000000000000001."""
+    exact: Tensor = torch.round(share * count.to(torch.float64), decimals=9)
+    return exact
+
+
 def batches(member: Tensor, *, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Receivers in groups whose [b, n, width] temporaries stay bounded: (which, padded indices [b, n], valid [b, n])."""
     largest = max(1, int(member.sum(1).max()))

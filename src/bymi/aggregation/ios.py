@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bymi.aggregation.base import WeightedRule
+from bymi.aggregation.base import WeightedRule, whole
 from bymi.errors import require
 from bymi.inbox import Inbox, Mixture, Round
 
@@ -35,7 +35,7 @@ class IOS(WeightedRule):
         weight.scatter_add_(1, own_row[:, None], inbox.self_weight[:, None])
 
         count = inbox.heard.sum(1)
-        quota = torch.ceil(self.share * count).minimum(count - 1).clamp_min(0)
+        quota = torch.ceil(whole(self.share, count)).minimum(count - 1).clamp_min(0)
         total = weight.sum(1)
         product = weight @ gram  # <unnormalised mean, x_r>, kept up to date as members leave
         receivers = torch.arange(len(weight), device=gram.device)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import CoordinateRule
+from bymi.aggregation.base import CoordinateRule, whole
 from bymi.errors import require
 
 
@@ -24,7 +24,7 @@ class TrMean(CoordinateRule):
         require(0 <= self.share < 0.5, "share", self.share, "0 <= share < 0.5")
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
-        trim = torch.floor(self.share * count).minimum((count - 1) // 2)
+        trim = torch.floor(whole(self.share, count)).minimum((count - 1) // 2)
         place = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
         inside = ((place >= trim) & (place < count - trim))[:, :, None]
         kept = torch.where(inside, ordered, torch.zeros_like(ordered))

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Order, WeightedRule
+from bymi.aggregation.base import Order, WeightedRule, whole
 from bymi.errors import InputError, require
 from bymi.inbox import Inbox, Mixture, Round
 
@@ -35,7 +35,7 @@ class UBAR(WeightedRule):
             raise InputError("UBAR compares losses on own samples: give Round(losses=...)")
         heard = inbox.heard
         count = heard.sum(1)
-        keep = torch.floor((1 - self.share) * count).clamp_min(1).minimum(count)
+        keep = torch.floor(count - whole(self.share, count)).clamp_min(1).minimum(count)
         near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
 
         rows, own_row = inbox.rows, inbox.own_row

@@ -1,0 +1,83 @@
+"""The studies behind the paper's figures, small: grids, figures, medians, resuming."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bymi import InputError
+from bymi.experiment import run_all, store
+from bymi.experiment.studies import Study, build_study
+from bymi.report import studies as report
+
+
+def test_the_grids_are_those_of_the_paper() -> None:
+    a, b = build_study("scenario-a"), build_study("scenario-b")
+    assert len(a.cells) == len(b.cells) == 8 * 2 * 3 * 5
+    assert a.values == (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+    assert (b.values[0], b.values[-1]) == (0.05, 0.4)
+    for cell in a.cells:
+        assert (cell.spec.data.dim, cell.spec.data.samples) in {(30, 100), (80, 200)}
+        assert (cell.spec.nodes, cell.spec.steps, cell.spec.warm_up_steps) == (150, 3000, 300)
+        assert cell.spec.attack.model_dump() == {"name": "parameter", "share": cell.value, "mu": 5.0}
+        assert cell.spec.detection.fdr_level == 0.2
+    assert {cell.spec.byzantine_ratio for cell in b.cells} == set(b.values)
+    assert {cell.spec.warm_up.rule.name for cell in b.cells} == {"ubar", "ios", "balance"}
+    assert {cell.spec.seed for cell in b.cells} == {0, 1, 2, 3, 4}
+    assert len({cell.spec.digest for cell in [*a.cells, *b.cells]}) == 480
+
+
+def test_options_of_a_study() -> None:
+    assert {cell.spec.attack.model_dump()["mu"] for cell in build_study("scenario-a", mu=1.0).cells} == {1.0}
+    assert build_study("scenario-a", mu=1.0).folder != build_study("scenario-a").folder
+    assert len(build_study("scenario-b", fast=True).cells) == 9
+    with pytest.raises(InputError, match="scenario-c"):
+        build_study("scenario-c")
+    with pytest.raises(InputError, match="--dim: got 31"):
+        build_study("scenario-a", dims=(31,))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
+    """A study with every cell shrunk to 24 nodes and 40 rounds."""
+    full = build_study("scenario-b", fast=True)
+    cells = [
+        type(cell)(cell.dim, cell.warm_up, cell.value, cell.spec.model_copy(update={"nodes": 24, "steps": 40}))
+        for cell in full.cells
+    ]
+    folder = tmp_path_factory.mktemp("study")
+    study = Study(full.name, full.title, full.axis, full.values, cells)
+    run_all(study.specs, folder, jobs=1)
+    return study, folder
+
+
+def test_figures_and_medians_are_written(small: tuple[Study, Path]) -> None:
+    study, folder = small
+    paths = report.draw(study, folder)
+    assert {path.suffix for path in paths} == {".png", ".svg", ".md", ".json"}
+    assert all(path.stat().st_size > 500 for path in paths)
+    headings, rows = report.medians(study, report.collect(study, folder))
+    assert headings[:3] == ["d", "Byzantine ratio", "warm-up"]
+    assert len(rows) == 9
+    values = json.loads((folder / "values.json").read_text())
+    assert sum(len(setting["runs"]) for setting in values["settings"]) == 9
+
+
+def test_a_study_resumes_where_it_stopped(small: tuple[Study, Path]) -> None:
+    study, folder = small
+    kept, lost = (store.folder_of(folder, study.specs[index]) / store.SUMMARY for index in (0, 1))
+    before = kept.stat().st_mtime_ns
+    lost.unlink()
+    assert len(report.collect(study, folder)) == 8  # one setting has no run: it is missing, not invented
+    steps: list[int] = []
+    run_all(study.specs, folder, jobs=1, progress=lambda index, done: steps.append(done))
+    assert kept.stat().st_mtime_ns == before
+    assert lost.exists()
+    assert sum(steps) == 9 * 40  # the bar reaches its end
+
+
+def test_the_median_leaves_out_what_has_no_number() -> None:
+    assert report._median([None, 1.0, 3.0]) == 2.0
+    assert report._median([None]) is None
