@@ -42,7 +42,7 @@ def refusal(*words: str) -> str:
         ("warm_up.rule=ios:shar=0.1", "warm_up.rule.shar", "share"),
         ("detection.centre.shares=0.1", "detection.centre.shares", "share"),
         ("detection.scale=pca:varience=0.9", "detection.scale.varience", "variance"),
-        ("graph=file:paht=edges.txt", "graph.paht", "path"),
+        ("graph=file:path=e,directd=true", "graph.directd", "directed"),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_one(word: str, key: str, nearest: str) -> None:
@@ -217,13 +217,46 @@ def test_a_part_with_another_name_starts_from_its_own_defaults() -> None:
     assert load(None, ["warm_up.rule=ubar", "warm_up.rule.share=0.1"]).warm_up.rule.build() == RULES["ubar"](share=0.1)
 
 
-CHANGES = """method="dsgd" nodes=151 byzantine_ratio=0.25 byzantine_mixing=none byzantine_pruning=all steps=3001 seed=1
-record_every=51 graph=ring graph.p=0.6 data.dim=31 data.samples=101 data.identification=40 warm_up.steps=30 warm_up.rule=ios
-warm_up.rule.gamma=0.9 warm_up.rule.kappa=0.9 warm_up.rule.self_weight=0.4 warm_up.rule.absolute=0.1 warm_up.step_size=0.06
-warm_up.schedule=linear warm_up.batch=9 detection.fdr_level=0.1 detection.offset=1 detection.centre=mean
-detection.centre.share=0.4 detection.scale=pca optimisation.convention=paper optimisation.step_size=0.05
-optimisation.step_size=theorem optimisation.schedule=constant optimisation.batch=33 optimisation.max_local_step=0.2
-optimisation.min_weight=0.2 optimisation.premix_rounds=5 attack=ipm attack.share=0.6 attack.mu=4.0""".split()
+CHANGES = [
+    'method="dsgd"',
+    "nodes=151",
+    "byzantine_ratio=0.25",
+    "byzantine_mixing=none",
+    "byzantine_pruning=all",
+    "steps=3001",
+    "seed=1",
+    "record_every=51",
+    "graph=ring",
+    "graph.p=0.6",
+    "data.dim=31",
+    "data.samples=101",
+    "data.identification=40",
+    "warm_up.steps=30",
+    "warm_up.rule=ios",
+    "warm_up.rule.gamma=0.9",
+    "warm_up.rule.kappa=0.9",
+    "warm_up.rule.self_weight=0.4",
+    "warm_up.rule.absolute=0.1",
+    "warm_up.step_size=0.06",
+    "warm_up.schedule=linear",
+    "warm_up.batch=9",
+    "detection.fdr_level=0.1",
+    "detection.offset=1",
+    "detection.centre=mean",
+    "detection.centre.share=0.4",
+    "detection.scale=pca",
+    "optimisation.convention=paper",
+    "optimisation.step_size=0.05",
+    "optimisation.step_size=theorem",
+    "optimisation.schedule=constant",
+    "optimisation.batch=33",
+    "optimisation.max_local_step=0.2",
+    "optimisation.min_weight=0.2",
+    "optimisation.premix_rounds=5",
+    "attack=ipm",
+    "attack.share=0.6",
+    "attack.mu=4.0",
+]
 
 
 def test_the_digest_tells_any_two_specs_apart_and_equal_ones_not() -> None:

@@ -11,11 +11,15 @@ from bymi.aggregation import (
     RULES,
     UBAR,
     Average,
+    CoordinateRule,
     Filtering,
     GeometricMedian,
     Mean,
     Median,
+    Rule,
+    SetRule,
     TrMean,
+    WeightedRule,
 )
 from bymi.algorithm import drsgd_bymi
 from bymi.attacks import ATTACKS, Adversary
@@ -27,7 +31,7 @@ from bymi.network import LocalNetwork, Network
 from bymi.phases import Forge, Snapshot
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp
 from bymi.problems import LinearProblem, Problem
-from bymi.streams import stream
+from bymi.streams import Stream, stream
 from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Ring
 
 __version__ = "0.1.0"
@@ -43,6 +47,7 @@ __all__ = [
     "Average",
     "BymiError",
     "Complete",
+    "CoordinateRule",
     "Core",
     "Detector",
     "EdgeFile",
@@ -67,11 +72,15 @@ __all__ = [
     "Problem",
     "Ring",
     "Round",
+    "Rule",
+    "SetRule",
     "Snapshot",
     "StepSize",
+    "Stream",
     "TrMean",
     "Verdict",
     "WarmUp",
+    "WeightedRule",
     "drsgd_bymi",
     "identify",
     "stream",

@@ -53,11 +53,12 @@ def run(
     console = _console()
     console.print(tables.terminal_table(summaries, title=figures.describe(specs[0])))
     for line in (line for summary in summaries for line in tables.remarks(summary)):
-        console.print(line)
+        console.print(line, soft_wrap=True)
     if len(folders) > 1:
         name = f"comparison-seed{specs[0].seed}-{specs[0].digest}"
-        console.print(f"Figure: {figures.draw_comparison(folders, out, name)[0]}")
-    console.print("Folders: " + ", ".join(str(folder) for folder in folders))
+        console.print(f"Figure: {figures.draw_comparison(folders, out, name)[0]}", soft_wrap=True)
+    for folder in folders:
+        console.print(f"Folder: {folder}", soft_wrap=True)
     raise typer.Exit(max(ENDING_CODES[summary["outcome"]] for summary in summaries))
 
 
@@ -83,7 +84,7 @@ def reproduce(
     failed = [result for result in results if isinstance(result, BymiError)]
     console = _console()
     for path in pictures.draw(plan, folder):
-        console.print(f"Wrote {path}")
+        console.print(f"Wrote {path}", soft_wrap=True)
     console.print(tables.plain_table(*pictures.medians(plan, pictures.collect(plan, folder)), title=plan.title))
     if failed:
         console.print(f"{len(failed)} runs could not be made, the first: {failed[0]}")

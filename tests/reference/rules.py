@@ -119,7 +119,7 @@ def geometric_median(node: Node, *, smoothing: float, iterations: int, tolerance
     for _ in range(20_000):
         pulls = [1 / max(smoothing * spread, float(np.linalg.norm(point - centre))) for point in points]
         moved = sum(pull * point for pull, point in zip(pulls, points, strict=True)) / sum(pulls)
-        done = np.linalg.norm(moved - centre) <= 1e-15 * spread
+        done = np.linalg.norm(moved - centre) <= 1e-15 * (spread + np.linalg.norm(centre))
         centre = moved
         if done:
             break

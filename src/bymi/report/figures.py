@@ -118,3 +118,4 @@ def _score_histogram(axes: Axes, shares: dict[bool, list[float]]) -> None:
     )
     axes.set_xscale("symlog", linthresh=1)
     axes.set_yscale("log")
+    axes.set_ylim(top=4 * axes.get_ylim()[1])  # room for the words above the bars

@@ -1,0 +1,97 @@
+"""Every snippet of README and docs runs, and the numbers printed in the README are those of the run it shows."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bymi.experiment import load, read_spec, run_all
+from bymi.report.tables import COLUMNS, cells
+from tests.commands import bymi
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "benchmarks").glob("*.md")),
+]
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_snippets_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for code in blocks(page.read_text(), "python"):
+        exec(compile(code, str(page), "exec"), {"__name__": "snippet"})
+    if page == ROOT / "README.md":
+        flagged = re.search(r"flagged: \[(.*?)\]", capsys.readouterr().out)
+        assert flagged is not None
+        assert {str(row) for row in range(8)} <= set(flagged.group(1).split(", "))
+
+
+@pytest.mark.parametrize("line", [line for block in blocks(README, "sh") for line in block.splitlines() if line.strip()])
+def test_shell_lines_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] == "make":  # the suite itself runs under make: see that the target exists and what it calls
+        assert re.search(rf"^{words[1]}: ", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        return
+    monkeypatch.chdir(tmp_path)
+    for name in ("first.npy", "second.npy"):
+        np.save(tmp_path / name, np.random.default_rng(len(name)).normal(size=(30, 4)))
+    if words[1] in ("run", "reproduce"):
+        words += ["--jobs", "1"]
+    if words[1] == "reproduce":  # nine full runs: the grid is checked in test_studies, here only that the words are known
+        assert words[2:4] == ["scenario-a", "--fast"]
+        return
+    answer = bymi(*words[1:])
+    assert answer.code == 0, answer
+    assert answer.out
+
+
+def test_toml_snippets_are_specs() -> None:
+    for text in blocks(README, "toml"):
+        assert read_spec(tomllib.loads(text)).expand()
+
+
+def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> None:
+    """All cells but the seconds."""
+    summaries = run_all(load(None).expand(), tmp_path, jobs=1)
+    (shown,) = [block for block in blocks(README, "text") if "FDP" in block]
+    for summary in summaries:
+        assert isinstance(summary, dict)
+        wanted = cells(summary)[:-1]
+        assert [heading for heading, _ in COLUMNS][-1] == "seconds"
+        assert any([cell.strip() for cell in line.split("│")[1:-2]] == wanted for line in shown.splitlines()), wanted
+
+
+def test_links_between_pages_exist() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) < 150
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    runpy.run_path(str(path), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "attackers found by 51 of 51 honest nodes" in out
+    assert float(out.split()[-1]) < 1e-3
