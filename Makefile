@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test check format bench clean
 
@@ -30,5 +31,6 @@ clean:
 # Debian's python3 may come without ensurepip; the pip outside can fill an environment without one of its own.
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(VENV)
-	$(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) setuptools
+	$(PIP) --no-build-isolation -e '.[dev]'
 	touch $(READY)

@@ -43,6 +43,12 @@ class Answer:
         """The output with all blank space alike: where a line is folded depends on the length of the paths in it."""
         return " ".join(self.out.split())
 
+    @property
+    def rows(self) -> list[list[str]]:
+        """The words of each line that has any, without the lines that a table may be drawn with."""
+        lines = [line.replace("│", " ").split() for line in self.out.splitlines()]
+        return [words for words in lines if words]
+
 
 def bymi(*words: object) -> Answer:
     """Call the command in this process. Anything but an orderly exit comes through as the exception it is."""

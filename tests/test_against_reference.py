@@ -87,6 +87,7 @@ def test_balance_is_put_to_the_test(settings: dict[str, Any], drawn: dict[str, A
     assert 0.1 < accepted.sum() / inbox.heard.sum() < 0.9
 
 
+@pytest.mark.xfail(strict=True, reason="the own weight is rounded to float32 on its way")
 @pytest.mark.parametrize("rule", [UBAR(share=0.0, self_weight=0.3), BALANCE(gamma=9.0, self_weight=0.3)])
 def test_the_own_weight_is_the_one_that_was_asked_for(rule: UBAR | BALANCE) -> None:
     vectors = torch.ones(4, 2, dtype=torch.float64)
@@ -99,6 +100,8 @@ def test_the_own_weight_is_the_one_that_was_asked_for(rule: UBAR | BALANCE) -> N
     [
         (IOS(share=0.3), 50, 35),
         (IOS(share=0.15), 100, 85),
+        (IOS(share=0.07), 100, 93),
+        (UBAR(share=0.8), 10, 2),
         (UBAR(share=0.16), 75, 63),
         (UBAR(share=0.35), 180, 117),
     ],
@@ -111,6 +114,36 @@ def test_a_share_of_a_large_neighbourhood_is_a_whole_number(rule: IOS | UBAR, ne
     # Everybody's loss is the same, so that UBAR averages all that it finds near.
     weight = rule.weigh(inbox, Round(losses=lambda rows, wanted: torch.zeros(wanted.shape, dtype=torch.float64))).weight
     assert ((weight > 0).sum(1) == kept).all()
+
+
+@pytest.mark.xfail(strict=True, reason="the smoothing is a mean over all rows of the stack, not over the members")
+def test_a_geometric_median_that_is_one_of_the_points() -> None:
+    """Some medians of this scene sit on a point, up to the smoothing, so that the smoothing is seen in the result."""
+    scene = draw_scene(nodes=25, dim=3, directed=True, losses=True, seed=27)
+    (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
+    rule = RULES["geometric-median"](**PATIENT)
+    expected = by_transcription("geometric-median", rule, scene, step=0, steps=1)
+    on_a_point = [min(np.linalg.norm(scene.vectors - expected[i], axis=1)) < 1e-5 for i in range(scene.size)]
+    assert 0 < sum(on_a_point) < scene.size
+    np.testing.assert_allclose(rule(inbox, Round()).numpy(), expected, rtol=0, atol=1e-9)
+
+
+NAN_TIE = pytest.mark.xfail(strict=True, reason="a NaN loss ties with the loss of those that are not near")
+
+
+@pytest.mark.parametrize("near", [0, pytest.param(1, marks=NAN_TIE), pytest.param(2, marks=NAN_TIE)])
+def test_ubar_where_no_loss_of_a_near_neighbour_is_a_number(near: int) -> None:
+    """A NaN counts as infinite, and of infinite losses the first is as small as any: wherever the near one stands."""
+    vectors = torch.full((4, 1), 9.0, dtype=torch.float64)
+    vectors[3], vectors[near] = 0.0, 1.0
+    (inbox,) = LocalNetwork(Complete().draw(4)).exchange(0, parameters=vectors)
+
+    def losses(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return torch.where(rows[:, 0] == 0, 1.0, torch.nan).double().expand(wanted.shape)
+
+    node = rules.Node(np.zeros(1), list(vectors[:3].numpy()), [0.25] * 3, 0.25, lambda v: 1.0 if v[0] == 0 else np.nan, 0, 1)
+    output = UBAR(share=0.5)(inbox, Round(losses=losses))[3]
+    assert output.tolist() == rules.ubar(node, share=0.5, self_weight=0.5).tolist() == [0.5]
 
 
 def test_a_trimmed_share_of_a_large_neighbourhood_is_a_whole_number() -> None:

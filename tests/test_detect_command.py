@@ -89,10 +89,10 @@ def test_nobody_qualifies_among_equal_machines() -> None:
 def test_the_table_lists_every_row_by_falling_score(halves: tuple[np.ndarray, np.ndarray]) -> None:
     answer = bymi("detect", "first.npy", "second.npy")
     expected = identify(*halves)
-    rows = [line.split("│")[1:4] for line in answer.out.splitlines() if line.startswith("│")]
+    rows = [words for words in answer.rows if words[0].isdigit() and words[1] != "of"]
     order = expected.scores.argsort(descending=True).tolist()
-    assert [int(row) for row, _, _ in rows] == order
-    assert [verdict.strip() == "flagged" for _, _, verdict in rows] == expected.flagged[order].tolist()
+    assert [(int(row), score) for row, score, *_ in rows] == [(row, f"{float(expected.scores[row]):.4g}") for row in order]
+    assert [words[2:] == ["flagged"] for words in rows] == expected.flagged[order].tolist()
     assert f"{int(expected.flagged.sum())} of 30 flagged, threshold {float(expected.threshold):.4g}" in answer.words
 
 

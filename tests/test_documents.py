@@ -68,14 +68,13 @@ def test_toml_snippets_are_specs() -> None:
 
 
 def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> None:
-    """All cells but the seconds."""
-    summaries = run_all(load(None).expand(), tmp_path, jobs=1)
+    """All cells but the seconds, which come last."""
+    assert COLUMNS[-1][1] == "seconds"
     (shown,) = [block for block in blocks(README, "text") if "FDP" in block]
-    for summary in summaries:
+    lines = [line.split()[:-1] for line in shown.splitlines()]
+    for summary in run_all(load(None).expand(), tmp_path, jobs=1):
         assert isinstance(summary, dict)
-        wanted = cells(summary)[:-1]
-        assert [heading for heading, _ in COLUMNS][-1] == "seconds"
-        assert any([cell.strip() for cell in line.split("│")[1:-2]] == wanted for line in shown.splitlines()), wanted
+        assert cells(summary)[:-1] in lines
 
 
 def test_links_between_pages_exist() -> None:

@@ -12,9 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bymi.errors import BymiError, InputError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Decentralised learning in which some nodes lie: find out who, cut them off, converge.",
@@ -53,12 +54,12 @@ def run(
     console = _console()
     console.print(tables.terminal_table(summaries, title=figures.describe(specs[0])))
     for line in (line for summary in summaries for line in tables.remarks(summary)):
-        console.print(line, soft_wrap=True)
+        _say(console, line)
     if len(folders) > 1:
         name = f"comparison-seed{specs[0].seed}-{specs[0].digest}"
-        console.print(f"Figure: {figures.draw_comparison(folders, out, name)[0]}", soft_wrap=True)
+        _say(console, f"Figure: {figures.draw_comparison(folders, out, name)[0]}")
     for folder in folders:
-        console.print(f"Folder: {folder}", soft_wrap=True)
+        _say(console, f"Folder: {folder}")
     raise typer.Exit(max(ENDING_CODES[summary["outcome"]] for summary in summaries))
 
 
@@ -84,7 +85,7 @@ def reproduce(
     failed = [result for result in results if isinstance(result, BymiError)]
     console = _console()
     for path in pictures.draw(plan, folder):
-        console.print(f"Wrote {path}", soft_wrap=True)
+        _say(console, f"Wrote {path}")
     console.print(tables.plain_table(*pictures.medians(plan, pictures.collect(plan, folder)), title=plan.title))
     if failed:
         console.print(f"{len(failed)} runs could not be made, the first: {failed[0]}")
@@ -137,9 +138,15 @@ def _with_progress(specs: list[Any], work: Any) -> Any:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"{len(specs)} runs" if len(specs) > 1 else specs[0].label, total=sum(spec.steps for spec in specs))
         return work(lambda index, steps: bar.advance(task, steps))
+
+
+def _say(console: Console, line: str) -> None:
+    """A line as it is: paths are not folded, and brackets in them are not markup."""
+    console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _console() -> Console:
@@ -150,17 +157,18 @@ def _console() -> Console:
 def main() -> None:
     """Entry point: every mistake of a user is one line on stderr and an exit code."""
     try:
-        code = app(standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except BymiError as problem:
         print(f"bymi: {problem}", file=sys.stderr)
         code = problem.exit_code
     except KeyboardInterrupt:
-        print("bymi: interrupted; complete runs are kept and skipped next time", file=sys.stderr)
-        code = 130
+        code = INTERRUPTED
     except Exception as problem:
         # typer's usage errors, whichever release of it (and of the click below) is installed
         if not hasattr(problem, "format_message"):
             raise
         print(f"bymi: {problem.format_message()}", file=sys.stderr)
         code = InputError.exit_code
+    if code == INTERRUPTED:  # typer turns the interrupt into this code by itself
+        print("bymi: interrupted; complete runs are kept and skipped next time", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -87,6 +87,8 @@ class Graph:
         """
         edges = _read_edges(Path(path))
         size = 1 + max(max(edge) for edge in edges)
+        if size > len(edges) + 1:  # not connected, whatever the edges are; a huge number would also take all memory
+            raise GraphError(f"{path}: got node number {size - 1} but {len(edges)} edges; allowed: 0, 1, 2, ... without gaps")
         hears = torch.zeros(size, size, dtype=torch.bool)
         for sender, receiver in edges:
             hears[receiver, sender] = True

@@ -18,6 +18,9 @@ from bymi.vectors import Rows, norms
 ABSURD = 1e6
 """A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
 
+OVERFLOW = 1e100
+"""A node whose own vector is longer than this has diverged: it hears nobody and takes part in nothing. Squares stay finite."""
+
 Losses = Callable[[Tensor, Tensor], Tensor]
 """(vectors [R, D], wanted [B, R] bool) -> loss of each wanted vector on the receiver's current samples [B, R]."""
 
@@ -61,25 +64,26 @@ class Inbox:
         self_weight: Tensor,
         own_at: Tensor | None = None,
     ) -> Inbox:
-        """The one door for vectors from other nodes.
+        """The one door for vectors from other nodes. `weight` [B, J] is zero where nothing is expected.
 
-        Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector is not
-        finite hears nobody: it has nothing to compare with.
+        Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector has
+        diverged hears nobody: it has nothing to compare with.
         """
         stacked, present = _stack(messages, own)
         length = norms(stacked)
         own_length = length if stacked is own else norms(own)
         reach = ABSURD * own_length.clamp_min(1.0)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
-        if present is None and bool((length.max() <= reach.min()) & (own_length.max() < torch.inf)):
+        if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
             return Inbox(own, stacked, expected, expected, weight, self_weight, position)
 
-        fine = (length[None, :] <= reach[:, None]) & torch.isfinite(own_length)[:, None]  # NaN compares false
+        fine = (length[None, :] <= reach[:, None]) & (own_length < OVERFLOW)[:, None]  # NaN compares false
         if present is not None:
             fine = fine & present
         usable = fine.any(0)
         stacked = torch.where(usable[:, None], stacked, torch.zeros_like(stacked))
-        position = torch.where((position >= 0) & usable[position.clamp_min(0)], position, -1)
+        if len(stacked):
+            position = torch.where((position >= 0) & usable[position.clamp_min(0)], position, -1)
         heard = expected & fine
         return Inbox(own, stacked, expected, heard, weight * heard, self_weight, position)
 
@@ -120,10 +124,11 @@ class Inbox:
         alone = self.own_at < 0
         if not bool(alone.any()):
             return Rows(self.messages), self.own_at
-        # A vector that is not finite takes part in nothing; zero keeps the products of the others clean.
-        extra = torch.nan_to_num(self.own[alone], nan=0.0, posinf=0.0, neginf=0.0)
+        # A vector that has diverged takes part in nothing; zero keeps the products of the others clean.
+        sane = norms(self.own[alone]) < OVERFLOW
+        extra = torch.where(sane[:, None], self.own[alone], torch.zeros_like(self.own[:1]))
         place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
-        return Rows(torch.cat([self.messages, extra])), place
+        return Rows(torch.cat([self.messages, extra]), torch.cat([self.heard.any(0), sane])), place
 
     @property
     def rows(self) -> Rows:
@@ -175,4 +180,5 @@ def _stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Ten
     blank = torch.zeros_like(own[0])
     fits = [message is not None and message.shape == blank.shape for message in messages]
     rows = [message.to(blank) if fit and message is not None else blank for message, fit in zip(messages, fits, strict=True)]
-    return torch.stack(rows), torch.tensor(fits, device=own.device)
+    stacked = torch.stack(rows) if rows else own[:0]
+    return stacked, torch.tensor(fits, dtype=torch.bool, device=own.device)

@@ -33,7 +33,7 @@ class StepSize:
 class WarmUp:
     """A rule with gradient steps. Run for all rounds of a plan, it is that rule's own algorithm."""
 
-    rule: Rule = field(default_factory=BALANCE)
+    rule: Rule = field(default_factory=lambda: BALANCE(gamma=1.0))
     step_size: StepSize = StepSize(0.05, "sqrt")
     batch: int = 8
 
@@ -51,7 +51,7 @@ class Optimisation:
     step_size: StepSize = StepSize(0.0625, "linear")
     batch: int = 32
     convention: Literal["paper", "mean"] = "mean"
-    max_local_step: float = 0.1
+    max_local_step: float = 0.08
     min_weight: float = 0.1
     premix_rounds: int | None = None
 

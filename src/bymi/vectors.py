@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _COLUMNS = 8192  # coordinates converted to float64 at a time: bounds the copies that `inner` makes
+_SAMPLED = 512  # coordinates looked at to find a central row
 
 
 def norms(vectors: Tensor) -> Tensor:
@@ -29,44 +30,29 @@ def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     return total
 
 
-def pairwise_dot(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
-    """Float64 <left_r - origin, right_r - origin> row by row [R]."""
-    total = torch.zeros(len(left), dtype=torch.float64, device=left.device)
-    for start in range(0, left.shape[1], _COLUMNS):
-        part = slice(start, start + _COLUMNS)
-        centre = origin[part].to(torch.float64)
-        total += ((left[:, part].to(torch.float64) - centre) * (right[:, part].to(torch.float64) - centre)).sum(1)
-    return total
-
-
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A stack of finite vectors with what every rotation-equivariant rule needs of them, computed once.
 
-    All products are taken about `origin`, the row of median norm. While fewer than half of the rows are wild, its norm lies
-    among the norms of the others, so distances between ordinary rows keep about 1e-15 of their squared norms, however
-    large the wild rows are. About zero or about the mean they would cancel to nothing.
+    All products are taken about `origin`, the row nearest to the coordinate-wise median. While fewer than half of the rows
+    are wild it stands among the others, so that distances between ordinary rows keep about 1e-15 of their own size,
+    wherever the wild rows are. About zero or about the mean they would cancel to nothing near consensus.
     """
 
     vectors: Tensor  # [R, D]
+    usable: Tensor | None = None  # [R] bool: rows that stand for a vector; None for all
 
     @cached_property
     def origin(self) -> Tensor:
-        return self.vectors[torch.argsort(norms(self.vectors), stable=True)[(len(self.vectors) - 1) // 2]]
+        rows = self.vectors if self.usable is None or not bool(self.usable.any()) else self.vectors[self.usable]
+        stride = max(1, rows.shape[1] // _SAMPLED)
+        sample = rows[:, ::stride].to(torch.float64)
+        return rows[(sample - sample.median(dim=0).values).square().sum(1).argmin()]
 
     @cached_property
     def gram(self) -> Tensor:
         """G[r, s] = <x_r - origin, x_s - origin> in float64 [R, R]."""
         return inner(self.vectors, self.vectors, self.origin)
-
-    @cached_property
-    def coordinates(self) -> Tensor:
-        """The rows in at most R coordinates, with the same inner products (an isometry of their span) [R, min(R, D)]."""
-        if self.vectors.shape[1] <= len(self.vectors):
-            return self.vectors.to(torch.float64) - self.origin.to(torch.float64)
-        values, basis = torch.linalg.eigh(self.gram)
-        scaled: Tensor = basis * values.clamp_min(0.0).sqrt()
-        return scaled
 
 
 def gather_members(member: Tensor) -> tuple[Tensor, Tensor]:

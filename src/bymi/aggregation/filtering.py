@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -30,22 +31,28 @@ class Filtering(SetRule):
         require(0 <= self.share < 0.5, "share", self.share, "0 <= share < 0.5")
 
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
-        points = rows.coordinates
-        weight = torch.zeros(member.shape, dtype=torch.float64, device=points.device)
-        for receivers, index, valid in batches(member, width=points.shape[1]):
-            kept = self._filter(points[index], valid.to(torch.float64))
+        dim, largest = rows.vectors.shape[1], int(member.sum(1).max())
+        flat = dim <= largest
+        points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64) if flat else None
+        weight = torch.zeros(member.shape, dtype=torch.float64, device=member.device)
+        for receivers, index, valid in batches(member, width=min(dim, largest)):
+            start = valid.to(torch.float64)
+            if points is not None:
+                kept = self._filter(spread_of_points, points[index], start)
+            else:
+                kept = self._filter(spread_of_products, rows.gram[index[:, :, None], index[:, None, :]], start)
             weight[receivers] = weight[receivers].scatter_add(1, index, kept * valid)
         return weight / weight.sum(1, keepdim=True)
 
-    def _filter(self, points: Tensor, weight: Tensor) -> Tensor:
-        """Weights [b, n] after filtering points [b, n, r] that start with weights of 0 or 1 [b, n]."""
+    def _filter(self, spread: Callable[[Tensor, Tensor], Tensor], cloud: Tensor, weight: Tensor) -> Tensor:
+        """Weights [b, n] after filtering a cloud of n points that start with weights of 0 or 1 [b, n]."""
         goal = (1 - self.share) * weight.sum(1)
-        for _ in range(points.shape[1]):  # every full step empties at least one point
+        for _ in range(cloud.shape[1]):  # every full step empties at least one point
             excess = weight.sum(1) - goal
             active = excess > 1e-12 * goal
             if not bool(active.any()):
                 break
-            tau = top_spread(points[active], weight[active])
+            tau = spread(cloud[active], weight[active])
             peak = tau.amax(1, keepdim=True)
             # tau / peak first: it is exactly 1 at the peak, so that the farthest point loses exactly all of its weight.
             loss = weight[active] * (tau / torch.where(peak > 0, peak, 1.0))
@@ -59,15 +66,26 @@ class Filtering(SetRule):
         return weight
 
 
-def top_spread(points: Tensor, weight: Tensor) -> Tensor:
-    """Squared projections [b, n] of points [b, n, r] on the top eigenvector of their weighted covariance, 0 without weight."""
+def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
+    """Squared projections [b, n] of points [b, n, d] on the top eigenvector of their weighted covariance, 0 without weight."""
     share = weight / weight.sum(1, keepdim=True)
-    centred = points - (share[:, None, :] @ points)
+    centred = points - share[:, None, :] @ points
     scaled = share.sqrt()[:, :, None] * centred
-    # The covariance and the Gram matrix of the scaled points have the same top eigenpair: solve the smaller one.
-    if points.shape[2] <= points.shape[1]:
-        direction = torch.linalg.eigh(scaled.mT @ scaled).eigenvectors[:, :, -1:]
-    else:
-        dual = torch.linalg.eigh(scaled @ scaled.mT).eigenvectors[:, :, -1:]
-        direction = torch.nn.functional.normalize(scaled.mT @ dual, dim=1)
+    direction = torch.linalg.eigh(scaled.mT @ scaled).eigenvectors[:, :, -1:]
     return torch.where(weight > 0, (centred @ direction).squeeze(2).square(), 0.0)
+
+
+def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
+    """The same from inner products [b, n, n], for points in more than n dimensions: an n x n eigenproblem instead.
+
+    With K the products of the centred points and D the diagonal of the weights, D^1/2 K D^1/2 has the covariance's top
+    eigenvalue; its eigenvector u gives the projections K D^1/2 u / sqrt(eigenvalue).
+    """
+    share = weight / weight.sum(1, keepdim=True)
+    towards = gram @ share[:, :, None]
+    centred = gram - towards - towards.mT + share[:, None, :] @ towards
+    root = share.sqrt()[:, :, None]
+    values, vectors = torch.linalg.eigh(root * centred * root.mT)
+    top = values[:, -1:, None].clamp_min(torch.finfo(torch.float64).tiny)
+    projections = (centred @ (root * vectors[:, :, -1:])) / top.sqrt()
+    return torch.where((weight > 0) & (values[:, -1:] > 0), projections.squeeze(2).square(), 0.0)

@@ -21,8 +21,8 @@ class GeometricMedian(SetRule):
     """
 
     smoothing: float = 1e-6
-    iterations: int = 200
-    tolerance: float = 1e-10
+    iterations: int = 1000
+    tolerance: float = 1e-12
 
     def __post_init__(self) -> None:
         require(self.smoothing > 0, "smoothing", self.smoothing, "above 0")
@@ -31,8 +31,8 @@ class GeometricMedian(SetRule):
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
         gram, square = rows.gram, rows.gram.diagonal()
         weight = member / member.sum(1, keepdim=True, dtype=torch.float64)
-        floor = self.smoothing * self._dist2(weight, gram, square, member).mean(1, keepdim=True).sqrt()
-        floor = floor.clamp_min(torch.finfo(torch.float64).tiny)
+        floor = self.smoothing * (weight * self._dist2(weight, gram, square, member)).sum(1, keepdim=True).sqrt()
+        floor = torch.where(floor > 0, floor, 1.0)  # all in one place: any weights will do
         for _ in range(self.iterations):
             distance = self._dist2(weight, gram, square, member).sqrt()
             pull = member / torch.maximum(distance, floor)

@@ -36,17 +36,14 @@ class IOS(WeightedRule):
 
         count = inbox.heard.sum(1)
         quota = torch.ceil(whole(self.share, count)).minimum(count - 1).clamp_min(0)
-        total = weight.sum(1)
-        product = weight @ gram  # <unnormalised mean, x_r>, kept up to date as members leave
         receivers = torch.arange(len(weight), device=gram.device)
         for turn in range(int(quota.max()) if len(quota) else 0):
-            mean2 = (weight * product).sum(1) / total**2
-            dist2 = square[None, :] - 2 * product / total[:, None] + mean2[:, None]
+            share = weight / weight.sum(1, keepdim=True)
+            # Anew in each turn: taking a far row's part off the old products would leave its rounding errors in them.
+            product = share @ gram
+            dist2 = square[None, :] - 2 * product + (share * product).sum(1, keepdim=True)
             farthest = torch.where(removable, dist2, -torch.inf).argmax(1)
             active = turn < quota
-            leaving = torch.where(active, weight[receivers, farthest], 0.0)
-            weight[receivers, farthest] -= leaving
+            weight[receivers, farthest] *= ~active
             removable[receivers, farthest] &= ~active
-            total = total - leaving
-            product = product - leaving[:, None] * gram[farthest]
-        return inbox.split(weight / total[:, None])
+        return inbox.split(weight / weight.sum(1, keepdim=True))

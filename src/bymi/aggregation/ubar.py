@@ -12,6 +12,8 @@ from bymi.aggregation.base import Order, WeightedRule, whole
 from bymi.errors import InputError, require
 from bymi.inbox import Inbox, Mixture, Round
 
+_WORST = torch.finfo(torch.float64).max
+
 
 @dataclass(frozen=True)
 class UBAR(WeightedRule):
@@ -42,7 +44,9 @@ class UBAR(WeightedRule):
         wanted = inbox.member
         wanted[:, : heard.shape[1]] &= near
         wanted.scatter_(1, own_row[:, None], True)
-        losses = torch.nan_to_num(round.losses(rows.vectors, wanted), nan=torch.inf)
+        # A loss that is no number, or infinite, is the worst of those near, and still better than not being near.
+        losses = round.losses(rows.vectors, wanted).to(torch.float64)
+        losses = torch.where(losses < _WORST, losses, _WORST)
         own_loss = torch.gather(losses, 1, own_row[:, None])
         loss = torch.where(near, losses[:, : heard.shape[1]], torch.inf)
         good = near & (loss <= own_loss)
@@ -50,7 +54,7 @@ class UBAR(WeightedRule):
         chosen = torch.where(good.any(1, keepdim=True), good, best).to(torch.float64)
 
         number = chosen.sum(1)
-        own = torch.where(number > 0, self.self_weight, 1.0).to(torch.float64)
+        own = torch.where(number > 0, torch.full_like(number, self.self_weight), 1.0)
         return Mixture(own, (1 - own)[:, None] * chosen / number.clamp_min(1)[:, None])
 
 

@@ -13,8 +13,8 @@ from bymi.detection.products import Centre, multiply
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.threshold import threshold
 from bymi.errors import InputError, require
-from bymi.inbox import Inbox
-from bymi.vectors import Rows
+from bymi.inbox import OVERFLOW, Inbox
+from bymi.vectors import Rows, norms
 
 REASONS = ("kept", "score", "not heard")
 """What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
@@ -113,4 +113,6 @@ def _matrix(values: Any, name: str) -> Tensor:
     bad = (~torch.isfinite(matrix)).any(1).nonzero().flatten().tolist()
     if bad:
         raise InputError(f"{name}: rows {bad[:5]} hold NaN or Inf; remove those senders or treat them as flagged")
+    if bool((norms(matrix) > OVERFLOW).any()):
+        raise InputError(f"{name}: a row is longer than {OVERFLOW:g}; remove that sender or treat it as flagged")
     return matrix

@@ -20,7 +20,7 @@ from bymi.errors import InputError
 class Part(BaseModel):
     """One entry of a table with its parameters; `build` makes the object."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     name: str
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,15 @@ def read_matrix(path: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
     if path.suffix not in readers:
         raise InputError(f"{path}: got a {path.suffix or 'nameless'} file, allowed: {', '.join(readers)}")
     try:
-        matrix = np.asarray(readers[path.suffix](path), dtype=np.float64)
+        found = np.asarray(readers[path.suffix](path))
     except OSError as problem:
         raise InputError(f"cannot read {path}: {problem.strerror or problem}") from None
-    except (ValueError, TypeError, EOFError, zipfile.BadZipFile) as problem:
-        raise InputError(f"{path} is not a readable {path.suffix} matrix: {str(problem).splitlines()[0]}") from None
+    except Exception as problem:  # a damaged file breaks its reader in any way it likes
+        reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+        raise InputError(f"{path} is not a readable {path.suffix} matrix: {reason}") from None
+    if found.dtype.kind not in "biuf":
+        raise InputError(f"{path}: got numbers of type {found.dtype}, allowed: real numbers")
+    matrix = found.astype(np.float64)
     if matrix.ndim != 2:
         raise InputError(f"{path}: got an array of shape {list(matrix.shape)}, need a matrix [n, d]")
     bad = np.flatnonzero(~np.isfinite(matrix).all(1)).tolist()
@@ -45,14 +48,14 @@ def _read_npy(path: Path) -> Any:
 
 
 def _read_npz(path: Path) -> Any:
-    with np.load(path, allow_pickle=False) as archive:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         if len(archive.files) != 1:
             raise ValueError(f"it holds {len(archive.files)} arrays ({', '.join(archive.files[:5])}), need exactly one")
         return archive[archive.files[0]]
 
 
 def _read_csv(path: Path) -> Any:
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    lines = [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.split("#")[0].strip()]
     if not lines:
         raise ValueError("it is empty")
     return np.loadtxt(lines, delimiter=",", ndmin=2)

@@ -46,7 +46,8 @@ SUMMARY_KEYS = (
 def false_discoveries(flagged: Tensor, byzantine: Tensor) -> float:
     """FDP: the share of honest nodes among those flagged, averaged over honest receivers. Paper: eq:fdptpr."""
     rows = flagged[~byzantine]
-    return float(((rows & ~byzantine).sum(1) / rows.sum(1).clamp_min(1)).to(torch.float64).mean())
+    wrong = (rows & ~byzantine).sum(1, dtype=torch.float64)
+    return float((wrong / rows.sum(1).clamp_min(1)).mean())
 
 
 def sure_detection(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> float:
@@ -58,7 +59,7 @@ def sure_detection(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> float:
 def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
     """The share of arcs between honest nodes that were cut."""
     inside = before.hears & ~byzantine & ~byzantine[:, None]
-    return float((inside & ~after.hears).sum() / inside.sum().clamp_min(1))
+    return int((inside & ~after.hears).sum()) / max(1, int(inside.sum()))
 
 
 class Recorder:
@@ -136,7 +137,7 @@ class Recorder:
         heard = self._pruned.hears[self._honest].any(1)
         alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
         if alone:
-            return Outcome("isolated", f"{len(alone)} nodes flagged all of their neighbours and trained alone: {alone[:5]}")
+            return Outcome("isolated", f"{len(alone)} of the honest flagged all their neighbours, trained alone: {alone[:5]}")
         return Outcome("finished", "all rounds done")
 
     def summary(self, seconds: float) -> dict[str, Any]:

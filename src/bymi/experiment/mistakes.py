@@ -15,7 +15,8 @@ from bymi.experiment.component import PartOf
 
 def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputError:
     """The first mistake in a spec of type `model`, and how many more there are."""
-    errors = problem.errors(include_url=False)
+    # An unknown key first: a missing one is often the same key, misspelt.
+    errors = sorted(problem.errors(include_url=False), key=lambda error: error["type"] != "extra_forbidden")
     first = errors[0]
     path, owner = _walk(first["loc"], model)
     key = ".".join(path) or "spec"
@@ -33,6 +34,8 @@ def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputErro
         line = line if line.startswith(key) or key == "spec" else f"{key}.{line}"
     elif kind == "missing":
         line = f"{key}: missing, and it has no default"
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        line = f"{key}: got {got}, allowed: a name or a table of keys"
     else:
         together = [error["msg"] for error in errors if _walk(error["loc"], model)[0] == path]
         allowed = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in together))

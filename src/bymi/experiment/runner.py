@@ -16,7 +16,7 @@ import torch
 
 from bymi.engine import simulate
 from bymi.engine.simulate import one_thread
-from bymi.errors import BymiError
+from bymi.errors import BymiError, require
 from bymi.experiment import store
 from bymi.experiment.metrics import Recorder
 from bymi.experiment.scene import build_scene
@@ -34,6 +34,7 @@ def run(spec: Spec, out: str | Path = "runs", tell: Callable[[int], None] | None
 
     `tell` is called with the number of steps done since its last call.
     """
+    require(len(spec.methods) == 1, "method", spec.methods, "one method a run; use spec.expand() and run_all for several")
     out = Path(out)
     folder = store.folder_of(out, spec)
     if not store.is_complete(folder):
@@ -80,10 +81,17 @@ def _spread(specs: Sequence[Spec], out: Path, jobs: int, tell: Progress) -> list
             _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
             while not queue.empty():
                 tell(*queue.get())
-        return [future.result() for future in futures]
+        results = [future.result() for future in futures]
+        while not queue.empty():
+            tell(*queue.get())
+        return results
     except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
+        workers = list((pool._processes or {}).values())
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+        store.prepare(out)  # takes away what they left half done
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

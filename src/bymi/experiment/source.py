@@ -46,27 +46,25 @@ def _base(source: str) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """`given` over `base`, section by section; a part with another name starts from its own defaults."""
+    """`given` over `base`, key by key within sections. Naming a part starts from that part's own defaults."""
     merged = dict(base)
     for key, value in given.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, str) and "name" in old:
-            value = read_shorthand(value)
-        same_part = isinstance(value, dict) and value.get("name", _name(old)) == _name(old)
-        merged[key] = _merge(old, value) if isinstance(old, dict) and same_part else value
+        if isinstance(old, dict) and isinstance(value, dict) and "name" not in value:
+            value = _merge(old, value)
+        merged[key] = value
     return merged
 
 
 def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a key given by its path; `attack.name=ipm` is the same as `attack=ipm`."""
+    if len(path) > 1 and path[-1] == "name":
+        path = path[:-1]
     for step in path[:-1]:
         inner = values.get(step, {})
+        inner = read_shorthand(inner) if isinstance(inner, str) else inner
         if not isinstance(inner, dict):
             raise InputError(f"{'.'.join(path)}: {step!r} is a single value, it has no keys inside")
         values[step] = inner = dict(inner)
         values = inner
-    update = _merge(values, {path[-1]: value})
-    values[path[-1]] = update[path[-1]]
-
-
-def _name(part: Any) -> Any:
-    return part.get("name") if isinstance(part, dict) else None
+    values[path[-1]] = value

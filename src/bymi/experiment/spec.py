@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -31,7 +32,7 @@ Schedule = Literal["constant", "sqrt", "linear"]
 class Section(BaseModel):
     """Strict and frozen: an unknown key or a wrong type is an error, never ignored."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -57,7 +58,7 @@ class Detection(Section):
     """Level of the false discovery rate, offset of the threshold, robust mean, Omega."""
 
     fdr_level: float = Field(0.2, gt=0, lt=1)
-    offset: Literal[0, 1] = 0
+    offset: int = Field(0, ge=0, le=1)
     centre: CentrePart = written("filtering")
     scale: ScalePart = written("identity")
 
@@ -66,10 +67,10 @@ class Optimisation(Section):
     """Step convention, size and schedule; cap on local steps; floor on the tracker; rounds of premixing."""
 
     convention: Literal["paper", "mean"] = "mean"
-    step_size: float | Literal["theorem"] = Field(0.0625, union_mode="left_to_right")
+    step_size: Annotated[float, Field(ge=0)] | Literal["theorem"] = Field(0.0625, union_mode="left_to_right")
     schedule: Schedule = "linear"
     batch: int = Field(32, ge=1)
-    max_local_step: float = Field(0.1, gt=0)
+    max_local_step: float = Field(0.08, gt=0)
     min_weight: float = Field(0.1, gt=0, le=1)
     premix_rounds: int | None = Field(None, ge=0)
 
@@ -127,7 +128,12 @@ class Spec(Section):
     def digest(self) -> str:
         """A name for exactly this spec: equal specs have equal digests, and nothing else does."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:10]
+        return hashlib.sha256(text.encode() + self._graph_file()).hexdigest()[:10]
+
+    def _graph_file(self) -> bytes:
+        """What is in the edge file, if there is one: the same name with other edges is another experiment."""
+        path = self.graph.model_dump().get("path")
+        return Path(path).read_bytes() if path is not None and Path(path).is_file() else b""
 
     def expand(self) -> list[Spec]:
         """One spec a method."""

@@ -23,6 +23,7 @@ import torch
 import bymi
 from bymi.detection import REASONS, Verdict
 from bymi.errors import InputError
+from bymi.experiment.metrics import SUMMARY_KEYS
 from bymi.experiment.spec import Spec
 
 SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
@@ -36,19 +37,22 @@ def folder_of(out: Path, spec: Spec) -> Path:
 def is_complete(folder: Path) -> bool:
     """A run folder is complete when it has a readable summary: that file is written last."""
     try:
-        read_json(folder / SUMMARY)
+        summary = read_json(folder / SUMMARY)
     except (OSError, ValueError):
         return False
-    return True
+    return isinstance(summary, dict) and set(SUMMARY_KEYS) <= set(summary) and (folder / METRICS).exists()
 
 
 def prepare(out: Path) -> None:
-    """Make the folder for runs, or say in one line why that cannot be."""
+    """Make the folder for runs, without the scratch of processes that died in it, or say in one line why it cannot be."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
+        for scratch in out.glob(".*-seed*.[0-9]*"):
+            if not _alive(int(scratch.suffix[1:])):
+                shutil.rmtree(scratch, ignore_errors=True)
     except OSError as problem:
         raise InputError(f"cannot write to the folder {out}: {problem.strerror or problem}") from None
 
@@ -68,6 +72,16 @@ def writing(out: Path, spec: Spec) -> Iterator[Path]:
         os.replace(scratch, place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True
 
 
 def environment() -> dict[str, Any]:

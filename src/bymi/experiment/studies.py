@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -47,6 +48,7 @@ def build_study(name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[in
     """A study by name. `mu` belongs to scenario-a; `fast` keeps one seed, three values and d = 30."""
     if name not in STUDIES:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join(STUDIES)}")
+    require(math.isfinite(mu), "--mu", mu, "a finite number")
     for dim in dims:
         require(dim in SAMPLES, "--dim", dim, " or ".join(map(str, SAMPLES)))
     chosen = tuple(dims) or tuple(SAMPLES)

@@ -16,6 +16,7 @@ from bymi.report.figures import COLOURS, save
 from bymi.report.tables import cell, markdown_table
 
 _METRICS = (("FDP", "fdp"), ("P_a", "pa"), ("optimality gap", "gap"))
+_HEADINGS = ("FDP %", "P_a %", "gap")
 
 Group = tuple[int, str, float]  # dimension, warm-up, value on the axis
 
@@ -40,13 +41,16 @@ def collect(study: Study, folder: Path) -> dict[Group, list[dict[str, Any]]]:
         if store.is_complete(place):
             summary = store.read_json(place / store.SUMMARY)
             keys = ("seed", "outcome", "fdp", "pa", "gap", "honest_edge_loss", "core_size", "core_byzantine", "core_closed")
-            groups[entry.dim, entry.warm_up, entry.value].append({key: summary[key] for key in keys})
+            values = {key: summary[key] for key in keys}
+            if values["outcome"] == "diverged":
+                values["gap"] = None  # how far it got says nothing
+            groups[entry.dim, entry.warm_up, entry.value].append(values)
     return dict(groups)
 
 
 def medians(study: Study, values: dict[Group, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows: the median of each metric over the seeds of a setting, and how many runs ended badly."""
-    headings = ["d", study.axis, "warm-up", *[name for name, _ in _METRICS], "runs", "not finished"]
+    headings = ["d", study.axis, "warm-up", *_HEADINGS, "runs", "not finished"]
     rows = []
     for (dim, warm_up, value), runs in sorted(values.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
         middle = [cell(key, _median([run[key] for run in runs])) for _, key in _METRICS]

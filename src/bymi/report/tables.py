@@ -7,16 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from rich import box
 from rich.table import Table
 
 from bymi.detection import Verdict
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("method", "method"),
-    ("FDP", "fdp"),
-    ("P_a", "pa"),
+    ("FDP %", "fdp"),
+    ("P_a %", "pa"),
     ("gap", "gap"),
-    ("honest edges lost", "honest_edge_loss"),
+    ("honest edges lost %", "honest_edge_loss"),
     ("core", "core_size"),
     ("Byzantine in core", "core_byzantine"),
     ("outcome", "outcome"),
@@ -32,7 +33,7 @@ def cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if key in _SHARES:
-        return f"{100 * value:.1f} %"
+        return f"{100 * value:.1f}"
     if key == "gap":
         return f"{value:.1e}"
     if key == "seconds":
@@ -46,12 +47,14 @@ def cells(summary: dict[str, Any]) -> list[str]:
 
 
 def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:
-    """A table for the terminal."""
-    table = Table(title=title, title_justify="left")
+    """A table for the terminal, 80 columns wide for usual names: headings may fold, values never do."""
+    rows = [cells(summary) for summary in summaries]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for index, (heading, _) in enumerate(COLUMNS):
-        table.add_column(heading, justify="left" if index == 0 else "right", no_wrap=index == 0)
-    for summary in summaries:
-        table.add_row(*cells(summary))
+        width = max(len(word) for word in [*heading.split(), *[row[index] for row in rows]])
+        table.add_column(heading, justify="left" if index == 0 else "right", width=width)
+    for row in rows:
+        table.add_row(*row)
     return table
 
 
@@ -71,8 +74,8 @@ def remarks(summary: dict[str, Any]) -> list[str]:
 
 
 def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    """Any headings and rows for the terminal, numbers and names alike."""
-    table = Table(*headings, title=title, title_justify="left")
+    """Any headings and rows for the terminal."""
+    table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     return table
