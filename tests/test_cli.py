@@ -208,10 +208,6 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
 
 
 # Rich ends its progress bar with a line break even where there is no terminal to draw on.
-BLANK_LINE_FIRST = pytest.mark.xfail(reason="a blank line of the progress bar comes before the message", strict=True)
-
-
-@BLANK_LINE_FIRST
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -264,9 +260,7 @@ def test_the_worst_ending_of_several_runs_is_the_exit_code(tmp_path: Path, monke
     assert sorted(summary_in(path)["outcome"] for path in tmp_path.iterdir() if path.is_dir()) == ["finished", "isolated"]
 
 
-@pytest.mark.parametrize(
-    "said", ["", pytest.param("interrupted", marks=pytest.mark.xfail(reason="typer takes the interrupt first", strict=True))]
-)
+@pytest.mark.parametrize("said", ["", "interrupted"])
 def test_interrupting_is_exit_code_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
     monkeypatch.setattr("bymi.experiment.run_all", mock.Mock(side_effect=KeyboardInterrupt))
     answer = bymi("run", *TINY, "--out", tmp_path)

@@ -153,10 +153,6 @@ def with_nan() -> np.ndarray:
     return matrix
 
 
-def gets_through(make: Callable[[Path], None], name: str, expected: str, reason: str) -> Any:
-    return pytest.param(name, make, expected, marks=pytest.mark.xfail(reason=reason, strict=True), id=reason)
-
-
 @pytest.mark.parametrize(
     ("name", "make", "expected"),
     [
@@ -167,7 +163,7 @@ def gets_through(make: Callable[[Path], None], name: str, expected: str, reason:
         ("bad.npy", array(np.ones((1, 4))), "first: got shape [1, 4], need a matrix [n, d] with n >= 2"),
         ("bad.npy", array(np.ones((30, 0))), "first: got shape [30, 0], need a matrix [n, d] with n >= 2 rows and d >= 1"),
         ("bad.npy", array(with_nan()), "bad.npy: rows [3, 5] hold NaN or Inf"),
-        ("bad.npy", array(np.array([["1", "x"]])), "bad.npy is not a readable .npy matrix: "),
+        ("bad.npy", array(np.array([["1", "x"]])), "bad.npy: got numbers of type <U1, allowed: real numbers"),
         ("bad.npy", content(b""), "bad.npy is not a readable .npy matrix: "),
         ("bad.npy", content(b"not an array"), "bad.npy is not a readable .npy matrix: "),
         ("bad.npy", Path.mkdir, "cannot read bad.npy: Is a directory"),
@@ -186,16 +182,15 @@ def gets_through(make: Callable[[Path], None], name: str, expected: str, reason:
         ("bad.csv", content(b"1,2\n3\n"), "bad.csv is not a readable .csv matrix: the number of columns changed"),
         ("bad.csv", content(b"1,nan\n2,3\n"), "bad.csv: rows [0] hold NaN or Inf"),
         ("bad.csv", content(b"\xff\xfe\x00"), "bad.csv is not a readable .csv matrix: "),
-        gets_through(damaged, "bad.npz", "bad.npz is not a readable .npz matrix: ", "zlib.error is not caught"),
-        gets_through(header(b"{{{{"), "bad.npy", "bad.npy is not a readable .npy matrix: ", "TokenError is not caught"),
-        gets_through(
-            header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999, 9999), }"),
+        ("bad.npz", damaged, "bad.npz is not a readable .npz matrix: "),
+        ("bad.npy", header(b"{{{{"), "bad.npy is not a readable .npy matrix: "),
+        (
             "bad.npy",
+            header(b"{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999, 9999), }"),
             "bad.npy is not a readable .npy matrix: ",
-            "MemoryError is not caught",
         ),
-        gets_through(array(np.ones((30, 4)) * 1j), "bad.npy", "bad.npy", "imaginary parts are dropped with a warning"),
-        gets_through(content(b"# only a comment\n"), "bad.csv", "bad.csv", "numpy warns beside the error"),
+        ("bad.npy", array(np.ones((30, 4)) * 1j), "bad.npy: got numbers of type complex128, allowed: real numbers"),
+        ("bad.csv", content(b"# only a comment\n"), "bad.csv is not a readable .csv matrix: it is empty"),
     ],
 )
 def test_bad_files_are_one_line(name: str, make: Callable[[Path], Any], expected: str) -> None:
@@ -203,7 +198,6 @@ def test_bad_files_are_one_line(name: str, make: Callable[[Path], Any], expected
     assert mistake("detect", name, "second.npy").startswith(expected)
 
 
-@pytest.mark.xfail(reason="inner products overflow: scores are NaN, and Filtering fails with a traceback", strict=True)
 @pytest.mark.parametrize("centre", CENTRES)
 def test_enormous_values_get_a_verdict_or_one_line(halves: tuple[np.ndarray, np.ndarray], centre: str) -> None:
     for name, half in zip(("first", "second"), halves, strict=True):

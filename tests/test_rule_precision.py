@@ -89,23 +89,8 @@ def rounded(lone: Lone) -> Lone:
     return replace(lone, own=lone.own.float(), messages=messages)
 
 
-ORIGIN = "the origin of all products is the row of median length, which a liar or the zeros of silent rows can be"
-STEERED = "coordinates come from one eigendecomposition of all rows: a far row takes the digits of the others"
-DEFECTS = {
-    **{(name, circumstance): ORIGIN for name in ("ubar", "ios", "balance") for circumstance in (mirrored, most_silent)},
-    ("geometric-median", most_silent): ORIGIN,
-    **{("filtering", circumstance): STEERED for circumstance in CIRCUMSTANCES if circumstance is not honest},
-}
-CASES = [
-    pytest.param(name, circumstance, marks=pytest.mark.xfail(strict=True, reason=DEFECTS[name, circumstance]))
-    if (name, circumstance) in DEFECTS
-    else (name, circumstance)
-    for name in ROBUST
-    for circumstance in CIRCUMSTANCES
-]
-
-
-@pytest.mark.parametrize(("name", "circumstance"), CASES)
+@pytest.mark.parametrize("circumstance", CIRCUMSTANCES)
+@pytest.mark.parametrize("name", ROBUST)
 def test_near_consensus_the_decision_is_that_of_the_definition(name: str, circumstance: Any) -> None:
     """A wrong choice would move the output by a tenth of SPREAD or so; double precision allows a ten-thousandth of it."""
     rule = ROBUST[name]

@@ -149,13 +149,11 @@ def test_verdicts_do_not_depend_on_the_number_of_processes(sweep: Sweep, place: 
 
 # The gaps in metrics.jsonl are against a minimiser whose last bits depend on where in memory its workspace lies, so that
 # tests which compare gaps bit by bit fail now and then. When the test of the minimiser passes, take both marks away.
-@pytest.mark.xfail(reason="the last bits of LinearProblem.minimiser change from call to call", strict=False)
 @pytest.mark.parametrize("place", [0, 2, 3])
 def test_metrics_do_not_depend_on_the_number_of_processes(sweep: Sweep, place: int) -> None:
     assert metrics_in(sweep.out[1], sweep.specs[place]) == metrics_in(sweep.out[2], sweep.specs[place])
 
 
-@pytest.mark.xfail(reason="lstsq with its default driver does not repeat its last bits", strict=True)
 def test_the_minimiser_is_the_same_bit_by_bit_wherever_it_lies_in_memory() -> None:
     scene = build_scene(tiny(seed=1))
     honest = (~scene.byzantine).nonzero().flatten()

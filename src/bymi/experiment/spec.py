@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bymi import aggregation, attacks, detection, topology
 from bymi.experiment.component import Part, PartOf
@@ -58,9 +58,15 @@ class Detection(Section):
     """Level of the false discovery rate, offset of the threshold, robust mean, Omega."""
 
     fdr_level: float = Field(0.2, gt=0, lt=1)
-    offset: int = Field(0, ge=0, le=1)
+    offset: Literal[0, 1] = 0
     centre: CentrePart = written("filtering")
     scale: ScalePart = written("identity")
+
+    @field_validator("offset", mode="before")
+    @classmethod
+    def _no_truth_value(cls, value: Any) -> Any:
+        # True == 1, so a Literal lets it through.
+        return str(value) if isinstance(value, bool) else value
 
 
 class Optimisation(Section):
