@@ -77,6 +77,18 @@ def test_the_filter_keeps_false_discoveries_low_where_the_mean_does_not() -> Non
     assert sum(rates["mean"]) / 40 > 0.7
 
 
+@pytest.mark.parametrize("dim", [30, 200])
+def test_verdicts_do_not_hang_on_the_last_digit(dim: int) -> None:
+    """The filter empties its farthest points exactly: a trace of weight left there would set the scale for all others."""
+    for seed in range(10):
+        first, second = halves(76, dim, 15, shift=1.5, seed=seed)
+        verdict = identify(first, second)
+        noise = 1e-15 * stream(seed, "last digit").normal(76, dim)
+        shaken = identify(first * (1 + noise), second)
+        assert torch.equal(verdict.flagged, shaken.flagged)
+        assert (verdict.scores - shaken.scores).abs().max() < 1e-8 * verdict.scores.abs().max()
+
+
 def test_own_row_enters_the_mean_and_is_never_judged() -> None:
     first, second = halves(30, 10, 5, shift=3.0)
     alone = identify(first[1:], second[1:], centre=Mean())

@@ -119,7 +119,7 @@ def detect(
 
 @app.command("list")
 def list_parts() -> None:
-    """List recipes, graphs, rules, attacks, robust means and scales, with their parameters."""
+    """List recipes, graphs, rules, attacks, robust means and scales, with their parameters, and the exit codes."""
     from bymi.experiment.catalogue import catalogue
     from bymi.report.tables import plain_table
 

@@ -1,4 +1,4 @@
-"""What is in the box: every named part with its parameters and its first line."""
+"""What is in the box: every named part with its parameters and its first line, and what the exit codes mean."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bymi import aggregation, attacks, detection, topology
+from bymi.errors import EXIT_CODES
 from bymi.experiment.recipes import RECIPES
 
 Row = tuple[str, str, str]
@@ -21,6 +22,7 @@ def catalogue() -> dict[str, list[Row]]:
         "attack": _rows(attacks.ATTACKS),
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
+        "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
 
 

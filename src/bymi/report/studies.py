@@ -84,11 +84,14 @@ def _boxes(axes: Axes, study: Study, values: dict[Group, list[dict[str, Any]]], 
     for index, warm_up in enumerate(warm_ups):
         data, places = [], []
         for place, value in enumerate(study.values):
-            runs = next((runs for (_, name, at), runs in values.items() if name == warm_up and at == value), [])
+            runs = next((runs for (_, name, where), runs in values.items() if name == warm_up and where == value), [])
             numbers = [run[key] for run in runs if run[key] is not None]
+            at = place + (index - (len(warm_ups) - 1) / 2) * width
             if numbers:
                 data.append(numbers)
-                places.append(place + (index - (len(warm_ups) - 1) / 2) * width)
+                places.append(at)
+            if len(numbers) < len(runs):  # a cross at the top for settings in which a run diverged
+                axes.plot(at, 0.98, "x", color=COLOURS[index], transform=axes.get_xaxis_transform())
         colour = COLOURS[index]
         boxes = axes.boxplot(
             data,
