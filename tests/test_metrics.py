@@ -91,7 +91,7 @@ def test_after_a_detection_the_gap_is_over_the_core() -> None:
 @pytest.mark.parametrize(
     ("graph", "flagged", "value", "ending", "words"),
     [
-        (Complete(), mask(".xxxx", ".....", ".....", ".....", "....."), 0.0, "isolated", "1 of the honest flagged all"),
+        (Complete(), mask(".xxxx", ".....", ".....", ".....", "....."), 0.0, "isolated", "1 honest nodes flagged all"),
         (Ring(), mask(".x..x", "x.x..", ".....", "....x", "...x."), 0.0, "fragmented", "2 of 5 nodes"),
         (Complete(), mask(".....", ".....", ".....", ".....", "....."), float("nan"), "diverged", "3 of 3 honest nodes"),
         (Complete(), mask(".....", ".....", ".....", ".....", "....."), 1e10, "diverged", "by step 5"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bymi import InputError
-from bymi.experiment import run_all, store
+from bymi.experiment import run_all, steps_to_do, store
 from bymi.experiment.studies import Study, build_study
 from bymi.report import studies as report
 
@@ -72,12 +72,13 @@ def test_a_study_resumes_where_it_stopped(small: tuple[Study, Path]) -> None:
     lost.unlink()
     assert len(report.collect(study, folder)) == 8  # one setting has no run: it is missing, not invented
     steps: list[int] = []
+    assert steps_to_do(study.specs, folder) == 40
     run_all(study.specs, folder, jobs=1, progress=lambda index, done: steps.append(done))
     assert kept.stat().st_mtime_ns == before
     assert lost.exists()
-    assert sum(steps) == 9 * 40  # the bar reaches its end
+    assert sum(steps) == 40  # the bar counts what was left to do
 
 
-def test_the_median_leaves_out_what_has_no_number() -> None:
-    assert report._median([None, 1.0, 3.0]) == 2.0
-    assert report._median([None]) is None
+def test_a_diverged_run_counts_as_an_infinite_gap() -> None:
+    assert report._middle("gap", [{"gap": None}, {"gap": 1e-3}, {"gap": 3e-3}]) == "3.0e-03"
+    assert report._middle("gap", [{"gap": None}, {"gap": None}, {"gap": 3e-3}]) == "diverged"

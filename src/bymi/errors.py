@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EXIT_CODES: dict[int, str] = {
-    0: "every run finished",
+    0: "done; after `bymi run`: every run finished",
     1: "a defect in bymi itself: please report it with the traceback",
     2: "bad input: the one line on stderr names the key or file, what was got and what is allowed",
     3: "a run diverged: lower the step sizes, or look at metrics.jsonl for the round it began",

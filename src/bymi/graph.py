@@ -116,10 +116,10 @@ class Graph:
         """The largest strongly connected component; of equally large ones, the one with the smallest node."""
         components = nx.strongly_connected_components(self.to_networkx())
         largest = max(components, key=lambda component: (len(component), -min(component)))
-        members = torch.zeros(self.size, dtype=torch.bool)
+        members = torch.zeros(self.size, dtype=torch.bool, device=self.hears.device)
         members[list(largest)] = True
         closed = not bool(self.hears[members][:, ~members].any())
-        perron = torch.zeros(self.size, dtype=torch.float64)
+        perron = torch.zeros(self.size, dtype=torch.float64, device=self.hears.device)
         perron[members] = perron_vector(self.mixing[members][:, members])
         return Core(members, closed, perron)
 

@@ -123,12 +123,19 @@ class Inbox:
     def _sources(self) -> tuple[Rows, Tensor]:
         alone = self.own_at < 0
         if not bool(alone.any()):
-            return Rows(self.messages), self.own_at
+            return Rows(self.messages, None if self.complete else self._present), self.own_at
         # A vector that has diverged takes part in nothing; zero keeps the products of the others clean.
         sane = norms(self.own[alone]) < OVERFLOW
         extra = torch.where(sane[:, None], self.own[alone], torch.zeros_like(self.own[:1]))
         place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
-        return Rows(torch.cat([self.messages, extra]), torch.cat([self.heard.any(0), sane])), place
+        return Rows(torch.cat([self.messages, extra]), torch.cat([self._present, sane])), place
+
+    @property
+    def _present(self) -> Tensor:
+        """[J] bool: messages that somebody hears or holds, so not one of those blanked."""
+        held = torch.zeros(len(self.messages), dtype=torch.bool, device=self.heard.device)
+        held[self.own_at[self.own_at >= 0]] = True
+        return held | self.heard.any(0)
 
     @property
     def rows(self) -> Rows:

@@ -46,7 +46,7 @@ class LocalNetwork:
     def __init__(self, graph: Graph, tamper: Tamper | None = None) -> None:
         self.graph = graph
         self._tamper = tamper
-        self._nodes = torch.arange(graph.size)
+        self._nodes = torch.arange(graph.size, device=graph.hears.device)
         self._weight = graph.mixing * graph.hears
         self._self_weight = graph.mixing.diagonal().clone()
 

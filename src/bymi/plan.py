@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from bymi.aggregation import BALANCE, Rule
 from bymi.detection import Detector
@@ -15,10 +15,18 @@ Schedule = Literal["constant", "sqrt", "linear"]
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step size over the rounds of a phase: constant, value / sqrt(k + 1), or falling linearly to zero."""
+    """A step size over rounds: constant, value / sqrt(k + 1), or falling linearly to zero at the last of them.
+
+    The warm-up counts all rounds of the plan, so that it takes the same steps as its rule alone would; the optimisation
+    counts its own.
+    """
 
     value: float
     schedule: Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        require(self.value >= 0, "step_size", self.value, "0 or above")
+        require(self.schedule in get_args(Schedule), "schedule", self.schedule, ", ".join(get_args(Schedule)))
 
     def at(self, step: int, steps: int) -> float:
         """The step size of round `step` (from 0) out of `steps`."""
@@ -37,6 +45,9 @@ class WarmUp:
     step_size: StepSize = StepSize(0.05, "sqrt")
     batch: int = 8
 
+    def __post_init__(self) -> None:
+        require(self.batch >= 1, "batch", self.batch, "1 or more")
+
 
 @dataclass(frozen=True)
 class Optimisation:
@@ -54,6 +65,12 @@ class Optimisation:
     max_local_step: float = 0.08
     min_weight: float = 0.1
     premix_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.batch >= 1, "batch", self.batch, "1 or more")
+        require(self.convention in ("paper", "mean"), "convention", self.convention, "paper, mean")
+        require(self.max_local_step > 0, "max_local_step", self.max_local_step, "above 0")
+        require(0 < self.min_weight <= 1, "min_weight", self.min_weight, "above 0, up to 1")
 
 
 @dataclass(frozen=True)

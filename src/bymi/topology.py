@@ -75,6 +75,7 @@ class EdgeFile(Topology):
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         graph = Graph.read(self.path, directed=self.directed)
         require(graph.size == nodes, "nodes", nodes, f"{graph.size}, the number of nodes in {self.path}")
+        require(_connected(graph.hears | graph.hears.T), "graph.path", self.path, "a file with a connected graph")
         return graph
 
 

@@ -12,6 +12,7 @@ from bymi.aggregation.base import SetRule, batches
 from bymi.errors import require
 from bymi.vectors import Rows
 
+_FEW_DIMENSIONS = 128  # up to here the points themselves, above their products: the smaller eigenproblem at usual degrees
 _EMPTY = 1e-9  # of a point's first weight: with so little left it counts as gone, and no longer sets the scale for others
 
 
@@ -32,8 +33,7 @@ class Filtering(SetRule):
 
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
         dim, largest = rows.vectors.shape[1], int(member.sum(1).max())
-        flat = dim <= largest
-        points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64) if flat else None
+        points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64) if dim <= _FEW_DIMENSIONS else None
         weight = torch.zeros(member.shape, dtype=torch.float64, device=member.device)
         for receivers, index, valid in batches(member, width=min(dim, largest)):
             start = valid.to(torch.float64)
@@ -76,7 +76,7 @@ def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
 
 
 def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
-    """The same from inner products [b, n, n], for points in more than n dimensions: an n x n eigenproblem instead.
+    """The same from inner products [b, n, n], for points in many dimensions: an n x n eigenproblem instead.
 
     With K the products of the centred points and D the diagonal of the weights, D^1/2 K D^1/2 has the covariance's top
     eigenvalue; its eigenvector u gives the projections K D^1/2 u / sqrt(eigenvalue).

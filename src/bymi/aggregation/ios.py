@@ -10,6 +10,8 @@ from bymi.aggregation.base import WeightedRule, whole
 from bymi.errors import require
 from bymi.inbox import Inbox, Mixture, Round
 
+_FAR = 1e4  # squared distances: products lose 4 of their 16 digits before they are formed anew
+
 
 @dataclass(frozen=True)
 class IOS(WeightedRule):
@@ -37,13 +39,20 @@ class IOS(WeightedRule):
         count = inbox.heard.sum(1)
         quota = torch.ceil(whole(self.share, count)).minimum(count - 1).clamp_min(0)
         receivers = torch.arange(len(weight), device=gram.device)
+        product = weight @ gram  # <sum of the weighted members, x_r>, kept up to date as members leave
+        gone = 0.0
         for turn in range(int(quota.max()) if len(quota) else 0):
-            share = weight / weight.sum(1, keepdim=True)
-            # Anew in each turn: taking a far row's part off the old products would leave its rounding errors in them.
-            product = share @ gram
-            dist2 = square[None, :] - 2 * product + (share * product).sum(1, keepdim=True)
-            farthest = torch.where(removable, dist2, -torch.inf).argmax(1)
-            active = turn < quota
-            weight[receivers, farthest] *= ~active
-            removable[receivers, farthest] &= ~active
+            total = weight.sum(1, keepdim=True)
+            dist2 = square - 2 * product / total + (weight * product).sum(1, keepdim=True) / total**2
+            reach, farthest = torch.where(removable, dist2, -torch.inf).max(1)
+            if gone > _FAR * float(reach.max()):
+                # The products still hold rounding errors of rows much farther than those left: form them anew, and look again.
+                product, gone = weight @ gram, 0.0
+                dist2 = square - 2 * product / total + (weight * product).sum(1, keepdim=True) / total**2
+                reach, farthest = torch.where(removable, dist2, -torch.inf).max(1)
+            gone = max(gone, float(reach.max()))
+            leaving = weight[receivers, farthest] * (turn < quota)
+            weight[receivers, farthest] -= leaving
+            removable[receivers, farthest] &= turn >= quota
+            product = product - leaving[:, None] * gram[farthest]
         return inbox.split(weight / weight.sum(1, keepdim=True))

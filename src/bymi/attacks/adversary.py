@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from bymi.attacks.data import DataAttack
 from bymi.attacks.gradient import VectorAttack, is_finite_row
 from bymi.attacks.message import MessageAttack
+from bymi.errors import require
 from bymi.inbox import Inbox
 from bymi.streams import stream
 
@@ -32,6 +33,10 @@ class Adversary:
     mixing: Mixing = "plain"
     pruning: Pruning = "none"
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.mixing in get_args(Mixing), "mixing", self.mixing, ", ".join(get_args(Mixing)))
+        require(self.pruning in get_args(Pruning), "pruning", self.pruning, ", ".join(get_args(Pruning)))
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
         mine = self.members[nodes]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bymi.experiment.recipes import RECIPES
-from bymi.experiment.runner import run, run_all
+from bymi.experiment.runner import run, run_all, steps_to_do
 from bymi.experiment.source import load
 from bymi.experiment.spec import Spec, read_spec
 
-__all__ = ["RECIPES", "Spec", "load", "read_spec", "run", "run_all"]
+__all__ = ["RECIPES", "Spec", "load", "read_spec", "run", "run_all", "steps_to_do"]

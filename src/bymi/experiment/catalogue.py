@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import BaseModel
+
 from bymi import aggregation, attacks, detection, topology
 from bymi.errors import EXIT_CODES
+from bymi.experiment.component import Part
 from bymi.experiment.recipes import RECIPES
+from bymi.experiment.spec import Spec
 
 Row = tuple[str, str, str]
 
 
 def catalogue() -> dict[str, list[Row]]:
-    """Heading -> rows of (name, parameters with defaults, what it is)."""
+    """Heading -> rows of (name, parameters or default, what it is)."""
     return {
+        "key": _keys(Spec()),
         "recipe": [(name, "", _first_line(recipe)) for name, recipe in RECIPES.items()],
         "graph": _rows(topology.TOPOLOGIES),
         "warm_up.rule": _rows(aggregation.RULES),
@@ -24,6 +30,19 @@ def catalogue() -> dict[str, list[Row]]:
         "detection.scale": _rows(detection.SCALES),
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
+
+
+def _keys(section: BaseModel, before: str = "") -> list[Row]:
+    """Every key of a section with its default and what its section is for; parts have tables of their own."""
+    rows = []
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel) and not isinstance(value, Part):
+            rows += _keys(value, f"{before}{name}.")
+        else:
+            shown = value.name if isinstance(value, Part) else json.dumps(value)
+            rows.append((f"{before}{name}", shown, _first_line(type(section)) if not rows else ""))
+    return rows
 
 
 def _rows(table: Mapping[str, type[Any]]) -> list[Row]:

@@ -40,7 +40,9 @@ SUMMARY_KEYS = (
     "floored",
     "seconds",
 )
-"""Keys of summary.json, beside those that say which run it is. What does not apply is null, never missing."""
+"""Keys of summary.json, beside those that say which run it is. What does not apply is null, never missing.
+
+`capped` and `floored` are shares of the local steps of honest nodes."""
 
 
 def false_discoveries(flagged: Tensor, byzantine: Tensor) -> float:
@@ -73,7 +75,7 @@ class Recorder:
         self._core: Core | None = None
         self._pruned: Graph | None = None
         self._unheard = torch.zeros(graph.size, dtype=torch.int64)
-        self._capped = self._floored = 0
+        self._local_steps = self._capped = self._floored = 0
         self._last: dict[str, Any] = {}
         self._lost: str | None = None
         self.verdict: Verdict | None = None
@@ -87,9 +89,12 @@ class Recorder:
         if not snapshot.inbox.complete:
             self._unheard += snapshot.inbox.unheard[self._honest].sum(0)
         if snapshot.capped is not None and snapshot.floored is not None:
+            self._local_steps += len(self._honest)
             self._capped += int(snapshot.capped[self._honest].sum())
             self._floored += int(snapshot.floored[self._honest].sum())
-        if snapshot.verdict is not None and isinstance(snapshot.network, LocalNetwork):
+        if snapshot.verdict is not None:
+            if not isinstance(snapshot.network, LocalNetwork):
+                raise TypeError("the recorder needs the whole pruned graph, which only a LocalNetwork holds")
             self.verdict, self._pruned = snapshot.verdict, snapshot.network.graph
             self._core = self._pruned.core()
         if snapshot.step % self._every and snapshot.step != self._steps and snapshot.verdict is None:
@@ -133,11 +138,11 @@ class Recorder:
             return Outcome("finished", "all rounds done")
         size, total = int(self._core.members.sum()), self._graph.size
         if 2 * size <= total:
-            return Outcome("fragmented", f"pruning left {size} of {total} nodes in the largest component")
+            return Outcome("fragmented", f"the largest component after pruning holds {size} of {total} nodes")
         heard = self._pruned.hears[self._honest].any(1)
         alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
         if alone:
-            return Outcome("isolated", f"{len(alone)} of the honest flagged all their neighbours, trained alone: {alone[:5]}")
+            return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
         return Outcome("finished", "all rounds done")
 
     def summary(self, seconds: float) -> dict[str, Any]:
@@ -161,8 +166,8 @@ class Recorder:
                 core_size=int(self._core.members.sum()),
                 core_byzantine=int((self._core.members & self._byzantine).sum()),
                 core_closed=self._core.closed,
-                capped=self._capped,
-                floored=self._floored,
+                capped=self._capped / max(1, self._local_steps),
+                floored=self._floored / max(1, self._local_steps),
             )
         return summary
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 Ending = Literal["finished", "diverged", "fragmented", "isolated"]
 
-ENDING_CODES: dict[Ending, int] = {"finished": 0, "diverged": 3, "fragmented": 4, "isolated": 5}
+ENDING_CODES: dict[Ending, int] = {"diverged": 3, "fragmented": 4, "isolated": 5, "finished": 0}
+"""Exit code of each ending, the worst ending first."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class Outcome:
     ending: Ending
     sentence: str
 
-    @property
-    def exit_code(self) -> int:
-        return ENDING_CODES[self.ending]
+
+def worst(endings: Iterable[str]) -> int:
+    """The exit code of several runs: that of the worst ending among them."""
+    found = set(endings)
+    return next(code for ending, code in ENDING_CODES.items() if ending in found)

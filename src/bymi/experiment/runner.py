@@ -41,10 +41,13 @@ def run(spec: Spec, out: str | Path = "runs", tell: Callable[[int], None] | None
         store.prepare(out)
         with one_thread(), store.writing(out, spec) as scratch:
             _execute(spec, scratch, tell or (lambda steps: None))
-    elif tell is not None:
-        tell(spec.steps)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
+
+
+def steps_to_do(specs: Sequence[Spec], out: str | Path) -> int:
+    """Rounds that are left to run: those of all specs without a complete folder."""
+    return sum(spec.steps for spec in specs if not store.is_complete(store.folder_of(Path(out), spec)))
 
 
 def run_all(

@@ -82,7 +82,11 @@ class Optimisation(Section):
 
 
 class Spec(Section):
-    """One run, or several that differ in `method` only. The defaults are the paper's Scenario A."""
+    """One run, or several that differ in `method` only. The defaults are the paper's Scenario A.
+
+    `method`: "dsgd" averages plainly, "rule" runs the warm-up rule alone, "drsgd-bymi" is the whole method. `profile` names
+    the kind of detection: "paper" is the published one.
+    """
 
     profile: Literal["paper"] = "paper"
     method: Method | list[Method] = ["dsgd", "rule", "drsgd-bymi"]
@@ -102,8 +106,11 @@ class Spec(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Spec:
-        if isinstance(self.method, list) and not self.method:
-            raise ValueError("method: got an empty list, allowed: one or more of dsgd, rule, drsgd-bymi")
+        if not self.methods or len(set(self.methods)) < len(self.methods):
+            got = "an empty list" if not self.methods else self.methods
+            raise ValueError(f"method: got {got}, allowed: one or more of dsgd, rule, drsgd-bymi, each once")
+        if self.optimisation.step_size == "theorem" and self.optimisation.convention != "paper":
+            raise ValueError("optimisation.step_size: got 'theorem', allowed: with optimisation.convention = 'paper' only")
         if not 1 <= self.warm_up_steps < self.steps:
             raise ValueError(f"warm_up.steps: got {self.warm_up_steps}, allowed: 1 to steps - 1 = {self.steps - 1}")
         if self.identification >= self.data.samples:

@@ -35,12 +35,14 @@ def folder_of(out: Path, spec: Spec) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """A run folder is complete when it has a readable summary: that file is written last."""
+    """A run folder is complete when it has a readable summary, which is written last, and is of this version of bymi."""
     try:
-        summary = read_json(folder / SUMMARY)
+        summary, made_by = read_json(folder / SUMMARY), read_json(folder / ENVIRONMENT)
     except (OSError, ValueError):
         return False
-    return isinstance(summary, dict) and set(SUMMARY_KEYS) <= set(summary) and (folder / METRICS).exists()
+    if not isinstance(summary, dict) or not set(SUMMARY_KEYS) <= set(summary) or not (folder / METRICS).exists():
+        return False
+    return isinstance(made_by, dict) and made_by.get("bymi") == bymi.__version__
 
 
 def prepare(out: Path) -> None:
@@ -50,8 +52,8 @@ def prepare(out: Path) -> None:
         probe = out / f".probe-{os.getpid()}"
         probe.touch()
         probe.unlink()
-        for scratch in out.glob(".*-seed*.[0-9]*"):
-            if not _alive(int(scratch.suffix[1:])):
+        for scratch in out.glob(f".*-seed*.{platform.node()}.*"):
+            if scratch.suffix[1:].isdigit() and not _alive(int(scratch.suffix[1:])):
                 shutil.rmtree(scratch, ignore_errors=True)
     except OSError as problem:
         raise InputError(f"cannot write to the folder {out}: {problem.strerror or problem}") from None
@@ -61,15 +63,16 @@ def prepare(out: Path) -> None:
 def writing(out: Path, spec: Spec) -> Iterator[Path]:
     """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed."""
     place = folder_of(out, spec)
-    scratch = out / f".{place.name}.{os.getpid()}"
+    scratch = out / f".{place.name}.{platform.node()}.{os.getpid()}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
         write_json(scratch / SPEC, spec.model_dump(mode="json"))
         write_json(scratch / ENVIRONMENT, environment())
         yield scratch
-        shutil.rmtree(place, ignore_errors=True)
-        os.replace(scratch, place)
+        if not is_complete(place):  # else somebody else has made the same run in the meantime
+            shutil.rmtree(place, ignore_errors=True)
+            os.replace(scratch, place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

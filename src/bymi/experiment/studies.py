@@ -48,10 +48,10 @@ def build_study(name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[in
     """A study by name. `mu` belongs to scenario-a; `fast` keeps one seed, three values and d = 30."""
     if name not in STUDIES:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join(STUDIES)}")
-    require(math.isfinite(mu), "--mu", mu, "a finite number")
+    require(math.isfinite(mu) and (mu == 5.0 or name == "scenario-a"), "--mu", mu, "a finite number, for scenario-a only")
     for dim in dims:
         require(dim in SAMPLES, "--dim", dim, " or ".join(map(str, SAMPLES)))
-    chosen = tuple(dims) or tuple(SAMPLES)
+    chosen = tuple(dict.fromkeys(dims)) or tuple(SAMPLES)
     return STUDIES[name](range(1 if fast else seeds), chosen[:1] if fast else chosen, mu, fast)
 
 

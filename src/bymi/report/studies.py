@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
@@ -53,15 +54,16 @@ def medians(study: Study, values: dict[Group, list[dict[str, Any]]]) -> tuple[li
     headings = ["d", study.axis, "warm-up", *_HEADINGS, "runs", "not finished"]
     rows = []
     for (dim, warm_up, value), runs in sorted(values.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
-        middle = [cell(key, _median([run[key] for run in runs])) for _, key in _METRICS]
+        middle = [_middle(key, runs) for _, key in _METRICS]
         bad = sum(run["outcome"] != "finished" for run in runs)
         rows.append([str(dim), f"{value:g}", warm_up, *middle, str(len(runs)), str(bad)])
     return headings, rows
 
 
-def _median(numbers: list[float | None]) -> float | None:
-    known = [number for number in numbers if number is not None]
-    return median(known) if known else None
+def _middle(key: str, runs: list[dict[str, Any]]) -> str:
+    """The median of a metric as text. A run that diverged has an infinite gap: it counts, on the bad side."""
+    value = median(math.inf if run[key] is None else run[key] for run in runs)
+    return "diverged" if math.isinf(value) else cell(key, value)
 
 
 def _figure(study: Study, values: dict[Group, list[dict[str, Any]]]) -> Figure:

@@ -67,9 +67,9 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     if unheard["messages"]:
         lines.append(f"{method}: {unheard['messages']} messages of {len(unheard['senders'])} senders were not heard")
     if summary["capped"]:
-        lines.append(f"{method}: the cap shortened {summary['capped']} local steps of honest nodes")
+        lines.append(f"{method}: the cap shortened {summary['capped']:.1%} of the local steps of honest nodes")
     if summary["floored"]:
-        lines.append(f"{method}: the floor raised {summary['floored']} tracker entries of honest nodes")
+        lines.append(f"{method}: the floor raised the tracker in {summary['floored']:.1%} of them")
     return lines
 
 
@@ -81,16 +81,18 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
     return table
 
 
+def verdict_title(verdict: Verdict) -> str:
+    """The verdict on plain arrays in a line."""
+    limit = float(verdict.threshold)
+    reached = f"threshold {limit:.4g}" if math.isfinite(limit) else "no threshold qualifies"
+    return f"{int(verdict.flagged.sum())} of {len(verdict.scores)} rows flagged, {reached}"
+
+
 def verdict_table(verdict: Verdict) -> Table:
     """The verdict on plain arrays: rows by falling score, flagged ones first."""
-    limit = float(verdict.threshold)
-    count = int(verdict.flagged.sum())
-    title = f"{count} of {len(verdict.scores)} flagged, threshold " + (
-        f"{limit:.4g}" if math.isfinite(limit) else "none qualifies"
-    )
     order = torch.argsort(verdict.scores, descending=True).tolist()
     rows = [[str(row), f"{float(verdict.scores[row]):.4g}", "flagged" if bool(verdict.flagged[row]) else ""] for row in order]
-    return plain_table(["row", "score", "verdict"], rows, title)
+    return plain_table(["row", "score", "verdict"], rows)
 
 
 def verdict_json(verdict: Verdict) -> dict[str, Any]:
@@ -107,8 +109,3 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> st
     """Headings and rows as a Markdown table."""
     lines = [list(headings), ["---"] * len(headings), *[list(row) for row in rows]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
-def summaries_markdown(summaries: Sequence[dict[str, Any]]) -> str:
-    """The terminal table as Markdown."""
-    return markdown_table([heading for heading, _ in COLUMNS], [cells(summary) for summary in summaries])
