@@ -136,4 +136,4 @@ def sentence_of(verdict: dict[str, Any]) -> str:
             alone.append(judge["node"])
     largest = max(map(len, nx.strongly_connected_components(kept)))
     size = len(verdict["receivers"])
-    return f"left {largest} of {size} nodes" if 2 * largest <= size else f"trained alone: {alone[:5]}"
+    return f"holds {largest} of {size} nodes" if 2 * largest <= size else f"trained alone: {alone[:5]}"

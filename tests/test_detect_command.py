@@ -83,7 +83,7 @@ def test_level_and_offset_reach_the_threshold(halves: tuple[np.ndarray, np.ndarr
 def test_nobody_qualifies_among_equal_machines() -> None:
     np.save("same.npy", np.ones((6, 3)))
     assert judge("same.npy", "same.npy") == {"scores": [0.0] * 6, "threshold": None, "flagged": []}
-    assert "0 of 6 flagged, threshold none qualifies" in bymi("detect", "same.npy", "same.npy").words
+    assert "0 of 6 rows flagged, no threshold qualifies" in bymi("detect", "same.npy", "same.npy").words
 
 
 def test_the_table_lists_every_row_by_falling_score(halves: tuple[np.ndarray, np.ndarray]) -> None:
@@ -93,7 +93,7 @@ def test_the_table_lists_every_row_by_falling_score(halves: tuple[np.ndarray, np
     order = expected.scores.argsort(descending=True).tolist()
     assert [(int(row), score) for row, score, *_ in rows] == [(row, f"{float(expected.scores[row]):.4g}") for row in order]
     assert [words[2:] == ["flagged"] for words in rows] == expected.flagged[order].tolist()
-    assert f"{int(expected.flagged.sum())} of 30 flagged, threshold {float(expected.threshold):.4g}" in answer.words
+    assert f"{int(expected.flagged.sum())} of 30 rows flagged, threshold {float(expected.threshold):.4g}" in answer.words
 
 
 @pytest.mark.parametrize(
