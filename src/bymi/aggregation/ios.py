@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from bymi.aggregation.base import WeightedRule, whole
 from bymi.errors import require
@@ -40,19 +41,24 @@ class IOS(WeightedRule):
         quota = torch.ceil(whole(self.share, count)).minimum(count - 1).clamp_min(0)
         receivers = torch.arange(len(weight), device=gram.device)
         product = weight @ gram  # <sum of the weighted members, x_r>, kept up to date as members leave
-        gone = 0.0
+        gone = torch.zeros_like(weight[:, 0])  # squared distance of the farthest member that has left
         for turn in range(int(quota.max()) if len(quota) else 0):
-            total = weight.sum(1, keepdim=True)
-            dist2 = square - 2 * product / total + (weight * product).sum(1, keepdim=True) / total**2
-            reach, farthest = torch.where(removable, dist2, -torch.inf).max(1)
-            if gone > _FAR * float(reach.max()):
-                # The products still hold rounding errors of rows much farther than those left: form them anew, and look again.
-                product, gone = weight @ gram, 0.0
-                dist2 = square - 2 * product / total + (weight * product).sum(1, keepdim=True) / total**2
-                reach, farthest = torch.where(removable, dist2, -torch.inf).max(1)
-            gone = max(gone, float(reach.max()))
+            reach, farthest = _farthest(weight, product, square, removable)
+            if bool((gone > _FAR * reach).any()):
+                # The products still hold rounding errors of rows much farther than those left: form them anew, look again.
+                product, gone = weight @ gram, torch.zeros_like(gone)
+                reach, farthest = _farthest(weight, product, square, removable)
+            gone = torch.maximum(gone, reach)
             leaving = weight[receivers, farthest] * (turn < quota)
             weight[receivers, farthest] -= leaving
             removable[receivers, farthest] &= turn >= quota
             product = product - leaving[:, None] * gram[farthest]
         return inbox.split(weight / weight.sum(1, keepdim=True))
+
+
+def _farthest(weight: Tensor, product: Tensor, square: Tensor, removable: Tensor) -> tuple[Tensor, Tensor]:
+    """The removable row farthest from each receiver's weighted mean: its squared distance [B] and its place [B]."""
+    total = weight.sum(1, keepdim=True)
+    dist2 = square - 2 * product / total + (weight * product).sum(1, keepdim=True) / total**2
+    reach, place = torch.where(removable, dist2, -torch.inf).max(1)
+    return reach.clamp_min(0.0), place
