@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def one_round(nodes: int, dim: int) -> Inbox:
 
 def fresh(inbox: Inbox) -> Inbox:
     """The same inbox without the products it has remembered."""
-    return inbox.of(torch.arange(len(inbox.own)))
+    return replace(inbox)
 
 
 def rule_against_loop(name: str, rule: IOS | BALANCE, loop: Callable[[plain.Node], Any], sample: int = 10) -> Row:

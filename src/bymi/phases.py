@@ -28,8 +28,8 @@ class Forge(Protocol):
         """Gradients really used, in place of those computed [B, D]."""
         ...
 
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor) -> Tensor:
-        """Vectors really kept after a round, in place of the rule's output [B, D]."""
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
+        """Vectors really kept after a round, in place of the rule's output [B, D]; `averaged`: that is the plain average."""
         ...
 
     def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class NoForge:
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
         return vectors
 
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor) -> Tensor:
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
         return mixed
 
     def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def optimise(problem: Problem, network: Network, plan: Plan, theta: Tensor, forg
         rate = settings.step_size.at(step - first, rounds)
         local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
-        mixed = forge.keep(parameters, parameters.mix(parameters.average()), nodes)
+        mixed = forge.keep(parameters, parameters.mix(parameters.average()), nodes, averaged=True)
         theta = mixed - local.to(theta.dtype)[:, None] * gradient
         yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored)
 

@@ -29,36 +29,50 @@ class IOS(WeightedRule):
         require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
-        rows, own_row = inbox.rows, inbox.own_row
+        rows, own_row, count = inbox.rows, inbox.own_row, inbox.heard.shape[1]
         gram, square = rows.gram, rows.gram.diagonal()
-        removable = torch.zeros_like(inbox.member)
-        removable[:, : inbox.heard.shape[1]] = inbox.heard
-        weight = torch.zeros(removable.shape, dtype=torch.float64, device=gram.device)
-        weight[:, : inbox.heard.shape[1]] = inbox.weight
+        weight = torch.zeros(len(inbox.own), len(square), dtype=torch.float64, device=gram.device)
+        weight[:, :count] = inbox.weight
         weight.scatter_add_(1, own_row[:, None], inbox.self_weight[:, None])
+        # |x_r|^2 of those who may leave, -inf for all others
+        size = torch.full_like(weight, -torch.inf)
+        size[:, :count] = torch.where(inbox.heard, square[:count], -torch.inf)
 
-        count = inbox.heard.sum(1)
-        quota = torch.ceil(whole(self.share, count)).minimum(count - 1).clamp_min(0)
+        heard = inbox.heard.sum(1)
+        quota = torch.ceil(whole(self.share, heard)).minimum(heard - 1).clamp_min(0)
         receivers = torch.arange(len(weight), device=gram.device)
-        product = weight @ gram  # <sum of the weighted members, x_r>, kept up to date as members leave
-        gone = torch.zeros_like(weight[:, 0])  # squared distance of the farthest member that has left
+        sums = _Sums(weight, gram)
+        gone = torch.zeros_like(sums.total)  # squared distance of the farthest member that has left
         for turn in range(int(quota.max()) if len(quota) else 0):
-            reach, farthest = _farthest(weight, product, square, removable)
+            reach, farthest = sums.farthest(size)
             if bool((gone > _FAR * reach).any()):
-                # The products still hold rounding errors of rows much farther than those left: form them anew, look again.
-                product, gone = weight @ gram, torch.zeros_like(gone)
-                reach, farthest = _farthest(weight, product, square, removable)
+                # The sums still hold rounding errors of rows much farther than those left: form them anew, look again.
+                sums, gone = _Sums(weight, gram), torch.zeros_like(gone)
+                reach, farthest = sums.farthest(size)
             gone = torch.maximum(gone, reach)
             leaving = weight[receivers, farthest] * (turn < quota)
+            sums.drop(farthest, leaving, gram)
             weight[receivers, farthest] -= leaving
-            removable[receivers, farthest] &= turn >= quota
-            product = product - leaving[:, None] * gram[farthest]
+            size[receivers, farthest] = torch.where(turn < quota, -torch.inf, size[receivers, farthest])
         return inbox.split(weight / weight.sum(1, keepdim=True))
 
 
-def _farthest(weight: Tensor, product: Tensor, square: Tensor, removable: Tensor) -> tuple[Tensor, Tensor]:
-    """The removable row farthest from each receiver's weighted mean: its squared distance [B] and its place [B]."""
-    total = weight.sum(1, keepdim=True)
-    dist2 = square - 2 * product / total + (weight * product).sum(1, keepdim=True) / total**2
-    reach, place = torch.where(removable, dist2, -torch.inf).max(1)
-    return reach.clamp_min(0.0), place
+class _Sums:
+    """Of each receiver's members with weights w: sum of w, <sum w x, x_r> and |sum w x|^2, kept up to date as members leave."""
+
+    def __init__(self, weight: Tensor, gram: Tensor) -> None:
+        self.total = weight.sum(1)
+        self.product = weight @ gram
+        self.square = (weight * self.product).sum(1)
+
+    def farthest(self, size: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared distance [B] and place [B] of the row farthest from the mean: |x_r|^2 - 2 <mean, x_r> + |mean|^2."""
+        most, place = torch.addcmul(size, self.product, (2 / self.total)[:, None], value=-1).max(1)
+        return (most + self.square / self.total**2).clamp_min(0.0), place
+
+    def drop(self, place: Tensor, leaving: Tensor, gram: Tensor) -> None:
+        """Take the part `leaving` [B] of the rows at `place` [B] out of the sums."""
+        before = self.product.gather(1, place[:, None]).squeeze(1)
+        self.square += leaving * (leaving * gram[place, place] - 2 * before)
+        self.product.addcmul_(gram[place], leaving[:, None], value=-1)
+        self.total = self.total - leaving

@@ -52,8 +52,8 @@ class Adversary:
         forged[mine] = self.attack(honest, vectors[mine], shared, fresh)
         return forged
 
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor) -> Tensor:
-        if self.mixing == "rule":
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
+        if self.mixing == "rule" or (averaged and self.mixing == "plain"):
             return mixed
         mine = self.members[nodes].nonzero().flatten()
         ours = inbox.of(mine)

@@ -70,12 +70,13 @@ class Recorder:
     def __init__(self, problem: LinearProblem, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
         self._problem, self._graph, self._byzantine = problem, graph, byzantine
         self._honest = (~byzantine).nonzero().flatten()
-        self._best = problem.minimiser(self._honest)
+        self._best, self._curvature = problem.minimiser(self._honest), problem.curvature(self._honest)
         self._steps, self._every = steps, every
         self._core: Core | None = None
         self._pruned: Graph | None = None
         self._unheard = torch.zeros(graph.size, dtype=torch.int64)
-        self._local_steps = self._capped = self._floored = 0
+        self._local_steps = 0
+        self._capped, self._floored = torch.zeros_like(self._unheard), torch.zeros_like(self._unheard)
         self._last: dict[str, Any] = {}
         self._lost: str | None = None
         self.verdict: Verdict | None = None
@@ -89,9 +90,9 @@ class Recorder:
         if not snapshot.inbox.complete:
             self._unheard += snapshot.inbox.unheard[self._honest].sum(0)
         if snapshot.capped is not None and snapshot.floored is not None:
-            self._local_steps += len(self._honest)
-            self._capped += int(snapshot.capped[self._honest].sum())
-            self._floored += int(snapshot.floored[self._honest].sum())
+            self._local_steps += 1
+            self._capped += snapshot.capped
+            self._floored += snapshot.floored
         if snapshot.verdict is not None:
             if not isinstance(snapshot.network, LocalNetwork):
                 raise TypeError("the recorder needs the whole pruned graph, which only a LocalNetwork holds")
@@ -117,18 +118,23 @@ class Recorder:
 
     def _gaps(self, theta: Tensor) -> dict[str, float | None]:
         """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
-        problem, honest, best = self._problem, self._honest, self._best
         members = ~self._byzantine if self._core is None else self._core.members
         mean = theta[members].mean(0)
         weighted = None
         if self._core is not None:
-            weighted = _number(problem.excess(self._core.perron[members] @ theta[members], best, honest))
+            weighted = _number(self._excess(self._core.perron[members] @ theta[members]))
+        gap = self._excess(mean)
         return {
-            "gap": _number(problem.excess(mean, best, honest)),
+            "gap": _number(gap),
             "gap_weighted": weighted,
-            "gap_true": _number(problem.risk(mean, honest) - problem.risk(problem.parameter, honest)),
-            "gap_population": _number((mean - problem.parameter).square().sum() / 2),
+            "gap_true": _number(gap - self._excess(self._problem.parameter)),
+            "gap_population": _number((mean - self._problem.parameter).square().sum() / 2),
         }
+
+    def _excess(self, theta: Tensor) -> Tensor:
+        """Risk above the honest minimum, from the curvature: the samples are not touched again."""
+        away = theta - self._best
+        return away @ self._curvature @ away / 2
 
     def outcome(self) -> Outcome:
         """How the run ended, the worst thing first."""
@@ -166,8 +172,8 @@ class Recorder:
                 core_size=int(self._core.members.sum()),
                 core_byzantine=int((self._core.members & self._byzantine).sum()),
                 core_closed=self._core.closed,
-                capped=self._capped / max(1, self._local_steps),
-                floored=self._floored / max(1, self._local_steps),
+                capped=int(self._capped[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
+                floored=int(self._floored[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
             )
         return summary
 

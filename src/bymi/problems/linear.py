@@ -65,6 +65,11 @@ class LinearProblem:
         inverse: Tensor = torch.linalg.pinv(features.T @ features, hermitian=True)
         return inverse @ (features.T @ self.targets[nodes].flatten())
 
+    def curvature(self, nodes: Tensor) -> Tensor:
+        """The second derivative [d, d] of the risk over all samples of the nodes, the same everywhere."""
+        features = self.features[nodes].flatten(0, 1)
+        return features.T @ features / len(features)
+
     def excess(self, theta: Tensor, best: Tensor, nodes: Tensor) -> Tensor:
         """risk(theta) - risk(best) for the minimiser `best`, without the cancellation of subtracting two risks."""
         return (self.features[nodes] @ (theta - best)).square().mean() / 2
