@@ -177,6 +177,9 @@ class Inbox:
     def mix(self, mixture: Mixture) -> Tensor:
         """Apply a decision: own weight times own vector plus the weighted messages [B, D]."""
         dtype = self.own.dtype
+        if self.own is self.messages and self.own.shape[1] > len(self.own):
+            # Everybody's vector is its message: one product, without a second stack of long vectors in between.
+            return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-_COLUMNS = 8192  # coordinates converted to float64 at a time: bounds the copies that `inner` makes
+_COLUMNS = 4096  # coordinates converted to float64 at a time: bounds the copies that `inner` makes
 _SAMPLED = 512  # coordinates looked at to find a central row
 
 
