@@ -24,8 +24,8 @@ from rich.console import Console
 from bymi import BALANCE, IOS, Detector, ErdosRenyi, Inbox, LocalNetwork, Round
 from bymi.detection import identify_neighbours
 from bymi.experiment import load, run
-from bymi.experiment.store import environment
 from bymi.report.tables import plain_table
+from bymi.runs.store import environment
 from bymi.streams import stream
 
 ROOT = Path(__file__).parents[1]

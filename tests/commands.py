@@ -15,8 +15,9 @@ from unittest import mock
 import networkx as nx
 
 from bymi.cli import main
-from bymi.experiment import load, store
+from bymi.experiment import load
 from bymi.experiment.spec import Spec
+from bymi.runs import store
 
 TINY = ("nodes=20", "steps=40", "data.dim=5", "data.samples=40")
 """A spec that runs in a tenth of a second. With all defaults beside it, one honest node flags all of its neighbours."""

@@ -38,7 +38,7 @@ def sent_in(scene: Scene, vectors: Tensor) -> dict[int, Tensor | None]:
 def network_of(scene: Scene) -> LocalNetwork:
     """All nodes of a scene in one process."""
     graph = Graph.from_hears(torch.from_numpy(scene.hears))
-    return LocalNetwork(graph, lambda vectors, topic, step: sent_in(scene, vectors))
+    return LocalNetwork(graph, lambda vectors, senders, topic, step: sent_in(scene, vectors))
 
 
 @dataclass(frozen=True)

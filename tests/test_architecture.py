@@ -14,19 +14,20 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
     {"errors", "streams", "vectors"},
-    {"graph", "topology", "inbox"},
+    {"graph", "topology", "inbox", "datasets"},
     {"network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan"},
     {"phases"},
     {"algorithm"},
     {"engine"},
+    {"runs"},
     {"experiment"},
     {"report"},
     {"cli"},
 ]
 SIDEWAYS = {("topology", "graph")}  # a topology draws a graph
-NUMERICAL = set().union(*ROWS[:8])
+NUMERICAL = set().union(*ROWS[:9])
 OUTSIDE_OF_THE_CORE = {"pydantic", "typer", "rich", "matplotlib", "jinja2"}
 
 

@@ -15,10 +15,11 @@ from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS
 from bymi.detection import CENTRES, SCALES
 from bymi.errors import EXIT_CODES
-from bymi.experiment import RECIPES, load, store, studies
-from bymi.experiment.metrics import SUMMARY_KEYS
+from bymi.experiment import RECIPES, load, studies
 from bymi.experiment.spec import Spec
 from bymi.report.tables import COLUMNS, cells
+from bymi.runs import store
+from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.topology import TOPOLOGIES
 from tests.commands import (
     GAP_FILES,

@@ -132,7 +132,7 @@ def test_mistakes_name_what_is_wrong(change: dict[str, object], message: str) ->
 def test_receivers_judge_what_they_heard_and_flag_what_they_did_not() -> None:
     first, second = halves(20, 6, 4, shift=4.0)
 
-    def silence(vectors: torch.Tensor, topic: str, step: int) -> dict[int, None]:
+    def silence(vectors: torch.Tensor, senders: torch.Tensor, topic: str, step: int) -> dict[int, None]:
         return {19: None} if topic == "second" else {}
 
     network = LocalNetwork(Complete().draw(20), silence)

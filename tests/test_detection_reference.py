@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi import Detector, Graph, LocalNetwork, identify
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
-from bymi.experiment.metrics import false_discoveries, sure_detection
+from bymi.runs.metrics import false_discoveries, sure_detection
 from tests.reference import detection as by_definition
 from tests.reference.rules import TRANSCRIPTIONS
 from tests.reference.scenes import Scene, draw_scene
@@ -30,7 +30,7 @@ def test_every_centre_and_scale_has_a_transcription() -> None:
 def halves_through(scene: Scene, dtype: torch.dtype) -> Any:
     """Both inboxes. Some senders lose their first half only, some their second: neither half may then be used."""
 
-    def lose(vectors: Tensor, topic: str, step: int) -> dict[int, None]:
+    def lose(vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, None]:
         return dict.fromkeys(scene.lost[::2] if topic == "first" else scene.lost[1::2])
 
     network = LocalNetwork(Graph.from_hears(torch.from_numpy(scene.hears)), lose)

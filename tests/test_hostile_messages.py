@@ -10,9 +10,9 @@ from bymi import RULES, Detector, Inbox, Round
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify_neighbours
 from bymi.engine import simulate
 from bymi.experiment import Spec, load
-from bymi.experiment.metrics import Recorder
-from bymi.experiment.scene import Scene, build_scene
 from bymi.phases import Snapshot
+from bymi.runs.metrics import Recorder
+from bymi.runs.scene import Scene, build_scene
 from bymi.topology import ErdosRenyi
 from tests.commands import TINY
 

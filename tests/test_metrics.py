@@ -8,11 +8,11 @@ import torch
 from bymi import Complete, LocalNetwork, Ring
 from bymi.detection import Verdict
 from bymi.errors import EXIT_CODES
-from bymi.experiment.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
-from bymi.experiment.outcome import ENDING_CODES
 from bymi.graph import Graph
 from bymi.phases import Snapshot
 from bymi.problems import LinearProblem, linear_problem, linear_shard
+from bymi.runs.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
+from bymi.runs.outcome import ENDING_CODES
 
 BYZANTINE = torch.tensor([False, False, False, True, True])
 

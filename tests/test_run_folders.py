@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from bymi import BymiError
-from bymi.experiment import Spec, load, run, run_all, runner, store
-from bymi.experiment.metrics import SUMMARY_KEYS
-from bymi.experiment.scene import build_scene
+from bymi.experiment import Spec, load, run, run_all
+from bymi.runs import runner, store
+from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.scene import build_scene
 from tests.commands import TINY, dates_in, start
 
 GAPS = ("gap", "gap_weighted", "gap_true", "gap_population")

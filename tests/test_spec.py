@@ -14,7 +14,7 @@ from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, Spec, load, read_spec
-from bymi.experiment.scene import build_scene
+from bymi.runs.scene import build_scene
 from bymi.topology import TOPOLOGIES
 
 

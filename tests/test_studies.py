@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from bymi import InputError
-from bymi.experiment import run_all, steps_to_do, store
+from bymi.experiment import run_all, steps_to_do
 from bymi.experiment.studies import Study, build_study
 from bymi.report import studies as report
+from bymi.runs import store
 
 
 def test_the_grids_are_those_of_the_paper() -> None:

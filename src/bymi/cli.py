@@ -40,9 +40,10 @@ def run(
     jobs: Jobs = None,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A."""
-    from bymi.experiment import load, run_all, steps_to_do, store
-    from bymi.experiment.outcome import worst
+    from bymi.experiment import load, run_all, steps_to_do
     from bymi.report import figures, tables
+    from bymi.runs import store
+    from bymi.runs.outcome import worst
 
     words = words or []
     source = words.pop(0) if words and "=" not in words[0] else None

@@ -101,6 +101,10 @@ class Graph:
         arcs.add_edges_from((sender, receiver) for receiver, sender in self.hears.nonzero().tolist())
         return arcs
 
+    def to(self, device: torch.device | str) -> Graph:
+        """The same graph on a device."""
+        return Graph(self.hears.to(device), self.mixing.to(device))
+
     def prune(self, flagged: Tensor) -> Graph:
         """Cut the in-arcs flagged[i, j] and share their weight over what is left of the row.
 

@@ -183,6 +183,15 @@ class Inbox:
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
 
 
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """What one receiver got back on a question: one inbox a topic, with that receiver alone (B = 1) and J who were asked."""
+
+    receiver: int  # its place among the nodes held here
+    senders: Tensor  # [J] which columns of the network's arcs they are
+    inboxes: tuple[Inbox, ...]
+
+
 def _stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:
     """Messages as [J, D] and which of them arrived in the right shape [J], None for all."""
     if isinstance(messages, Tensor):

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bymi.graph import Graph
-from bymi.inbox import Inbox
+from bymi.inbox import Inbox, Replies
+
+_NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
 
 
 class Tamper(Protocol):
-    """What some senders really put on the wire: messages by sender, None for silence; others send what they hold."""
+    """What some senders really put on the wire: messages by row, None for silence; others send the vector they hold."""
 
-    def __call__(self, vectors: Tensor, topic: str, step: int) -> Mapping[int, Tensor | None]: ...
+    def __call__(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Mapping[int, Tensor | None]: ...
+
+
+class Answer(Protocol):
+    """What nodes [P] say of points [P, D] that they were sent by `askers` [P]: vectors [P, D] by topic."""
+
+    def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[str, Tensor]: ...
 
 
 class Network(Protocol):
@@ -29,6 +37,13 @@ class Network(Protocol):
 
     def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
         """Everybody sends its rows, named by topic; one Inbox a topic comes back, in order, with the same arcs heard."""
+        ...
+
+    def ask(self, step: int, points: Tensor, answer: Answer) -> Iterator[Replies]:
+        """Every node sends its point [B, D] to those it hears, and each of them answers it, as does the node itself.
+
+        Walked through receiver by receiver, so that memory does not grow with their number.
+        """
         ...
 
     def agree(self, flag: bool) -> bool:
@@ -61,6 +76,23 @@ class LocalNetwork:
     def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
         return Inbox.together([self._deliver(own, topic, step) for topic, own in vectors.items()])
 
+    def ask(self, step: int, points: Tensor, answer: Answer) -> Iterator[Replies]:
+        senders = [row.nonzero().flatten() for row in self.graph.hears.cpu()]
+        largest = 1 + max(len(some) for some in senders)
+        size = max(1, _NUMBERS // (largest * points.shape[1]))
+        for some in self._nodes.split(size):
+            # Those who answer each receiver, and last the receiver itself.
+            asked = [torch.cat([senders[node].to(some), node[None]]) for node in some]
+            counts = [len(nodes) for nodes in asked]
+            askers = some.repeat_interleave(torch.tensor(counts, device=some.device))
+            answers = answer(points[askers], torch.cat(asked), askers)
+            parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
+            for place, node in enumerate(some.tolist()):
+                replies = [
+                    self._reply(vectors[place], node, senders[node].to(some), topic, step) for topic, vectors in parts.items()
+                ]
+                yield Replies(node, senders[node].to(some), Inbox.together(replies))
+
     def agree(self, flag: bool) -> bool:
         return flag
 
@@ -68,7 +100,7 @@ class LocalNetwork:
         return LocalNetwork(self.graph.prune(flagged), self._tamper)
 
     def _deliver(self, own: Tensor, topic: str, step: int) -> Inbox:
-        forged = self._tamper(own, topic, step) if self._tamper is not None else {}
+        forged = self._tamper(own, self._nodes, topic, step) if self._tamper is not None else {}
         messages: Tensor | list[Tensor | None] = own
         own_at = self._nodes
         if forged:
@@ -82,4 +114,18 @@ class LocalNetwork:
             weight=self._weight,
             self_weight=self._self_weight,
             own_at=own_at,
+        )
+
+    def _reply(self, vectors: Tensor, node: int, senders: Tensor, topic: str, step: int) -> Inbox:
+        """The inbox of one receiver: answers of the senders, and its own in the last row."""
+        messages: Tensor | list[Tensor | None] = vectors[:-1]
+        forged = self._tamper(vectors[:-1], senders, topic, step) if self._tamper is not None else {}
+        if forged:
+            messages = [forged.get(row, vectors[row]) for row in range(len(senders))]
+        return Inbox.receive(
+            vectors[-1:],
+            messages,
+            expected=torch.ones(1, len(senders), dtype=torch.bool, device=vectors.device),
+            weight=self._weight[node, senders][None],
+            self_weight=self._self_weight[node][None],
         )

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bymi.detection import Verdict, identify_neighbours
+from bymi.detection import Verdict, identify_asked, identify_neighbours
 from bymi.inbox import Inbox, Round
 from bymi.network import Network
 from bymi.plan import Optimisation, Plan
@@ -86,17 +86,36 @@ def warm_up(problem: Problem, network: Network, plan: Plan, pool: Tensor, forge:
 
 
 def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: Tensor, forge: Forge) -> Snapshot:
-    """Half gradients at each node's own parameter travel once; every node judges its neighbours and cuts in-arcs."""
+    """Half gradients travel once, taken at their sender's or their receiver's parameter; every node judges and cuts in-arcs."""
     assert plan.detector is not None
     nodes, step = network.nodes, plan.warm_up_steps
-    halves = {
-        topic: forge.gradients(problem.gradient(theta, nodes, chosen), nodes, topic, step)
-        for topic, chosen in (("first half", split.first), ("second half", split.second))
-    }
-    first, second = network.exchange(step, **halves)
-    verdict = identify_neighbours(first, second, plan.detector)
+    if plan.detector.point == "sender":
+        halves = {
+            topic: forge.gradients(problem.gradient(theta, nodes, chosen), nodes, topic, step)
+            for topic, chosen in split.halves.items()
+        }
+        first, second = network.exchange(step, **halves)
+        verdict = identify_neighbours(first, second, plan.detector)
+    else:
+
+        def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+            place = torch.searchsorted(network.nodes, nodes)
+            return {
+                topic: _forge_each(forge, problem.gradient(points, nodes, chosen[place]), nodes, askers, topic, step)
+                for topic, chosen in split.halves.items()
+            }
+
+        (first,) = network.exchange(step, parameters=theta)
+        verdict = identify_asked(network.ask(step, theta, answer), plan.detector, first.expected)
     pruned = network.prune(forge.prune(verdict.flagged, nodes))
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
+
+
+def _forge_each(forge: Forge, vectors: Tensor, nodes: Tensor, askers: Tensor, topic: str, step: int) -> Tensor:
+    """Answers really given, question by question: whoever lies knows what the others answer to the same one."""
+    numbers, counts = torch.unique_consecutive(askers, return_counts=True)
+    parts = zip(vectors.split(counts.tolist()), nodes.split(counts.tolist()), numbers.tolist(), strict=True)
+    return torch.cat([forge.gradients(part, who, f"{topic} for {asker}", step) for part, who, asker in parts])
 
 
 def optimise(problem: Problem, network: Network, plan: Plan, theta: Tensor, forge: Forge) -> Iterator[Snapshot]:

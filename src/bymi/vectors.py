@@ -8,7 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-_COLUMNS = 4096  # coordinates converted to float64 at a time: bounds the copies that `inner` makes
+_COLUMNS = 4096  # coordinates converted to float64 at a time: bounds the copies that `inner` makes, and fits a CPU's cache
+_COLUMNS_AT_ONCE = 1 << 16  # the same elsewhere: few large kernels
 _SAMPLED = 512  # coordinates looked at to find a central row
 
 
@@ -21,8 +22,9 @@ def norms(vectors: Tensor) -> Tensor:
 def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     """Float64 inner products <left_r - origin, right_s - origin> [R, S], a block of coordinates at a time."""
     total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
-    for start in range(0, left.shape[1], _COLUMNS):
-        part = slice(start, start + _COLUMNS)
+    columns = _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
+    for start in range(0, left.shape[1], columns):
+        part = slice(start, start + columns)
         centre = origin[part].to(torch.float64)
         first = left[:, part].to(torch.float64) - centre
         second = first if right is left else right[:, part].to(torch.float64) - centre

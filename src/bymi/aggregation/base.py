@@ -48,8 +48,19 @@ class SetRule(WeightedRule):
     """A weighted rule in which the own vector is one of the set: a mean of N_i and i, robust or not."""
 
     @abstractmethod
+    def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        """Weights [b, n] of the points of b sets, from their inner products about any origin [b, n, n], float64.
+
+        `valid` [b, n] marks the points that are there; the others get zero, and rows sum to one.
+        """
+
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
-        """Weights over `rows` [B, R], zero outside `member` [B, R], rows summing to one."""
+        """The same for sets that share their points: weights over `rows` [B, R], zero outside `member` [B, R]."""
+        output = torch.zeros(member.shape, dtype=torch.float64, device=member.device)
+        for receivers, index, valid in batches(member, width=max(1, int(member.sum(1).max()))):
+            found = self.weights(rows.gram[index[:, :, None], index[:, None, :]], valid)
+            output[receivers] = output[receivers].scatter_add(1, index, found * valid)
+        return output
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         return inbox.split(self.coefficients(inbox.rows, inbox.member))

@@ -31,16 +31,18 @@ class Filtering(SetRule):
     def __post_init__(self) -> None:
         require(0 <= self.share < 0.5, "share", self.share, "0 <= share < 0.5")
 
+    def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        kept = self._filter(spread_of_products, gram, valid.to(torch.float64))
+        return kept / kept.sum(1, keepdim=True)
+
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
         dim, largest = rows.vectors.shape[1], int(member.sum(1).max())
-        points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64) if dim <= _FEW_DIMENSIONS else None
+        if dim > _FEW_DIMENSIONS:
+            return super().coefficients(rows, member)
+        points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)
         weight = torch.zeros(member.shape, dtype=torch.float64, device=member.device)
         for receivers, index, valid in batches(member, width=min(dim, largest)):
-            start = valid.to(torch.float64)
-            if points is not None:
-                kept = self._filter(spread_of_points, points[index], start)
-            else:
-                kept = self._filter(spread_of_products, rows.gram[index[:, :, None], index[:, None, :]], start)
+            kept = self._filter(spread_of_points, points[index], valid.to(torch.float64))
             weight[receivers] = weight[receivers].scatter_add(1, index, kept * valid)
         return weight / weight.sum(1, keepdim=True)
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bymi.aggregation.base import SetRule
 from bymi.errors import require
-from bymi.vectors import Rows
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,13 @@ class GeometricMedian(SetRule):
         require(self.smoothing > 0, "smoothing", self.smoothing, "above 0")
         require(self.iterations >= 1, "iterations", self.iterations, "1 or more")
 
-    def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
-        gram, square = rows.gram, rows.gram.diagonal()
-        weight = member / member.sum(1, keepdim=True, dtype=torch.float64)
-        floor = self.smoothing * (weight * self._dist2(weight, gram, square, member)).sum(1, keepdim=True).sqrt()
+    def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
+        floor = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
         floor = torch.where(floor > 0, floor, 1.0)  # all in one place: any weights will do
         for _ in range(self.iterations):
-            distance = self._dist2(weight, gram, square, member).sqrt()
-            pull = member / torch.maximum(distance, floor)
+            distance = self._dist2(weight, gram, valid).sqrt()
+            pull = valid / torch.maximum(distance, floor)
             update = pull / pull.sum(1, keepdim=True)
             change = (update - weight).abs().max()
             weight = update
@@ -44,7 +42,8 @@ class GeometricMedian(SetRule):
         return weight
 
     @staticmethod
-    def _dist2(weight: Tensor, gram: Tensor, square: Tensor, member: Tensor) -> Tensor:
-        product = weight @ gram
+    def _dist2(weight: Tensor, gram: Tensor, valid: Tensor) -> Tensor:
+        product = (weight[:, None, :] @ gram).squeeze(1)
         centre2 = (weight * product).sum(1, keepdim=True)
-        return torch.where(member, (square[None, :] - 2 * product + centre2).clamp_min(0.0), 0.0)
+        square = gram.diagonal(dim1=1, dim2=2)
+        return torch.where(valid, (square - 2 * product + centre2).clamp_min(0.0), 0.0)

@@ -15,5 +15,8 @@ from bymi.vectors import Rows
 class Mean(SetRule):
     """(1 / n) sum of N_i and i. Not robust: one liar moves it anywhere. For comparison, and for clean neighbourhoods."""
 
+    def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        return valid / valid.sum(1, keepdim=True, dtype=torch.float64)
+
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
         return member / member.sum(1, keepdim=True, dtype=torch.float64)

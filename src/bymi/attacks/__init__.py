@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from bymi.attacks.adversary import Adversary, Attack
-from bymi.attacks.data import CovariateAttack, DataAttack, ParameterAttack
+from bymi.attacks.data import CovariateAttack, DataAttack, OutOfDistribution, ParameterAttack
 from bymi.attacks.gradient import GradientAttack, InnerProductManipulation, VectorAttack
 from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 
 ATTACKS: dict[str, type[Attack]] = {
     "parameter": ParameterAttack,
     "covariate": CovariateAttack,
+    "ood": OutOfDistribution,
     "gradient": GradientAttack,
     "ipm": InnerProductManipulation,
     "nan": NaN,
@@ -35,6 +36,7 @@ __all__ = [
     "MessageAttack",
     "Misshapen",
     "NaN",
+    "OutOfDistribution",
     "ParameterAttack",
     "Silent",
     "VectorAttack",

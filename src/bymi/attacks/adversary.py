@@ -46,8 +46,9 @@ class Adversary:
         honest = honest[is_finite_row(honest)]
         if not len(honest):
             return vectors
-        shared = stream(self.seed, "attack")
-        fresh = stream(self.seed, f"attack {topic}", node=nodes[mine], step=step)
+        device = vectors.device
+        shared = stream(self.seed, "attack", device=device)
+        fresh = stream(self.seed, f"attack {topic}", node=nodes[mine], step=step, device=device)
         forged = vectors.clone()
         forged[mine] = self.attack(honest, vectors[mine], shared, fresh)
         return forged
@@ -65,7 +66,7 @@ class Adversary:
             return flagged
         return torch.where(self.members[nodes][:, None], self.pruning == "all", flagged)
 
-    def tamper(self, vectors: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
+    def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
         if not isinstance(self.attack, MessageAttack):
             return {}
-        return {node: self.attack(vectors[node]) for node in self.members.nonzero().flatten().tolist()}
+        return {row: self.attack(vectors[row]) for row in self.members[senders].nonzero().flatten().tolist()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bymi.aggregation import Filtering, GeometricMedian, Mean, Median, TrMean
+from bymi.detection.asked import identify_asked
 from bymi.detection.identify import REASONS, Detector, Verdict, identify, identify_neighbours
 from bymi.detection.products import Centre
 from bymi.detection.scale import Identity, Principal, Scale
@@ -29,6 +30,7 @@ __all__ = [
     "Scale",
     "Verdict",
     "identify",
+    "identify_asked",
     "identify_neighbours",
     "threshold",
 ]

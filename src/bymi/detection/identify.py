@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation import Filtering
+from bymi.aggregation import Filtering, SetRule
 from bymi.detection.products import Centre, multiply
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.threshold import threshold
@@ -16,22 +16,34 @@ from bymi.errors import InputError, require
 from bymi.inbox import OVERFLOW, Inbox
 from bymi.vectors import Rows, norms
 
+Point = Literal["sender", "receiver"]
+
 REASONS = ("kept", "score", "not heard")
 """What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
 
 
 @dataclass(frozen=True)
 class Detector:
-    """How to judge: level of the false discovery rate, offset of the threshold, robust mean and Omega."""
+    """How to judge: level of the false discovery rate, offset of the threshold, robust mean and Omega.
+
+    `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
+    still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
+    `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
+    """
 
     fdr_level: float = 0.2
     offset: int = 0
     centre: Centre = field(default_factory=Filtering)
     scale: Scale = field(default_factory=Identity)
+    point: Point = "sender"
+    cross_fit: bool = False
 
     def __post_init__(self) -> None:
         require(0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
         require(self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
+        require(self.point in get_args(Point), "point", self.point, ", ".join(get_args(Point)))
+        if self.cross_fit:
+            require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +64,7 @@ def identify(
     offset: int = 0,
     centre: Centre | None = None,
     scale: Scale | None = None,
+    cross_fit: bool = False,
     own: int | None = None,
 ) -> Verdict:
     """Which rows of two half-sample gradient matrices [n, d] come from another distribution than the rest?
@@ -74,7 +87,7 @@ def identify(
     judged = member.clone()
     if own is not None:
         judged[0, own] = False
-    detector = Detector(fdr_level, offset, centre or Filtering(), scale or Identity())
+    detector = Detector(fdr_level, offset, centre or Filtering(), scale or Identity(), cross_fit=cross_fit)
     scores, limit, flagged = _judge(Rows(halves[0]), Rows(halves[1]), member, judged, detector)
     return Verdict(scores[0], limit[0], flagged[0], flagged[0].to(torch.int8))
 
@@ -94,7 +107,7 @@ def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verd
 
 
 def _judge(first: Rows, second: Rows, member: Tensor, judged: Tensor, how: Detector) -> tuple[Tensor, Tensor, Tensor]:
-    products = multiply(first, second, member, how.centre)
+    products = multiply(first, second, member, how.centre, cross_fit=how.cross_fit)
     scores = how.scale.scores(products, member)
     limit = threshold(scores, judged, fdr_level=how.fdr_level, offset=how.offset)
     flagged = judged & (scores >= limit[:, None])

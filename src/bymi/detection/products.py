@@ -16,29 +16,38 @@ Centre = SetRule | CoordinateRule
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Float64 inner products about one origin: first halves x1 [R], second halves x2 [R], centres c [B]."""
+    """Float64 inner products about one origin: first halves x1 [R], second halves x2 [R], centres c1 and c2 [B].
+
+    c1 is what first halves are compared with, c2 what second halves are compared with. In the paper c2 is c1.
+    """
 
     first_first: Tensor  # [R, R]
     first_second: Tensor  # [R, R], <x1_r, x2_s>
-    first_centre: Tensor  # [B, R]
-    second_centre: Tensor  # [B, R]
-    centre_centre: Tensor  # [B]
+    first_c1: Tensor  # [B, R]
+    first_c2: Tensor  # [B, R]
+    second_c1: Tensor  # [B, R]
+    c1_c2: Tensor  # [B]
 
 
-def multiply(first: Rows, second: Rows, member: Tensor, centre: Centre) -> Products:
+def multiply(first: Rows, second: Rows, member: Tensor, centre: Centre, *, cross_fit: bool) -> Products:
     """Estimate each receiver's centre from the first halves of its members [B, R] and form the products."""
     origin, gram = first.origin, first.gram
     cross = inner(first.vectors, second.vectors, origin)
     if isinstance(centre, SetRule):
-        weights = centre.coefficients(first, member)
-        first_centre = weights @ gram
-        return Products(gram, cross, first_centre, weights @ cross, (weights * first_centre).sum(1))
+        return weigh(gram, cross, centre.coefficients(first, member), cross_fit=cross_fit)
     points = centre.centre(first, member)
     shifted = points.to(torch.float64) - origin.to(torch.float64)
-    return Products(
-        gram,
-        cross,
-        inner(points, first.vectors, origin),
-        inner(points, second.vectors, origin),
-        shifted.square().sum(1),
-    )
+    with_first = inner(points, first.vectors, origin)
+    with_second = inner(points, second.vectors, origin)
+    return Products(gram, cross, with_first, with_first, with_second, shifted.square().sum(1))
+
+
+def weigh(gram: Tensor, cross: Tensor, weights: Tensor, *, cross_fit: bool) -> Products:
+    """The products when centres are weighted means [B, R]: c1 of the first halves; c2 is c1 or, cross-fitted, of the second.
+
+    A cross-fitted c2 puts the weights found on first halves on second ones, so that the noise of a centre stands on one side
+    of a score only: the scores of good nodes are then symmetric around zero, not shifted up by |c1 - mean|^2.
+    """
+    first_c1, second_c1 = weights @ gram, weights @ cross
+    first_c2 = weights @ cross.mT if cross_fit else first_c1
+    return Products(gram, cross, first_c1, first_c2, second_c1, (weights * first_c2).sum(1))

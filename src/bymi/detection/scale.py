@@ -20,7 +20,7 @@ class Scale(ABC):
 
     @abstractmethod
     def scores(self, products: Products, member: Tensor) -> Tensor:
-        """S[b, r] = (x1_r - c_b)' Omega_b (x2_r - c_b) for every row, [B, R]. Paper: eq:score."""
+        """S[b, r] = (x1_r - c1_b)' Omega_b (x2_r - c2_b) for every row, [B, R]. Paper: eq:score."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,7 @@ class Identity(Scale):
     """Omega = I: every direction counts. The paper's choice for the linear model, and hard to fool."""
 
     def scores(self, products: Products, member: Tensor) -> Tensor:
-        return (
-            products.first_second.diagonal()[None, :]
-            - products.first_centre
-            - products.second_centre
-            + products.centre_centre[:, None]
-        )
+        return products.first_second.diagonal()[None, :] - products.first_c2 - products.second_c1 + products.c1_c2[:, None]
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,8 @@ class Principal(Scale):
         output = torch.empty(member.shape, dtype=torch.float64, device=gram.device)
         for receivers, index, valid in batches(member, width=len(gram)):
             basis = self._basis(gram[index[:, :, None], index[:, None, :]], valid)
-            shift = torch.gather(products.first_centre[receivers], 1, index)[:, :, None]
-            output[receivers] = ((basis @ (gram[index] - shift)) * (basis @ (cross[index] - shift))).sum(1)
+            one, two = (torch.gather(c[receivers], 1, index)[:, :, None] for c in (products.first_c1, products.first_c2))
+            output[receivers] = ((basis @ (gram[index] - one)) * (basis @ (cross[index] - two))).sum(1)
         return output
 
     def _basis(self, gram: Tensor, valid: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from bymi.errors import EXIT_CODES
 from bymi.experiment.component import Part
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
+from bymi.runs import tasks
 
 Row = tuple[str, str, str]
 
@@ -26,6 +27,7 @@ def catalogue() -> dict[str, list[Row]]:
         "graph": _rows(topology.TOPOLOGIES),
         "warm_up.rule": _rows(aggregation.RULES),
         "attack": _rows(attacks.ATTACKS),
+        "data": _rows(tasks.TASKS),
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],

@@ -7,7 +7,6 @@ parameters, their types and defaults are those of the class in the table, so tha
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union, get_type_hints
 
@@ -15,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema
 
 from bymi.errors import InputError
+from bymi.runs.shorthand import read_shorthand
 
 
 class Part(BaseModel):
@@ -42,9 +42,10 @@ _CLASSES: dict[type[Part], Any] = {}
 class PartOf:
     """Marks a field of type Part: one of a table, with its parameters. `Annotated[Part, PartOf(RULES, ALIASES)]`."""
 
-    def __init__(self, table: Mapping[str, type[Any]], aliases: Mapping[str, str]) -> None:
+    def __init__(self, table: Mapping[str, type[Any]], aliases: Mapping[str, str], *, unnamed: str | None = None) -> None:
         self.models = tuple(_model(name, entry) for name, entry in table.items())
         self._aliases = aliases
+        self._unnamed = unnamed  # what a table of parameters without a name is of
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         tagged: Any = Annotated[Union[self.models], Field(discriminator="name")]  # noqa: UP007 - built at run time
@@ -55,28 +56,12 @@ class PartOf:
             return value
         # TOML reads the names `nan` and `inf` as numbers.
         given = read_shorthand(str(value)) if isinstance(value, (str, float)) else value
+        if isinstance(given, dict) and self._unnamed is not None:
+            given = {"name": self._unnamed, **given}
         if isinstance(given, dict) and isinstance(given.get("name"), str):
             name = given["name"].lower()
             given = {**given, "name": self._aliases.get(name, name)}
         return given
-
-
-def read_shorthand(text: str) -> dict[str, Any]:
-    """From "ipm:a=2.0" to {"name": "ipm", "a": 2.0}."""
-    name, _, rest = text.partition(":")
-    part: dict[str, Any] = {"name": name.strip()}
-    for piece in rest.split(",") if rest else []:
-        key, _, value = piece.partition("=")
-        part[key.strip()] = read_value(value.strip())
-    return part
-
-
-def read_value(text: str) -> Any:
-    """A value as TOML writes it; anything that is not TOML is a plain string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _model(name: str, entry: type[Any]) -> type[Part]:

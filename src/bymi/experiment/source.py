@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from bymi.errors import InputError
-from bymi.experiment.component import read_shorthand, read_value
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, read_spec
+from bymi.runs.shorthand import read_shorthand, read_value
 
 
 def load(source: str | None, overrides: Iterable[str] = (), seed: int | None = None) -> Spec:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -12,12 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from bymi import aggregation, attacks, detection, topology
 from bymi.experiment.component import Part, PartOf
 from bymi.experiment.mistakes import first_mistake
+from bymi.runs import tasks
+from bymi.runs.sheet import Sheet
 
 RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
 ScalePart = Annotated[Part, PartOf(detection.SCALES, {})]
 GraphPart = Annotated[Part, PartOf(topology.TOPOLOGIES, topology.ALIASES)]
 AttackPart = Annotated[Part, PartOf(attacks.ATTACKS, attacks.ALIASES)]
+DataPart = Annotated[Part, PartOf(tasks.TASKS, tasks.ALIASES, unnamed="linear")]
 
 
 def written(text: str) -> Part:
@@ -35,15 +35,6 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
-class Data(Section):
-    """The linear model of the paper's section 5.1; `identification` samples serve detection, half of all by default."""
-
-    name: Literal["linear"] = "linear"
-    dim: int = Field(30, ge=1)
-    samples: int = Field(100, ge=4)
-    identification: int | None = Field(None, ge=2)
-
-
 class WarmUp(Section):
     """`steps` rounds of a rule, a tenth of all by default."""
 
@@ -55,12 +46,14 @@ class WarmUp(Section):
 
 
 class Detection(Section):
-    """Level of the false discovery rate, offset of the threshold, robust mean, Omega."""
+    """Level of the false discovery rate, offset of the threshold, robust mean, Omega, where gradients are taken."""
 
     fdr_level: float = Field(0.2, gt=0, lt=1)
     offset: Literal[0, 1] = 0
     centre: CentrePart = written("filtering")
     scale: ScalePart = written("identity")
+    point: Literal["sender", "receiver"] = "sender"
+    cross_fit: bool = False
 
     @field_validator("offset", mode="before")
     @classmethod
@@ -98,7 +91,7 @@ class Spec(Section):
     seed: int = Field(0, ge=0)
     record_every: int = Field(50, ge=1)
     graph: GraphPart = written("erdos-renyi")
-    data: Data = Data()
+    data: DataPart = written("linear")
     warm_up: WarmUp = WarmUp()
     detection: Detection = Detection()
     optimisation: Optimisation = Optimisation()
@@ -113,19 +106,21 @@ class Spec(Section):
             raise ValueError("optimisation.step_size: got 'theorem', allowed: with optimisation.convention = 'paper' only")
         if not 1 <= self.warm_up_steps < self.steps:
             raise ValueError(f"warm_up.steps: got {self.warm_up_steps}, allowed: 1 to steps - 1 = {self.steps - 1}")
-        if self.identification >= self.data.samples:
-            raise ValueError(
-                f"data.identification: got {self.identification}, allowed: 2 to data.samples - 1 = {self.data.samples - 1}"
-            )
+        self._check_attack()
         return self
+
+    def _check_attack(self) -> None:
+        """A data attack knows one kind of data."""
+        attack, task = attacks.ATTACKS[self.attack.name], tasks.TASKS[self.data.name]
+        if issubclass(attack, attacks.DataAttack) and not issubclass(task, tasks.TASKS_OF[attack.kind]):
+            fitting = [name for name, entry in tasks.TASKS.items() if issubclass(entry, tasks.TASKS_OF[attack.kind])]
+            raise ValueError(
+                f"attack: got {self.attack.name!r} with data {self.data.name!r}, allowed: with {', '.join(fitting)}"
+            )
 
     @property
     def warm_up_steps(self) -> int:
-        return max(1, self.steps // 10) if self.warm_up.steps is None else self.warm_up.steps
-
-    @property
-    def identification(self) -> int:
-        return self.data.samples // 2 if self.data.identification is None else self.data.identification
+        return self.sheet.warm_up_steps
 
     @property
     def methods(self) -> list[Method]:
@@ -134,19 +129,17 @@ class Spec(Section):
     @property
     def label(self) -> str:
         """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI."""
-        rule = self.warm_up.rule.name.upper()
-        return {"dsgd": "DSGD", "rule": rule, "drsgd-bymi": f"{rule}-DRSGD-ByMI"}[self.methods[0]]
+        return self.sheet.label
 
     @property
     def digest(self) -> str:
         """A name for exactly this spec: equal specs have equal digests, and nothing else does."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(text.encode() + self._graph_file()).hexdigest()[:10]
+        return self.sheet.digest
 
-    def _graph_file(self) -> bytes:
-        """What is in the edge file, if there is one: the same name with other edges is another experiment."""
-        path = self.graph.model_dump().get("path")
-        return Path(path).read_bytes() if path is not None and Path(path).is_file() else b""
+    @property
+    def sheet(self) -> Sheet:
+        """The spec as plain values."""
+        return Sheet(self.model_dump(mode="json"))
 
     def expand(self) -> list[Spec]:
         """One spec a method."""

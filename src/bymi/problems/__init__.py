@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from bymi.problems.base import Problem
 from bymi.problems.linear import LinearProblem, LinearShard, linear_problem, linear_shard
+from bymi.problems.models import lenet, start_of
+from bymi.problems.module import ModuleProblem, Shards
 from bymi.problems.split import Split, split_samples
 
-__all__ = ["LinearProblem", "LinearShard", "Problem", "Split", "linear_problem", "linear_shard", "split_samples"]
+__all__ = [
+    "LinearProblem",
+    "LinearShard",
+    "ModuleProblem",
+    "Problem",
+    "Shards",
+    "Split",
+    "lenet",
+    "linear_problem",
+    "linear_shard",
+    "split_samples",
+    "start_of",
+]

@@ -18,6 +18,11 @@ class Split:
     first: Tensor  # [B, n / 2]
     second: Tensor  # [B, n / 2]
 
+    @property
+    def halves(self) -> dict[str, Tensor]:
+        """The identification set by topic of the message that it makes."""
+        return {"first half": self.first, "second half": self.second}
+
 
 def split_samples(nodes: Tensor, *, samples: int, identification: int, seed: int) -> Split:
     """Split `samples` at random: `identification` of them (rounded down to even) for detection, the rest for warm-up.

@@ -11,8 +11,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.experiment import store
 from bymi.experiment.spec import Spec
+from bymi.runs import store
 
 # Okabe and Ito's colours: told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -81,7 +81,9 @@ def describe(spec: Spec) -> str:
     attack = ", ".join(f"{key} {value}" for key, value in spec.attack.model_dump(exclude={"name"}).items())
     detail = f" ({attack})" if attack else ""
     nodes = f"{spec.nodes} nodes, {100 * spec.byzantine_ratio:g} % Byzantine"
-    return f"{nodes}, {spec.attack.name} attack{detail}, d = {spec.data.dim}"
+    data = spec.data.model_dump()
+    what = f"d = {data['dim']}" if "dim" in data else spec.data.name
+    return f"{nodes}, {spec.attack.name} attack{detail}, {what}"
 
 
 def _scores_figure(folder: Path) -> Figure:

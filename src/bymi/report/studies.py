@@ -11,10 +11,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.experiment import store
 from bymi.experiment.studies import Study
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import cell, markdown_table
+from bymi.runs import store
 
 _METRICS = (("FDP", "fdp"), ("P_a", "pa"), ("optimality gap", "gap"))
 _HEADINGS = ("FDP %", "P_a %", "gap")

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from bymi.detection import Verdict
-from bymi.experiment.outcome import Outcome
 from bymi.graph import Core, Graph
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
-from bymi.problems import LinearProblem
+from bymi.runs.outcome import Outcome
+from bymi.runs.yardsticks import Yardstick, number
 
 _RUNAWAY = 1e9  # a parameter this long has left the problem for good
 
@@ -65,16 +65,15 @@ def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
 
 
 class Recorder:
-    """Sees every snapshot of a run on the linear problem, writes a row now and then, and sums up at the end."""
+    """Sees every snapshot of a run, writes a row now and then, and sums up at the end."""
 
-    def __init__(self, problem: LinearProblem, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
-        self._problem, self._graph, self._byzantine = problem, graph, byzantine
+    def __init__(self, yardstick: Yardstick, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
+        self._yardstick, self._graph, self._byzantine = yardstick, graph, byzantine
         self._honest = (~byzantine).nonzero().flatten()
-        self._best, self._curvature = problem.minimiser(self._honest), problem.curvature(self._honest)
         self._steps, self._every = steps, every
         self._core: Core | None = None
         self._pruned: Graph | None = None
-        self._unheard = torch.zeros(graph.size, dtype=torch.int64)
+        self._unheard = torch.zeros(graph.size, dtype=torch.int64, device=byzantine.device)
         self._local_steps = 0
         self._capped, self._floored = torch.zeros_like(self._unheard), torch.zeros_like(self._unheard)
         self._last: dict[str, Any] = {}
@@ -110,31 +109,11 @@ class Recorder:
             self._lost = (
                 f"{len(lost)} of {len(honest)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
             )
-        row = {"step": snapshot.step, "phase": snapshot.phase, **self._gaps(snapshot.theta)}
-        row["consensus"] = _number(torch.linalg.vector_norm(honest - honest.mean(0), dim=1).max())
+        row = {"step": snapshot.step, "phase": snapshot.phase, **self._yardstick.measure(snapshot.theta, self._core)}
+        row["consensus"] = number(torch.linalg.vector_norm(honest - honest.mean(0), dim=1).max())
         row["unheard"] = int(self._unheard.sum())
         self._last = row
         return row
-
-    def _gaps(self, theta: Tensor) -> dict[str, float | None]:
-        """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
-        members = ~self._byzantine if self._core is None else self._core.members
-        mean = theta[members].mean(0)
-        weighted = None
-        if self._core is not None:
-            weighted = _number(self._excess(self._core.perron[members] @ theta[members]))
-        gap = self._excess(mean)
-        return {
-            "gap": _number(gap),
-            "gap_weighted": weighted,
-            "gap_true": _number(gap - self._excess(self._problem.parameter)),
-            "gap_population": _number((mean - self._problem.parameter).square().sum() / 2),
-        }
-
-    def _excess(self, theta: Tensor) -> Tensor:
-        """Risk above the honest minimum, from the curvature: the samples are not touched again."""
-        away = theta - self._best
-        return away @ self._curvature @ away / 2
 
     def outcome(self) -> Outcome:
         """How the run ended, the worst thing first."""
@@ -177,8 +156,3 @@ class Recorder:
             )
         return summary
 
-
-def _number(value: Tensor) -> float | None:
-    """A JSON number, or null for what JSON cannot say."""
-    number = float(value)
-    return number if abs(number) < float("inf") else None

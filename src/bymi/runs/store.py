@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import networkx
 import numpy
@@ -23,15 +23,28 @@ import torch
 import bymi
 from bymi.detection import REASONS, Verdict
 from bymi.errors import InputError
-from bymi.experiment.metrics import SUMMARY_KEYS
-from bymi.experiment.spec import Spec
+from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.sheet import Sheet
 
 SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
 
 
-def folder_of(out: Path, spec: Spec) -> Path:
-    """Where the run of a spec belongs."""
-    return out / f"{spec.label.lower()}-seed{spec.seed}-{spec.digest}"
+class Named(Protocol):
+    """What names a run."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+def folder_of(out: Path, run: Named) -> Path:
+    """Where the run of a sheet or spec belongs."""
+    return out / f"{run.label.lower()}-seed{run.seed}-{run.digest}"
 
 
 def is_complete(folder: Path) -> bool:
@@ -60,14 +73,14 @@ def prepare(out: Path) -> None:
 
 
 @contextmanager
-def writing(out: Path, spec: Spec) -> Iterator[Path]:
+def writing(out: Path, sheet: Sheet) -> Iterator[Path]:
     """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed."""
-    place = folder_of(out, spec)
+    place = folder_of(out, sheet)
     scratch = out / f".{place.name}.{platform.node()}.{os.getpid()}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        write_json(scratch / SPEC, spec.model_dump(mode="json"))
+        write_json(scratch / SPEC, sheet.values)
         write_json(scratch / ENVIRONMENT, environment())
         yield scratch
         if not is_complete(place):  # else somebody else has made the same run in the meantime
@@ -99,23 +112,26 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 
 def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, hears: torch.Tensor) -> dict[str, Any]:
     """Who judged whom and why, one entry a receiver; `byzantine` is the truth of the simulation."""
     receivers = []
-    for node in range(len(verdict.threshold)):
-        neighbours = hears[node].nonzero().flatten()
-        limit = float(verdict.threshold[node])
+    arcs, flags, limits = hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
+    all_scores, reasons = verdict.scores.cpu(), verdict.why.cpu()
+    for node, limit in enumerate(limits):
+        neighbours = arcs[node].nonzero().flatten()
+        scores = all_scores[node, neighbours].tolist()
         receivers.append(
             {
                 "node": node,
                 "threshold": limit if math.isfinite(limit) else None,
                 "neighbours": neighbours.tolist(),
-                "scores": [None if math.isnan(score) else score for score in verdict.scores[node, neighbours].tolist()],
-                "flagged": (verdict.flagged[node] & hears[node]).nonzero().flatten().tolist(),
-                "why": [REASONS[code] for code in verdict.why[node, neighbours].tolist()],
+                "scores": [None if math.isnan(score) else score for score in scores],
+                "flagged": (flags[node] & arcs[node]).nonzero().flatten().tolist(),
+                "why": [REASONS[code] for code in reasons[node, neighbours].tolist()],
             }
         )
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}

@@ -1,0 +1,40 @@
+"""scikit-learn's digits: 1,797 small scans that come with that package, for trying things out without a download."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import Tensor
+
+from bymi.datasets.deal import apportion, deal
+from bymi.datasets.images import ImageSet
+from bymi.errors import InputError
+
+_TEST = 300
+_GREY = 16  # the brightest pixel of the original
+
+
+def load_digits() -> ImageSet:
+    """The digits as 28 x 28 images: each of the 8 x 8 pixels three wide and high, and two dark ones around.
+
+    So they have the shape of MNIST and go through the same networks. Always the same 1,497 for training and 300 for
+    testing, with the labels in the proportions of the whole. Needs scikit-learn (the extra `digits`).
+    """
+    try:
+        source = importlib.import_module("sklearn.datasets")
+    except ImportError as problem:
+        raise InputError("digits: needs scikit-learn, which is not installed; pip install bymi[digits]") from problem
+    bunch = source.load_digits()
+    pixels, labels = torch.from_numpy(bunch.images), torch.from_numpy(bunch.target).to(torch.int64)
+    images = _enlarge((pixels * (255 / _GREY)).round().to(torch.uint8))
+    test = deal(labels, apportion(torch.bincount(labels)[None], torch.tensor([_TEST])), seed=0)[0].sort().values
+    in_test = torch.zeros(len(labels), dtype=torch.bool)
+    in_test[test] = True
+    return ImageSet("digits", images[~in_test], labels[~in_test], images[in_test], labels[in_test], classes=10)
+
+
+def _enlarge(images: Tensor) -> Tensor:
+    """[N, 8, 8] to [N, 1, 28, 28]."""
+    tripled = images.repeat_interleave(3, dim=1).repeat_interleave(3, dim=2)
+    return torch.nn.functional.pad(tripled, (2, 2, 2, 2)).unsqueeze(1)

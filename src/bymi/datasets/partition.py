@@ -1,0 +1,134 @@
+"""Ways to share the samples of a labelled set among nodes. To add one: write it and list it in PARTITIONS."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bymi.datasets.deal import apportion, deal
+from bymi.errors import require
+from bymi.streams import stream
+
+
+class Partition(ABC):
+    """A recipe that gives each node equally many samples, and no sample to two nodes."""
+
+    def split(self, labels: Tensor, nodes: int, *, samples: int | None = None, seed: int) -> Tensor:
+        """Sample numbers [M, n] of the nodes, each row in random order; n is `samples`, or all that equal sizes allow.
+
+        `labels` [N] are integers; which ones does not matter.
+        """
+        require(labels.dim() == 1 and len(labels) > 0, "labels", tuple(labels.shape), "the shape (N,) with N of 1 or more")
+        require(not labels.is_floating_point(), "labels", labels.dtype, "integers")
+        require(1 <= nodes <= len(labels), "nodes", nodes, f"1 to {len(labels)}, the number of samples")
+        size = self._size(len(labels), nodes) if samples is None else samples
+        require(1 <= size <= len(labels) // nodes, "samples", size, f"1 to {len(labels) // nodes} for {nodes} nodes")
+        ordered = torch.unique(labels, return_inverse=True)[1]
+        rows = self._rows(ordered, nodes, size, seed)
+        everyone = torch.arange(nodes, device=labels.device)
+        shuffle = stream(seed, "partition-order", node=everyone, device=labels.device).permutation(size)
+        return rows.gather(1, shuffle)
+
+    def _size(self, total: int, nodes: int) -> int:
+        return total // nodes
+
+    @abstractmethod
+    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+        """[M, n] for labels 0..C-1 that all occur; the order within a row does not matter."""
+
+
+@dataclass(frozen=True)
+class Stratified(Partition):
+    """Every node has the label proportions of the whole set: of each label, any two nodes' counts differ by at most 1."""
+
+    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+        used = apportion(torch.bincount(labels)[None], torch.tensor([nodes * size], device=labels.device))[0]
+        # The used samples in order of the labels are dealt like cards: node m gets places m, m + M, m + 2M, ...
+        ends = used.cumsum(0)
+        node = stream(seed, "stratified", device=labels.device).permutation(nodes)[:, None]
+        counts = (ends - node + nodes - 1) // nodes - (ends - used - node + nodes - 1) // nodes
+        return deal(labels, counts, seed=seed)
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each node's label proportions are a draw from the symmetric Dirichlet(`dirichlet_alpha`), rounded to whole samples.
+
+    Small alpha: a node sees few labels; large alpha: all in equal parts. Samples are drawn without replacement. Where a
+    label is asked for more often than it occurs, all who asked are cut in proportion, and fill up from the labels that are
+    left, in proportion to their own draw. So the draws are met exactly only while every label suffices: use `samples` well
+    below N / M to stay close to them. With all samples given out, the counts over nodes are those of the whole set.
+    """
+
+    dirichlet_alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        allowed = "a finite number above 0"
+        require(0 < self.dirichlet_alpha < math.inf, "dirichlet_alpha", self.dirichlet_alpha, allowed)
+
+    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+        left = torch.bincount(labels)
+        wanted = self._proportions(nodes, len(left), seed).to(left.device)
+        counts = torch.zeros_like(wanted)
+        while bool((need := size - counts.sum(1)).any()):
+            weights = wanted * (left > 0)
+            # Who wants nothing that is left takes of everything that is left.
+            asked = apportion(torch.where(weights.sum(1, keepdim=True) > 0, weights, left), need)
+            scarce = asked.sum(0) > left  # a turn that is not the last uses up one label at least
+            if bool(scarce.any()):
+                asked[:, scarce] = apportion(asked[:, scarce].T, left[scarce]).T
+            counts, left = counts + asked, left - asked.sum(0)
+        return deal(labels, counts, seed=seed)
+
+    def _proportions(self, nodes: int, labels: int, seed: int) -> Tensor:
+        """[M, C] integers in proportion to the draws. A node's draw does not depend on how many nodes there are."""
+        words = stream(seed, "dirichlet", node=torch.arange(nodes)).bits(4).numpy().view(np.uint64)
+        alphas = np.full(labels, self.dirichlet_alpha)
+        draws = np.stack([np.random.Generator(np.random.PCG64(word.tolist())).dirichlet(alphas) for word in words])
+        return torch.from_numpy(np.rint(draws * 2.0**31).astype(np.int64))
+
+
+@dataclass(frozen=True)
+class LabelShards(Partition):
+    """The samples in order of their labels are cut into M x `shards` pieces, and each node is dealt `shards` at random.
+
+    With 2 shards a node sees two labels or so: the hard split of McMahan et al. (2017). `samples` must be a multiple of
+    `shards`; without it, n is the largest multiple. Of a piece with more samples than needed, random ones are taken.
+    """
+
+    shards: int = 2
+
+    def __post_init__(self) -> None:
+        require(self.shards >= 1, "shards", self.shards, "1 or more")
+
+    def _size(self, total: int, nodes: int) -> int:
+        require(nodes * self.shards <= total, "shards", self.shards, f"1 to {total // nodes} for {nodes} nodes")
+        return total // (nodes * self.shards) * self.shards
+
+    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+        require(size % self.shards == 0, "samples", size, f"a multiple of shards, {self.shards}")
+        pieces, total, device = nodes * self.shards, len(labels), labels.device
+        shuffled = stream(seed, "shards", device=device).permutation(total)
+        by_label = shuffled[torch.argsort(labels[shuffled], stable=True)]
+        bounds = [piece * total // pieces for piece in range(pieces + 1)]
+        taken = [
+            by_label[start:end][
+                stream(seed, "shard", step=piece, device=device).permutation(end - start)[: size // self.shards]
+            ]
+            for piece, (start, end) in enumerate(itertools.pairwise(bounds))
+        ]
+        dealt = stream(seed, "shards-dealt", device=device).permutation(pieces)
+        return torch.stack(taken)[dealt].reshape(nodes, size)
+
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "stratified": Stratified,
+    "dirichlet": Dirichlet,
+    "label-shards": LabelShards,
+}

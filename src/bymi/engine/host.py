@@ -1,0 +1,43 @@
+"""Where and how a run happens. The numbers of a run agree on all hosts, to rounding; so this is no part of a spec."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bymi.errors import InputError, require
+from bymi.problems.gradients import Path as GradientPath
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Host:
+    """`device` "auto": a GPU for models that gain from one, if there is one. `threads`: nodes computed at a time on a CPU.
+
+    `gradients`: how those of all nodes are computed (see bymi.problems.gradients). `data`: folder of the data sets.
+    """
+
+    device: str = "auto"
+    gradients: GradientPath = "auto"
+    threads: int | None = None
+    data: Path | None = None
+
+    def __post_init__(self) -> None:
+        require(self.device in ("auto", "cpu", "cuda"), "device", self.device, "auto, cpu, cuda")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise InputError("device: got 'cuda', but torch sees no CUDA device here; allowed: cpu, auto")
+
+    def place(self, *, gains: bool) -> torch.device:
+        """The device for a problem that gains from an accelerator, or does not."""
+        if self.device == "auto":
+            return torch.device("cuda" if gains and torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+    def threads_beside(self, others: int) -> int:
+        """Threads of one of `others` runs at a time."""
+        return self.threads or max(1, (os.cpu_count() or 1) // max(1, others))

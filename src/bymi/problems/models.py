@@ -1,0 +1,47 @@
+"""Models that ship with bymi."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from bymi.problems.layout import Layout
+from bymi.streams import stream
+
+
+def lenet(classes: int = 10) -> nn.Sequential:
+    """LeNet for 28 x 28 grey images, padding 2: 61,706 parameters for 10 classes. Its values are torch's: see `start_of`."""
+    # Pooling before ReLU: the same function, a quarter of the work.
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Conv2d(6, 16, 5),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
+
+
+def start_of(model: nn.Module, *, seed: int) -> Tensor:
+    """A random start [D] for a model: Kaiming-uniform weights and uniform biases of its linear and convolution layers.
+
+    Both in +-1 / sqrt(fan in), as torch draws them by default, but from named streams: torch's own draw depends on the
+    global generator. Parameters of other layers (norms, say) stay as the model has them.
+    """
+    values = {name: value.detach() for name, value in model.named_parameters()}
+    for path, module in model.named_modules():
+        if not isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
+            continue
+        bound = 1 / math.sqrt(module.weight[0].numel())
+        for part, value in module.named_parameters(recurse=False):
+            name = f"{path}.{part}" if path else part
+            uniform = stream(seed, f"start {name}").uniform(*value.shape)
+            values[name] = (bound * (2 * uniform - 1)).to(value)
+    return Layout.of(model).join(values)

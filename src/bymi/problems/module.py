@@ -1,0 +1,171 @@
+"""A learning task from any torch module, any loss and data in equal shards."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from bymi.errors import InputError, require
+from bymi.problems.gradients import Batched, Captured, Gradients, Loop, Loss, Models, Path, exact, rows_at_once
+from bymi.problems.models import start_of
+
+_POOLED = 4096  # samples in one pass over pooled data
+
+
+class Shards(NamedTuple):
+    """The samples of all nodes: inputs [M, n, ...] and targets [M, n, ...], as many for each node."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class ModuleProblem:
+    """`loss(model(inputs), targets)` on each node's shard. The model is a template; every node starts from `start` [D].
+
+    Everything lives where the shards live, parameters in the model's dtype. `gradients` picks the way they are computed:
+    "auto" takes the fastest for the device and falls back, with a warning, when a model does not allow it; a named way is
+    taken or fails. Use it for models whose state is all in their parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        shards: Shards,
+        *,
+        start: Tensor | None = None,
+        seed: int = 0,
+        gradients: Path = "auto",
+        threads: int | None = None,
+    ) -> None:
+        require(gradients in get_args(Path), "gradients", gradients, ", ".join(get_args(Path)))
+        nodes, samples = shards.inputs.shape[:2]
+        if shards.targets.shape[:2] != (nodes, samples):
+            raise InputError(f"shards: inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}")
+        device = shards.inputs.device
+        if gradients == "captured" and device.type != "cuda":
+            raise InputError(f"gradients: got 'captured' on {device.type}, allowed: a CUDA device only")
+        _refuse_state(model, shards.inputs[0, :2].to("cpu"))
+        self._models = Models(copy.deepcopy(model).to(device).requires_grad_(False), loss)
+        self._start = (start_of(model, seed=seed) if start is None else start).detach().to(device)
+        require(self._start.shape == (self.dim,), "start", list(self._start.shape), f"[{self.dim}], one value a parameter")
+        self._inputs, self._targets = shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)
+        self._samples = samples
+        self._loop = Loop(self._models, threads or torch.get_num_threads())
+        self._batched = Batched(self._models, products=device.type == "cuda")
+        self._ways = self._order(gradients, device)
+
+    @property
+    def dim(self) -> int:
+        return self._models.layout.dim
+
+    @property
+    def samples(self) -> int:
+        return self._samples
+
+    @property
+    def way(self) -> str:
+        """How gradients are computed: loop, batched or captured."""
+        return type(self._ways[0]).__name__.lower()
+
+    def initial(self, nodes: Tensor) -> Tensor:
+        return self._start.expand(len(nodes), -1).clone()
+
+    def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
+        inputs, targets = self._pick(nodes, chosen)
+        while True:
+            try:
+                return self._ways[0](theta, inputs, targets)
+            except RuntimeError as problem:
+                if len(self._ways) == 1 or isinstance(problem, torch.OutOfMemoryError):
+                    raise
+                reason = (str(problem).splitlines() or [type(problem).__name__])[0]
+                failed = self.way
+                self._ways = self._ways[1:]
+                warnings.warn(
+                    f"gradients: {failed} does not work for this model, going on with {self.way} ({reason})", stacklevel=2
+                )
+
+    def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
+        inputs, targets = self._pick(nodes, chosen)
+        output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
+        if isinstance(self._ways[0], Loop):
+            self._losses_by_loop(output, vectors, inputs, targets, wanted)
+            return output
+        receivers, rows = wanted.nonzero(as_tuple=True)
+        size = rows_at_once(inputs)
+        found = [
+            self._batched.losses(vectors[rows[part]], inputs[receivers[part]], targets[receivers[part]])
+            for part in (slice(start, start + size) for start in range(0, len(rows), size))
+        ]
+        output[receivers, rows] = torch.cat(found) if found else output[:0, 0]
+        return output
+
+    def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
+        """Gradient of the mean loss of one model [D] over all samples of the nodes."""
+        everything = torch.arange(self._samples, device=nodes.device).expand(len(nodes), -1)
+        places = (nodes[:, None] * self._samples + everything).flatten()
+        total = torch.zeros(self.dim, dtype=torch.float64, device=theta.device)
+        for part in places.split(_POOLED):
+            point = theta.detach().requires_grad_()
+            with exact():
+                loss = self._models.loss(self._models.outputs(point, self._inputs[part]), self._targets[part])
+                total += torch.autograd.grad(loss, point)[0] * (len(part) / len(places))
+        return total
+
+    def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """What one model [D] says of inputs [s, ...]."""
+        with torch.no_grad(), exact():
+            return torch.cat([self._models.outputs(theta, part) for part in inputs.split(_POOLED)])
+
+    def _pick(self, nodes: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """The chosen samples of each node, [B, s, ...] each."""
+        places = (nodes[:, None] * self._samples + chosen).flatten()
+        inputs, targets = self._inputs.index_select(0, places), self._targets.index_select(0, places)
+        return inputs.unflatten(0, chosen.shape), targets.unflatten(0, chosen.shape)
+
+    def _order(self, path: Path, device: torch.device) -> list[Gradients]:
+        """The ways to try, best first."""
+        if path == "loop" or (path == "auto" and device.type == "cpu"):
+            return [self._loop]
+        if path == "batched":
+            return [self._batched]
+        captured = Captured(self._batched)
+        return [captured] if path == "captured" else [captured, self._batched, self._loop]
+
+    def _losses_by_loop(self, output: Tensor, vectors: Tensor, inputs: Tensor, targets: Tensor, wanted: Tensor) -> None:
+        def work(models: Models, rows: range) -> None:
+            with torch.no_grad():
+                for row in rows:
+                    receivers = wanted[:, row].nonzero().flatten()
+                    if len(receivers):
+                        # One pass for all who want this model, then a loss for each of them.
+                        said = models.outputs(vectors[row], inputs[receivers].flatten(0, 1)).unflatten(0, (len(receivers), -1))
+                        output[receivers, row] = torch.stack(
+                            [models.loss(*pair) for pair in zip(said, targets[receivers], strict=True)]
+                        ).to(output.dtype)
+
+        self._loop.spread(work, len(vectors))
+
+
+def _refuse_state(model: nn.Module, inputs: Tensor) -> None:
+    """Models whose state is not all in their parameters cannot be averaged: say which part is the matter."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            raise InputError(f"model: {name} draws dropout from a generator that nodes do not share; set p = 0 or remove it")
+        if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
+            raise InputError(
+                f"model: {name} ({type(module).__name__}) keeps running statistics, which cannot be averaged over nodes; "
+                "use GroupNorm or LayerNorm, or track_running_stats=False"
+            )
+    trial = copy.deepcopy(model).to("cpu").train()
+    before = {name: value.clone() for name, value in trial.named_buffers()}
+    with torch.no_grad():
+        trial(inputs)
+    changed = [name for name, value in trial.named_buffers() if not torch.equal(value, before[name])]
+    if changed:
+        raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")

@@ -1,0 +1,56 @@
+"""`python -m bymi.runs SHEETS --out DIR`: run a file of sheets where nothing but torch, numpy and networkx is installed.
+
+`bymi reproduce STUDY --export SHEETS` writes such a file; the run folders that this makes are those `bymi reproduce` looks for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from bymi.engine.host import Host
+from bymi.errors import BymiError
+from bymi.runs import read_sheets, run_all
+
+_SAY_EVERY = 10.0  # seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bymi.runs", description="Run a file of sheets.")
+    parser.add_argument("sheets", type=Path, help="file written by `bymi reproduce --export`")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for the run folders")
+    parser.add_argument("--jobs", type=int, default=None, help="processes at a time")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
+    parser.add_argument("--seconds", type=float, default=None, help="start no run after so many seconds")
+    given = parser.parse_args()
+    try:
+        sheets = read_sheets(given.sheets)
+        host = Host(device=given.device, data=given.data)
+    except BymiError as problem:
+        print(f"bymi: {problem}", file=sys.stderr)
+        return problem.exit_code
+    start = time.time()
+    done, said = 0, start
+
+    def progress(index: int, steps: int) -> None:
+        nonlocal done, said
+        done += steps
+        if time.time() - said > _SAY_EVERY:
+            said = time.time()
+            print(f"{done} rounds in {said - start:.0f} s", flush=True)
+
+    until = None if given.seconds is None else start + given.seconds
+    results = run_all(sheets, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
+    failed = [result for result in results if isinstance(result, BymiError)]
+    left = sum(result is None for result in results)
+    print(f"{len(results) - left - len(failed)} of {len(results)} runs are there, {left} left, {len(failed)} failed")
+    if failed:
+        print(f"bymi: {failed[0]}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Runs sheets, one or many, here or over the cores; skips what is complete."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bymi.engine import simulate
+from bymi.engine.host import Host
+from bymi.engine.simulate import one_thread
+from bymi.errors import BymiError
+from bymi.problems import ModuleProblem
+from bymi.runs import store
+from bymi.runs.metrics import Recorder
+from bymi.runs.scene import Scene, build_scene
+from bymi.runs.sheet import Sheet
+
+Progress = Callable[[int, int], None]
+"""(number of the sheet in the list, steps done since the last call)"""
+
+Result = dict[str, Any] | BymiError | None
+"""A summary, why there is none, or None for a run that was not started in time."""
+
+_TELL_EVERY = 0.1  # seconds between two words on progress
+_queue: Any = None  # of a worker process only: where it reports its progress
+
+
+def run(
+    sheet: Sheet, out: str | Path = "runs", tell: Callable[[int], None] | None = None, host: Host | None = None
+) -> dict[str, Any]:
+    """One run: its summary. A complete folder is read, not run again.
+
+    `tell` is called with the number of steps done since its last call.
+    """
+    out = Path(out)
+    folder = store.folder_of(out, sheet)
+    if not store.is_complete(folder):
+        store.prepare(out)
+        host = host or Host()
+        host = replace(host, threads=host.threads_beside(1))
+        with one_thread(), store.writing(out, sheet) as scratch:
+            _execute(sheet, scratch, tell or (lambda steps: None), host)
+    summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
+    return summary
+
+
+def steps_to_do(sheets: Sequence[Sheet], out: str | Path) -> int:
+    """Rounds that are left to run: those of all sheets without a complete folder."""
+    return sum(sheet.steps for sheet in sheets if not store.is_complete(store.folder_of(Path(out), sheet)))
+
+
+def run_all(
+    sheets: Sequence[Sheet],
+    out: str | Path,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    host: Host | None = None,
+    until: float | None = None,
+) -> list[Result]:
+    """Summaries of many sheets, in order; `jobs` processes at a time (default: one a core).
+
+    A sheet that cannot be run leaves its error in its place. None is started after the time `until`, as time.time() counts.
+    The numbers do not depend on `jobs`.
+    """
+    out = Path(out)
+    store.prepare(out)
+    tell = progress or (lambda index, steps: None)
+    todo = [index for index, sheet in enumerate(sheets) if not store.is_complete(store.folder_of(out, sheet))]
+    jobs = min(len(todo), jobs or os.cpu_count() or 1)
+    host = host or Host()
+    host = replace(host, threads=host.threads_beside(jobs))
+    if jobs > 1:
+        work = partial(_work, out=out, host=host, until=until)
+        spread = _spread([sheets[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
+        made = dict(zip(todo, spread, strict=True))
+    else:
+        made = {index: _attempt(sheets[index], out, partial(tell, index), host, until) for index in todo}
+    return [
+        made[index] if index in made else _attempt(sheet, out, partial(tell, index), host, None)
+        for index, sheet in enumerate(sheets)
+    ]
+
+
+def _spread(
+    sheets: Sequence[Sheet], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
+) -> list[Result]:
+    """Run sheets in `jobs` processes and pass on their progress."""
+    # Spawned, not forked: a forked child of a process with torch threads may hang.
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(queue,))
+    try:
+        futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
+        waiting: set[Future[Any]] = set(futures)
+        while waiting:
+            _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
+            while not queue.empty():
+                tell(*queue.get())
+        results = [future.result() for future in futures]
+        while not queue.empty():
+            tell(*queue.get())
+        return results
+    except BaseException:
+        workers = list((pool._processes or {}).values())
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join()
+        store.prepare(out)  # takes away what they left half done
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start(queue: Any) -> None:
+    global _queue
+    _queue = queue
+    torch.set_num_threads(1)
+
+
+def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: float | None) -> Result:
+    return _attempt(Sheet(values), out, lambda steps: _queue.put((index, steps)), host, until)
+
+
+def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, until: float | None) -> Result:
+    if until is not None and time.time() > until:
+        return None
+    try:
+        return run(sheet, out, tell, host)
+    except BymiError as problem:
+        return problem
+
+
+def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host) -> None:
+    scene = build_scene(sheet, host)
+    every = sheet["record_every"]
+    recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=sheet.steps, every=every)
+    start = told = time.perf_counter()
+    done = 0
+    with (folder / store.METRICS).open("w") as metrics:
+        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
+            row = recorder.see(snapshot)
+            if row is not None:
+                metrics.write(json.dumps(row, allow_nan=False) + "\n")
+                if recorder.diverged:
+                    break
+            now = time.perf_counter()
+            if now - told > _TELL_EVERY:
+                tell(snapshot.step - done)
+                done, told = snapshot.step, now
+    summary = {
+        "method": sheet.label,
+        "seed": sheet.seed,
+        "digest": sheet.digest,
+        **recorder.summary(time.perf_counter() - start),
+    }
+    if recorder.verdict is not None:
+        verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph.hears)
+        store.write_json(folder / store.VERDICT, verdict, indent=None)
+    store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(scene)})
+    store.write_json(folder / store.SUMMARY, summary)
+    tell(sheet.steps - done)
+
+
+def _where(scene: Scene) -> dict[str, Any]:
+    """Where the run happened, and how it computed gradients."""
+    way = scene.problem.way if isinstance(scene.problem, ModuleProblem) else "closed form"
+    return {"device": scene.byzantine.device.type, "gradients": way}

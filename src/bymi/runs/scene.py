@@ -1,0 +1,86 @@
+"""From a sheet to the objects of a run: roles, graph, problem, adversary, plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi import aggregation, attacks, detection, topology
+from bymi.attacks import Adversary, Attack
+from bymi.engine.host import Host
+from bymi.graph import Graph
+from bymi.plan import Optimisation, Plan, StepSize, WarmUp, theorem_step
+from bymi.problems import Problem
+from bymi.runs.sheet import Sheet, build_part
+from bymi.runs.tasks import TASKS, Task
+from bymi.runs.yardsticks import Yardstick
+from bymi.streams import stream
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """Everything that a run needs. Only `adversary` and the metrics look at `byzantine`."""
+
+    byzantine: Tensor  # [M] bool
+    graph: Graph
+    problem: Problem
+    yardstick: Yardstick
+    adversary: Adversary
+    plan: Plan
+
+
+def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
+    """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was."""
+    host = host or Host()
+    seed, nodes = sheet.seed, sheet["nodes"]
+    byzantine = _roles(sheet)
+    attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
+    task: Task = build_part(TASKS, sheet["data"])
+    graph = build_part(topology.TOPOLOGIES, sheet["graph"]).draw(nodes, seed=seed, must_connect=~byzantine)
+    problem, yardstick = task.build(byzantine, attack, host, seed)
+    device = host.place(gains=task.gains)
+    byzantine = byzantine.to(device)
+    mixing, pruning = sheet["byzantine_mixing"], sheet["byzantine_pruning"]
+    return Scene(
+        byzantine=byzantine,
+        graph=graph.to(device),
+        problem=problem,
+        yardstick=yardstick,
+        adversary=Adversary(byzantine, attack, mixing=mixing, pruning=pruning, seed=seed),
+        plan=_plan(sheet, task.identification_of(problem.samples)),
+    )
+
+
+def _roles(sheet: Sheet) -> Tensor:
+    """floor(ratio m) Byzantine nodes, drawn uniformly."""
+    nodes = sheet["nodes"]
+    count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)
+    byzantine = torch.zeros(nodes, dtype=torch.bool)
+    byzantine[stream(sheet.seed, "roles").permutation(nodes)[:count]] = True
+    return byzantine
+
+
+def _plan(sheet: Sheet, identification: int) -> Plan:
+    warm_up, judging, optimisation = sheet["warm_up"], sheet["detection"], dict(sheet["optimisation"])
+    size, schedule = optimisation.pop("step_size"), optimisation.pop("schedule")
+    value = theorem_step(sheet["nodes"], sheet.steps - sheet.warm_up_steps) if isinstance(size, str) else size
+    parts = {
+        "centre": build_part(detection.CENTRES, judging["centre"]),
+        "scale": build_part(detection.SCALES, judging["scale"]),
+    }
+    return Plan(
+        steps=sheet.steps,
+        warm_up_steps=sheet.warm_up_steps,
+        warm_up=WarmUp(
+            rule=aggregation.Average() if sheet.method == "dsgd" else build_part(aggregation.RULES, warm_up["rule"]),
+            step_size=StepSize(warm_up["step_size"], warm_up["schedule"]),
+            batch=warm_up["batch"],
+        ),
+        detector=detection.Detector(**{**judging, **parts}) if sheet.method == "drsgd-bymi" else None,
+        optimisation=Optimisation(step_size=StepSize(value, schedule), **optimisation),
+        identification=identification,
+        seed=sheet.seed,
+    )

@@ -1,0 +1,82 @@
+"""What a run needs to know, as plain values: a spec that was checked and written down.
+
+Specs are checked by pydantic, once, where a person writes them. From here on nothing outside of torch, numpy and networkx is
+needed, so that a file of sheets can be run on a bare machine with an accelerator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bymi.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Sheet:
+    """All keys of a spec with one method, resolved, as JSON has them."""
+
+    values: dict[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    @property
+    def method(self) -> str:
+        method = self.values["method"]
+        return str(method[0] if isinstance(method, list) else method)
+
+    @property
+    def seed(self) -> int:
+        return int(self.values["seed"])
+
+    @property
+    def steps(self) -> int:
+        return int(self.values["steps"])
+
+    @property
+    def warm_up_steps(self) -> int:
+        given = self.values["warm_up"]["steps"]
+        return max(1, self.steps // 10) if given is None else int(given)
+
+    @property
+    def label(self) -> str:
+        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI."""
+        rule = self.values["warm_up"]["rule"]["name"].upper()
+        names = {"dsgd": "DSGD", "rule": rule, "drsgd-bymi": f"{rule}-DRSGD-ByMI"}
+        return str(names[self.method])
+
+    @property
+    def digest(self) -> str:
+        """A name for exactly this spec: equal specs have equal digests, and nothing else does."""
+        text = json.dumps(self.values, sort_keys=True)
+        return hashlib.sha256(text.encode() + self._graph_file()).hexdigest()[:10]
+
+    def _graph_file(self) -> bytes:
+        """What is in the edge file, if there is one: the same name with other edges is another experiment."""
+        path = self.values["graph"].get("path")
+        return Path(path).read_bytes() if path is not None and Path(path).is_file() else b""
+
+
+def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
+    """An entry of a table with its parameters: {"name": "ios", "share": 0.3} -> IOS(share=0.3)."""
+    return table[part["name"]](**{key: value for key, value in part.items() if key != "name"})
+
+
+def write_sheets(path: Path, sheets: list[Sheet]) -> None:
+    """A file of sheets, for `python -m bymi.runs`."""
+    path.write_text(json.dumps([sheet.values for sheet in sheets]) + "\n")
+
+
+def read_sheets(path: Path) -> list[Sheet]:
+    """The sheets of a file; they were checked when they were written."""
+    try:
+        return [Sheet(values) for values in json.loads(path.read_text())]
+    except OSError as problem:
+        raise InputError(f"cannot read {path}: {problem.strerror or problem}") from None
+    except (ValueError, TypeError) as problem:
+        raise InputError(f"{path} is not a file of sheets: {problem}") from None

@@ -1,0 +1,152 @@
+"""What is learnt: a problem with its yardstick, from a few parameters. To add one: write it and list it in TASKS."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from bymi import datasets
+from bymi.attacks import Attack, DataAttack
+from bymi.engine.host import Host
+from bymi.errors import InputError, require
+from bymi.problems import LinearShard, ModuleProblem, Problem, Shards, lenet, linear_problem, linear_shard
+from bymi.runs.sheet import build_part
+from bymi.runs.shorthand import read_shorthand
+from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
+from bymi.streams import stream
+
+
+class Task(ABC):
+    """Makes the problem of all nodes. `identification` samples of each node serve detection, half of all by default."""
+
+    gains: ClassVar[bool]
+    """Whether an accelerator pays."""
+
+    identification: int | None
+
+    @abstractmethod
+    def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
+        """The problem of nodes 0..M-1, with the data of `byzantine` [M] under attack, and what to measure with the truth."""
+
+    def identification_of(self, samples: int) -> int:
+        count = samples // 2 if self.identification is None else self.identification
+        require(2 <= count < samples, "data.identification", count, f"2 to samples - 1 = {samples - 1}")
+        return count
+
+
+@dataclass(frozen=True)
+class Linear(Task):
+    """The linear model of the paper's section 5.1: least squares in `dim` dimensions, closed-form optimum."""
+
+    gains: ClassVar[bool] = False
+    dim: int = 30
+    samples: int = 100
+    identification: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.dim >= 1, "dim", self.dim, "1 or more")
+        require(self.samples >= 4, "samples", self.samples, "4 or more")
+        self.identification_of(self.samples)
+
+    def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
+        shard = linear_shard(torch.arange(len(byzantine)), dim=self.dim, samples=self.samples, seed=seed)
+        places = byzantine.nonzero().flatten()
+        if isinstance(attack, DataAttack) and len(places):
+            attack.require_kind(LinearShard)
+            touched = LinearShard(shard.features[places], shard.targets[places], shard.parameter)
+            wrong = attack(touched, stream(seed, "attack"), stream(seed, "attack data", node=places))
+            shard = shard._replace(
+                features=shard.features.index_copy(0, places, wrong.features),
+                targets=shard.targets.index_copy(0, places, wrong.targets),
+            )
+        device = host.place(gains=self.gains)
+        problem = linear_problem(LinearShard(*(part.to(device) for part in shard)), seed=seed)
+        return problem, LinearYardstick(problem, byzantine.to(device))
+
+
+@dataclass(frozen=True)
+class Images(Task):
+    """LeNet on labelled images of 28 x 28, pixels from 0 to 1. `samples` a node (default: all there are), by `partition`.
+
+    `partition`: "stratified" (the same labels everywhere), "dirichlet:dirichlet_alpha=0.5", "label-shards:shards=2".
+    """
+
+    gains: ClassVar[bool] = True
+    dataset: ClassVar[str]
+    samples: int | None = None
+    identification: int | None = 200
+    partition: str = "stratified"
+
+    def __post_init__(self) -> None:
+        require(self.samples is None or self.samples >= 4, "samples", self.samples, "4 or more")
+        if self.samples is not None:
+            self.identification_of(self.samples)
+        self._partition()
+
+    def _partition(self) -> datasets.Partition:
+        part = read_shorthand(self.partition)
+        part["name"] = datasets.ALIASES.get(part["name"], part["name"])
+        require(part["name"] in datasets.PARTITIONS, "partition", part["name"], ", ".join(datasets.PARTITIONS))
+        try:
+            made: datasets.Partition = build_part(datasets.PARTITIONS, part)
+        except TypeError:
+            raise InputError(f"partition: got {self.partition!r}, allowed: parameters of {part['name']} as key=value") from None
+        return made
+
+    def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
+        images = _load(self.dataset, host.data)
+        device = host.place(gains=self.gains)
+        places = self._partition().split(images.train_labels, len(byzantine), samples=self.samples, seed=seed)
+        # Moved as bytes, scaled there: a quarter of the traffic.
+        inputs = images.train_images[places].to(device).to(torch.float32).div_(255)
+        shards = Shards(inputs, images.train_labels[places].to(device))
+        wrong = byzantine.nonzero().flatten().to(device)
+        if isinstance(attack, DataAttack) and len(wrong):
+            attack.require_kind(Shards)
+            shared = stream(seed, "attack", device=device)
+            fresh = stream(seed, "attack data", node=wrong, device=device)
+            made = attack(Shards(shards.inputs[wrong], shards.targets[wrong]), shared, fresh)
+            shards = Shards(shards.inputs.index_copy(0, wrong, made.inputs), shards.targets.index_copy(0, wrong, made.targets))
+        problem = ModuleProblem(
+            lenet(images.classes), nnf.cross_entropy, shards, seed=seed, gradients=host.gradients, threads=host.threads
+        )
+        test = images.test_images.to(device).to(torch.float32).div_(255)
+        return problem, ImageYardstick(problem, test, images.test_labels.to(device), byzantine.to(device))
+
+
+class MNIST(Images):
+    """LeNet on MNIST: 60,000 handwritten digits (paper, section 5.2)."""
+
+    dataset = "mnist"
+
+
+class FashionMNIST(Images):
+    """LeNet on Fashion-MNIST: 60,000 pieces of clothing (paper, section 5.2)."""
+
+    dataset = "fashion-mnist"
+
+
+class Digits(Images):
+    """LeNet on scikit-learn's 1,797 small digits: real data without a download. Needs bymi[digits]."""
+
+    dataset = "digits"
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, folder: Path | None) -> datasets.ImageSet:
+    """Read once for many runs in one process."""
+    return datasets.load_images(name, folder)
+
+
+TASKS: dict[str, type[Task]] = {"linear": Linear, "mnist": MNIST, "fashion-mnist": FashionMNIST, "digits": Digits}
+TASKS_OF: dict[type, type[Task]] = {LinearShard: Linear, Shards: Images}
+"""Which tasks hold data of a kind that attacks can rewrite."""
+
+ALIASES: dict[str, str] = {"fmnist": "fashion-mnist", "fashion": "fashion-mnist"}

@@ -1,0 +1,592 @@
+"""Data sets: hostile files, where files are found, downloads that go wrong, and the real thing where it is at hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import os
+import socket
+import sys
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bymi import InputError
+from bymi.datasets import (
+    DATASETS,
+    SOURCES,
+    ImageFiles,
+    RemoteFile,
+    Source,
+    cache_folder,
+    download,
+    find_files,
+    load_images,
+    locate,
+    read_idx,
+    read_image_set,
+)
+from bymi.datasets.locate import FILE_NAMES
+from tests.idx_files import idx_bytes, write_idx, write_image_set
+
+GIVEN_DATA = os.environ.get("BYMI_DATA")  # before any test hides it
+NO_DATA = "needs the real files: set BYMI_DATA to a folder with mnist/ and fashion-mnist/"
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds the files of the person who runs it, and none goes through a proxy."""
+    monkeypatch.delenv("BYMI_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(locate, "SYSTEM_FOLDERS", {"fashion-mnist": tmp_path / "system"})
+
+
+def line_of(caught: pytest.ExceptionInfo[InputError]) -> str:
+    line = str(caught.value)
+    assert "\n" not in line
+    return line
+
+
+# IDX files
+
+
+def read_or_line(path: Path) -> torch.Tensor | str:
+    try:
+        return read_idx(path)
+    except InputError as problem:
+        return str(problem)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (2, 3, 4), (1, 1, 1, 1)])
+def test_what_is_written_is_read(tmp_path: Path, shape: tuple[int, ...], compressed: bool) -> None:
+    written = (torch.arange(24).reshape(-1)[: torch.Size(shape).numel()] * 10).to(torch.uint8).reshape(shape)
+    write_idx(tmp_path / "x.bin", written, compressed)
+    read = read_idx(tmp_path / "x.bin")
+    assert read.dtype == torch.uint8
+    assert torch.equal(read, written)
+
+
+WHOLE = idx_bytes(torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4))
+HUGE = b"\0\0\x08\x03" + b"\xff" * 12
+BAD_CONTENTS = [
+    (b"", "expected an IDX file, which begins with 00 00, found an empty file"),
+    (b"\0\0", "expected an IDX file, which begins with 00 00, found 00 00"),
+    (b"\x89PNG\r\n", "expected an IDX file, which begins with 00 00, found 89 50 4e 47"),
+    (b"\0\0\x0d\x01" + b"\0\0\0\x01" + b"\0" * 4, "expected elements of type 0x08 (unsigned byte), found type 0x0d"),
+    (b"\0\0\x08\0", "expected 1 to 4 dimensions, found 0"),
+    (b"\0\0\x08\xff" + b"\0\0\0\x01" * 255 + b"\0", "expected 1 to 4 dimensions, found 255"),
+    (b"\0\0\x08\x03\0\0", "expected a header of 16 bytes, found 6 bytes"),
+    (b"\0\0\x08\x02\0\0\0\0\0\0\0\x05", "expected dimensions of 1 or more, found 0 x 5"),
+    (HUGE, "expected at most 1073741824 elements, found 4294967295 x 4294967295 x 4294967295 in the header"),
+    (WHOLE[:-1], "expected 24 elements (2 x 3 x 4), found 23"),
+    (WHOLE[:16], "expected 24 elements (2 x 3 x 4), found 0"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), BAD_CONTENTS)
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_bad_file_is_one_line(tmp_path: Path, content: bytes, words: str, compressed: bool) -> None:
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(gzip.compress(content) if compressed else content)
+    with pytest.raises(InputError) as caught:
+        read_idx(path)
+    assert line_of(caught) == f"{path}: {words}"
+
+
+def test_extra_bytes_are_refused(tmp_path: Path) -> None:
+    for content, words in ((WHOLE + b"\0", "found 25"), (gzip.compress(WHOLE + b"\0"), "found more")):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_idx(tmp_path / "x")
+        assert line_of(caught) == f"{tmp_path / 'x'}: expected 24 elements (2 x 3 x 4), {words}"
+
+
+def test_every_kind_of_damaged_gzip_is_one_line(tmp_path: Path) -> None:
+    """Cut off anywhere, any bit flipped, or with something behind it: never another exception, never wrong data unseen."""
+    packed = gzip.compress(WHOLE, mtime=0)
+    path = tmp_path / "x.gz"
+    damaged = [packed[:length] for length in range(2, len(packed))] + [packed + b"rubbish", packed + packed]
+    flipped = [packed[:at] + bytes([packed[at] ^ 1 << bit]) + packed[at + 1 :] for at in range(len(packed)) for bit in range(8)]
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_idx(path)
+        assert line_of(caught).startswith(f"{path}: expected ")
+    for content in flipped:
+        path.write_bytes(content)
+        read = read_or_line(path)
+        if isinstance(read, torch.Tensor):  # a bit of no meaning, such as the time in the header
+            assert torch.equal(read, torch.arange(24, dtype=torch.uint8).reshape(2, 3, 4))
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.binary(max_size=40), zipped=st.booleans())
+def test_any_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, content: bytes, zipped: bool) -> None:
+    path = tmp_path_factory.getbasetemp() / "any"
+    path.write_bytes(gzip.compress(b"\0\0\x08" + content) if zipped else content)
+    read = read_or_line(path)
+    if isinstance(read, torch.Tensor):
+        assert read.numel() <= 40
+    else:
+        assert "\n" not in read
+
+
+def test_a_gzip_bomb_does_not_fill_the_memory(tmp_path: Path) -> None:
+    """200 MB behind a header that says 24 bytes, and little behind one that says 1 GB."""
+    with gzip.open(tmp_path / "bomb", "wb", compresslevel=1) as packer:
+        packer.write(WHOLE)
+        for _ in range(200):
+            packer.write(bytes(1 << 20))
+    (tmp_path / "boast").write_bytes(gzip.compress(b"\0\0\x08\x01\x3f\xff\xff\xff" + bytes(1000)))
+    for name in ("bomb", "boast"):
+        tracemalloc.start()
+        with pytest.raises(InputError):
+            read_idx(tmp_path / name)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 4 << 20
+
+
+def test_no_file_a_folder_and_a_pipe_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected an IDX file, found no file"):
+        read_idx(tmp_path / "nothing")
+    with pytest.raises(InputError, match="expected an IDX file, found a folder"):
+        read_idx(tmp_path)
+    if hasattr(os, "mkfifo"):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(InputError, match="expected an IDX file, found no file"):
+            read_idx(tmp_path / "pipe")
+
+
+# Image sets
+
+
+def files_in(folder: Path) -> ImageFiles:
+    return ImageFiles(*(folder / f"{name}.gz" for name in FILE_NAMES))
+
+
+def test_an_image_set(tmp_path: Path) -> None:
+    write_image_set(tmp_path, train=60, test=20, side=9, classes=4)
+    images = read_image_set("small", files_in(tmp_path), classes=4)
+    assert images.name == "small"
+    assert images.train_images.shape == (60, 1, 9, 9)
+    assert images.test_images.shape == (20, 1, 9, 9)
+    assert images.train_images.dtype == images.test_images.dtype == torch.uint8
+    assert images.train_labels.dtype == images.test_labels.dtype == torch.int64
+    assert torch.bincount(images.train_labels).tolist() == [15] * 4
+    assert images.classes == 4
+
+
+def test_the_written_sets_can_be_learnt(tmp_path: Path) -> None:
+    """The nearest class mean of the training images names every test image."""
+    write_image_set(tmp_path, train=200, test=100)
+    images = read_image_set("small", files_in(tmp_path))
+    flat, test = images.train_images.flatten(1).double(), images.test_images.flatten(1).double()
+    means = torch.stack([flat[images.train_labels == label].mean(0) for label in range(10)])
+    assert torch.equal(torch.cdist(test, means).argmin(1), images.test_labels)
+
+
+@pytest.mark.parametrize(
+    ("changed", "tensor", "words"),
+    [
+        ("train-images-idx3-ubyte.gz", torch.zeros(60, 81), "{changed}: expected 3 dimensions, found 2"),
+        ("train-labels-idx1-ubyte.gz", torch.zeros(60, 1), "{changed}: expected 1 dimension, found 2"),
+        (
+            "t10k-labels-idx1-ubyte.gz",
+            torch.zeros(19),
+            "{changed}: expected 20 labels, one for each image in {images}, found 19",
+        ),
+        ("t10k-labels-idx1-ubyte.gz", torch.full((20,), 10), "{changed}: expected labels 0 to 9, found 10"),
+        (
+            "t10k-images-idx3-ubyte.gz",
+            torch.zeros(20, 8, 9),
+            "{changed}: expected images of 9 x 9 pixels as in {train}, found 8 x 9",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_named(tmp_path: Path, changed: str, tensor: torch.Tensor, words: str) -> None:
+    write_image_set(tmp_path, train=60, test=20, side=9)
+    write_idx(tmp_path / changed, tensor.to(torch.uint8), compressed=True)
+    files = files_in(tmp_path)
+    with pytest.raises(InputError) as caught:
+        read_image_set("small", files)
+    assert line_of(caught) == words.format(changed=tmp_path / changed, images=files.test_images, train=files.train_images)
+
+
+# Where files are found
+
+
+def test_files_are_found_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each place that is given hides those after it: packages of the system, cache, BYMI_DATA, folder."""
+    assert find_files("fashion-mnist") is None
+    places = {
+        "system": tmp_path / "system",
+        "cache": tmp_path / "cache" / "bymi" / "fashion-mnist",
+        "variable": tmp_path / "variable" / "fashion-mnist",
+        "folder": tmp_path / "folder",
+    }
+    for place, folder in places.items():
+        write_image_set(folder, train=10, test=10, side=3)
+        if place == "variable":
+            monkeypatch.setenv("BYMI_DATA", str(tmp_path / "variable"))
+        found = find_files("fashion-mnist", folder if place == "folder" else None)
+        assert found is not None
+        assert {path.parent for path in found} == {folder}
+    assert load_images("fmnist", tmp_path / "folder").name == "fashion-mnist"
+    assert load_images("fashion").train_images.shape == (10, 1, 3, 3)
+
+
+@pytest.mark.parametrize("dotted", [True, False])
+@pytest.mark.parametrize("ending", ["", ".gz"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_every_spelling_is_found(tmp_path: Path, dotted: bool, ending: str, inside: bool) -> None:
+    folder = tmp_path / "mnist" if inside else tmp_path
+    write_image_set(folder, train=10, test=10, side=3)
+    for stem in FILE_NAMES:
+        content = (folder / f"{stem}.gz").read_bytes()
+        (folder / f"{stem}.gz").unlink()
+        name = (stem.replace("-idx", ".idx") if dotted else stem) + ending
+        (folder / name).write_bytes(content if ending else gzip.decompress(content))
+    assert load_images("mnist", str(tmp_path)).train_images.shape == (10, 1, 3, 3)
+
+
+def test_a_given_folder_without_the_files_is_an_error_and_no_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image_set(tmp_path / "cache" / "bymi" / "mnist", train=10, test=10)  # would do, but was not asked for
+    write_image_set(tmp_path / "half" / "mnist", train=10, test=10)
+    (tmp_path / "half" / "mnist" / "t10k-labels-idx1-ubyte.gz").unlink()
+    allowed = (
+        "allowed: a folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte, "
+        "t10k-labels-idx1-ubyte (each plain or .gz) in it or in mnist/"
+    )
+    with pytest.raises(InputError) as caught:
+        load_images("mnist", tmp_path / "nothing")
+    assert line_of(caught) == f"data: got '{tmp_path / 'nothing'}', which is no folder; {allowed}"
+    monkeypatch.setenv("BYMI_DATA", str(tmp_path / "half"))
+    with pytest.raises(InputError) as caught:
+        load_images("mnist")
+    assert line_of(caught) == f"BYMI_DATA: got '{tmp_path / 'half'}', which has no t10k-labels-idx1-ubyte in mnist/; {allowed}"
+
+
+def test_mnist_is_not_taken_for_fashion(tmp_path: Path) -> None:
+    write_image_set(tmp_path / "mnist", train=10, test=10)
+    assert find_files("mnist", tmp_path / "mnist") is not None
+    with pytest.raises(InputError, match="which by its name holds mnist; allowed"):
+        find_files("fashion-mnist", tmp_path / "mnist")
+
+
+def test_the_cache_is_where_the_system_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cache_folder("mnist") == tmp_path / "cache" / "bymi" / "mnist"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(Path, "home", classmethod(lambda cls: tmp_path))
+    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
+    for platform, caches in (("linux", ".cache"), ("darwin", "Library/Caches"), ("win32", "Local")):
+        monkeypatch.setattr(sys, "platform", platform)
+        assert cache_folder("mnist") == tmp_path / caches / "bymi" / "mnist"
+
+
+# Downloads
+
+
+class Mirror(BaseHTTPRequestHandler):
+    """Serves `content` at any path in one of several manners, and notes what it was asked for."""
+
+    content: ClassVar[bytes]
+    manner: ClassVar[str]
+    asked: ClassVar[list[str | None]]
+
+    def do_GET(self) -> None:
+        asked = self.headers["Range"]
+        self.asked.append(asked)
+        body = self.content
+        start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and self.manner != "no ranges" else 0
+        if self.manner == "wrong":
+            body = bytes(len(body))
+        self.send_response({"gone": 404}.get(self.manner, 206 if start else 200))
+        if start:
+            first = 0 if self.manner == "other range" else start
+            self.send_header("Content-Range", f"bytes {first}-{len(body) - 1}/{len(body)}")
+        if self.manner == "long":
+            body += b"more"
+        if self.manner == "endless":  # no length, and more than anybody asked for
+            self.end_headers()
+            while True:
+                self.wfile.write(bytes(1 << 16))
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        self.wfile.write(body[start : len(body) // 2 if self.manner == "breaks off" else None])
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except (BrokenPipeError, ConnectionResetError):
+            self.asked.append("closed")
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+CONTENT = bytes(range(256)) * 1000
+
+
+class Served:
+    """Servers on this machine, each of one manner; `addresses` makes them mirrors."""
+
+    def __init__(self) -> None:
+        self.servers: list[ThreadingHTTPServer] = []
+        self.asked: list[str | None] = []
+
+    def address(self, manner: str) -> str:
+        members = {"content": CONTENT, "manner": manner, "asked": self.asked}
+        server = ThreadingHTTPServer(("127.0.0.1", 0), type("SomeMirror", (Mirror,), members))
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        self.servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}/set/"
+
+    def source(self, *manners: str) -> Source:
+        file = RemoteFile("a-file.gz", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+        return Source("some-set", tuple(map(self.address, manners)), (file,))
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    for server in served.servers:
+        server.shutdown()
+        server.server_close()
+
+
+def left_in(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_size for path in folder.iterdir()}
+
+
+def test_a_fresh_download_tells_its_progress_and_is_not_repeated(tmp_path: Path, served: Served) -> None:
+    seen: list[tuple[str, int, int]] = []
+    source = served.source("well")
+    download(source, tmp_path / "new" / "folder", lambda *step: seen.append(step))
+    assert (tmp_path / "new" / "folder" / "a-file.gz").read_bytes() == CONTENT
+    assert left_in(tmp_path / "new" / "folder") == {"a-file.gz": len(CONTENT)}
+    assert seen[-1] == ("a-file.gz", len(CONTENT), len(CONTENT))
+    assert [done for _, done, _ in seen] == sorted({done for _, done, _ in seen})
+    download(source, tmp_path / "new" / "folder")
+    assert served.asked == [None]
+
+
+def test_a_part_is_resumed(tmp_path: Path, served: Served) -> None:
+    (tmp_path / "a-file.gz.part").write_bytes(CONTENT[:1000])
+    download(served.source("well"), tmp_path)
+    assert served.asked == ["bytes=1000-"]
+    assert (tmp_path / "a-file.gz").read_bytes() == CONTENT
+    assert left_in(tmp_path) == {"a-file.gz": len(CONTENT)}
+
+
+def test_the_next_mirror_goes_on_where_the_first_broke_off(tmp_path: Path, served: Served) -> None:
+    download(served.source("breaks off", "well"), tmp_path)
+    assert served.asked == [None, f"bytes={len(CONTENT) // 2}-"]
+    assert (tmp_path / "a-file.gz").read_bytes() == CONTENT
+
+
+def test_an_interrupted_download_is_resumed(tmp_path: Path, served: Served) -> None:
+    def interrupt(file: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    source = served.source("well")
+    with pytest.raises(KeyboardInterrupt):
+        download(source, tmp_path, interrupt)
+    (done,) = left_in(tmp_path).values()
+    assert 0 < done < len(CONTENT)
+    download(source, tmp_path)
+    assert served.asked[-1] == f"bytes={done}-"
+    assert left_in(tmp_path) == {"a-file.gz": len(CONTENT)}
+
+
+@pytest.mark.parametrize("part", [b"rubbish" * 100, bytes(len(CONTENT)), bytes(len(CONTENT) + 5)])
+def test_a_bad_part_is_thrown_away(tmp_path: Path, served: Served, part: bytes) -> None:
+    (tmp_path / "a-file.gz.part").write_bytes(part)
+    download(served.source("well"), tmp_path)
+    assert served.asked[-1] is None
+    assert (tmp_path / "a-file.gz").read_bytes() == CONTENT
+
+
+def test_a_whole_part_needs_only_its_name(tmp_path: Path, served: Served) -> None:
+    (tmp_path / "a-file.gz.part").write_bytes(CONTENT)
+    download(served.source("gone"), tmp_path)
+    assert served.asked == []
+    assert left_in(tmp_path) == {"a-file.gz": len(CONTENT)}
+
+
+def test_a_file_that_is_there_but_wrong_is_fetched_again(tmp_path: Path, served: Served) -> None:
+    (tmp_path / "a-file.gz").write_bytes(bytes(len(CONTENT)))
+    download(served.source("well"), tmp_path)
+    assert (tmp_path / "a-file.gz").read_bytes() == CONTENT
+
+
+def test_a_server_that_ignores_ranges(tmp_path: Path, served: Served) -> None:
+    (tmp_path / "a-file.gz.part").write_bytes(CONTENT[:1000])
+    download(served.source("no ranges"), tmp_path)
+    assert (tmp_path / "a-file.gz").read_bytes() == CONTENT
+
+
+def test_a_server_that_answers_another_range(tmp_path: Path, served: Served) -> None:
+    (tmp_path / "a-file.gz.part").write_bytes(CONTENT[:1000])
+    with pytest.raises(InputError, match="asked for bytes from 1000, got 'bytes 0-"):
+        download(served.source("other range"), tmp_path)
+    assert left_in(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("manner", "words"),
+    [
+        ("wrong", "wrong checksum"),
+        ("gone", "HTTP 404"),
+        ("long", "expected 256000 bytes, got '256004'"),
+        ("endless", "expected 256000 bytes, got more"),
+        ("breaks off", "broke off after 128000 of 256000 bytes"),
+    ],
+)
+def test_a_bad_mirror_is_followed_by_the_next_and_named_at_the_end(
+    tmp_path: Path, served: Served, manner: str, words: str
+) -> None:
+    bad = served.source(manner)
+    with pytest.raises(InputError) as caught:
+        download(bad, tmp_path)
+    host = bad.mirrors[0].split("/")[2]
+    assert line_of(caught) == (
+        f"some-set: could not download a-file.gz ({host}: {words}); "
+        "put a-file.gz in a folder and pass --data DIR or set BYMI_DATA"
+    )
+    assert left_in(tmp_path) in ({}, {"a-file.gz.part": 128000})
+    download(dataclasses.replace(bad, mirrors=(*bad.mirrors, served.address("well"))), tmp_path)
+    assert left_in(tmp_path) == {"a-file.gz": len(CONTENT)}
+
+
+def test_no_network_is_one_line_that_says_what_to_do(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = served.address("well")
+    served.servers[-1].shutdown()
+    served.servers.pop().server_close()
+    monkeypatch.setitem(SOURCES, "mnist", dataclasses.replace(SOURCES["mnist"], mirrors=(address, address)))
+    with pytest.raises(InputError) as caught:
+        load_images("mnist")
+    host = address.split("/")[2]
+    assert line_of(caught) == (
+        f"mnist: could not download train-images-idx3-ubyte.gz ({host}: Connection refused; {host}: Connection refused); "
+        "put train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz, t10k-labels-idx1-ubyte.gz "
+        "in a folder and pass --data DIR or set BYMI_DATA"
+    )
+
+
+@pytest.mark.parametrize("manner", ["well", "no ranges"])
+def test_downloads_into_one_folder_at_once_all_succeed(tmp_path: Path, served: Served, manner: str) -> None:
+    source = served.source(manner)
+    for attempt in range(5):
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(lambda _: download(source, tmp_path / str(attempt)), range(6)))  # noqa: B023
+        assert (tmp_path / str(attempt) / "a-file.gz").read_bytes() == CONTENT
+        assert left_in(tmp_path / str(attempt)) == {"a-file.gz": len(CONTENT)}
+
+
+def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        with pytest.raises(InputError, match="timed out"):
+            download(Source("some-set", (address,), (RemoteFile("x", 1, ""),)), tmp_path, timeout=0.2)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError) as caught:
+        download(Source("some-set", (), ()), tmp_path / "file" / "folder")
+    assert "expected a folder to download some-set into" in line_of(caught)
+
+
+def test_load_downloads_into_the_cache_once(tmp_path: Path, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image_set(tmp_path / "origin", train=20, test=10, side=4)
+    contents = {path.name: path.read_bytes() for path in (tmp_path / "origin").iterdir()}
+    files = tuple(RemoteFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items())
+    address = served.address("well")
+    handler = served.servers[-1].RequestHandlerClass
+    monkeypatch.setattr(handler, "content", property(lambda self: contents[self.path.rsplit("/", 1)[1]]))
+    monkeypatch.setitem(SOURCES, "mnist", Source("mnist", (address,), files))
+    seen: list[str] = []
+    assert load_images("mnist", progress=lambda file, done, total: seen.append(file)).train_images.shape == (20, 1, 4, 4)
+    assert sorted(set(seen)) == sorted(contents)
+    assert load_images("mnist").test_labels.shape == (10,)
+    assert len(served.asked) == 4
+    assert left_in(cache_folder("mnist")) == {name: len(data) for name, data in contents.items()}
+
+
+def test_sources_are_well_formed() -> None:
+    for name, source in SOURCES.items():
+        assert source.name == name
+        assert name in DATASETS
+        assert [file.name for file in source.files] == [f"{stem}.gz" for stem in FILE_NAMES]
+        assert all(mirror.startswith("http") and mirror.endswith("/") for mirror in source.mirrors)
+        assert all(len(bytes.fromhex(file.sha256)) == 32 for file in source.files)
+
+
+# By name
+
+
+@pytest.mark.parametrize(("name", "near"), [("mnits", "mnist"), ("fasion-mnist", "fashion-mnist"), ("fmnst", "fashion-mnist")])
+def test_an_unknown_name_is_one_line_with_the_nearest(name: str, near: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_images(name)
+    assert line_of(caught) == f"dataset: got {name!r}; did you mean {near!r}?; allowed: mnist, fashion-mnist, digits"
+
+
+def test_the_name_of_a_partition_is_no_data_set() -> None:
+    with pytest.raises(InputError, match="allowed: mnist, fashion-mnist, digits"):
+        load_images("iid")
+
+
+def test_digits() -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn, the extra `digits`")
+    digits = load_images("digits")
+    assert digits.train_images.shape == (1497, 1, 28, 28)
+    assert digits.test_images.shape == (300, 1, 28, 28)
+    assert digits.train_images.dtype == torch.uint8
+    assert int(digits.train_images.max()) == 255
+    assert int(digits.train_images[..., :2].max()) == 0
+    counts = torch.bincount(digits.train_labels), torch.bincount(digits.test_labels)
+    whole = (counts[0] + counts[1]).double()
+    assert whole.tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as the package documents them
+    assert float((counts[1] - 300 / 1797 * whole).abs().max()) < 1
+    assert torch.equal(digits.test_images, load_images("digits").test_images)
+
+
+def test_digits_without_scikit_learn_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(InputError) as caught:
+        load_images("digits")
+    assert line_of(caught) == "digits: needs scikit-learn, which is not installed; pip install bymi[digits]"
+
+
+# SHA-256 of the unpacked files; their MD5 are those that are published for the unpacked files.
+UNPACKED = {
+    "mnist": ("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db", [5923, 6742, 5958, 6131, 5842]),
+    "fashion-mnist": ("c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888", [6000] * 5),
+}
+
+
+@pytest.mark.skipif(not GIVEN_DATA, reason=NO_DATA)
+@pytest.mark.parametrize("name", sorted(UNPACKED))
+def test_the_real_files(name: str) -> None:
+    images = load_images(name, GIVEN_DATA)
+    assert images.train_images.shape == (60000, 1, 28, 28)
+    assert images.test_images.shape == (10000, 1, 28, 28)
+    digest, first_counts = UNPACKED[name]
+    assert hashlib.sha256(idx_bytes(images.train_images.squeeze(1))).hexdigest() == digest
+    assert torch.bincount(images.train_labels)[:5].tolist() == first_counts
