@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bymi import Adversary, Complete, LocalNetwork
-from bymi.attacks import CovariateAttack, GradientAttack, InnerProductManipulation, ParameterAttack
+from bymi.attacks import CovariateAttack, DataAttack, GradientAttack, InnerProductManipulation, ParameterAttack
 from bymi.problems import LinearShard, linear_shard
 from bymi.streams import stream
 
@@ -16,8 +16,15 @@ def shard() -> LinearShard:
     return linear_shard(torch.arange(4), dim=30, samples=25, seed=0)
 
 
+def rewrite(attack: DataAttack, shard: LinearShard, seed: int = 0) -> LinearShard:
+    """The shard as a run hands it to the attack: one stream for all nodes, and one key for each."""
+    nodes = torch.arange(len(shard.features))
+    wrong: LinearShard = attack(shard, stream(seed, "attack"), stream(seed, "attack data", node=nodes))
+    return wrong
+
+
 def test_scenario_a_answers_from_the_wrong_parameter(shard: LinearShard) -> None:
-    wrong = ParameterAttack(share=0.4, mu=5.0)(shard, stream(0, "attack"))
+    wrong = rewrite(ParameterAttack(share=0.4, mu=5.0), shard)
     parameter = torch.zeros(30, dtype=torch.float64)
     parameter[:12] = 5.0
     noise = shard.targets - shard.features @ shard.parameter
@@ -26,21 +33,21 @@ def test_scenario_a_answers_from_the_wrong_parameter(shard: LinearShard) -> None
 
 
 def test_scenario_a_with_the_true_parameter_is_no_attack(shard: LinearShard) -> None:
-    assert torch.equal(ParameterAttack(share=0.1, mu=1.0)(shard, stream(0, "attack")).targets, shard.targets)
+    assert torch.equal(rewrite(ParameterAttack(share=0.1, mu=1.0), shard).targets, shard.targets)
 
 
 @pytest.mark.parametrize(("share", "entries"), [(0.02, 0), (0.05, 1), (0.1, 3), (0.6, 18), (1.0, 30)])
 def test_scenario_a_counts_entries_by_floor(shard: LinearShard, share: float, entries: int) -> None:
     plain = LinearShard(shard.features, torch.zeros_like(shard.targets), torch.zeros_like(shard.parameter))
-    moved = ParameterAttack(share=share, mu=1.0)(plain, stream(0, "attack")).targets
+    moved = rewrite(ParameterAttack(share=share, mu=1.0), plain).targets
     assert torch.allclose(moved, shard.features[:, :, :entries].sum(2))
 
 
 def test_scenario_b_in_both_readings(shard: LinearShard) -> None:
     draws = stream(7, "attack").uniform(30)
     direction = draws / draws.norm()
-    replaced = CovariateAttack(response="replaced")(shard, stream(7, "attack"))
-    original = CovariateAttack(response="original")(shard, stream(7, "attack"))
+    replaced = rewrite(CovariateAttack(response="replaced"), shard, seed=7)
+    original = rewrite(CovariateAttack(response="original"), shard, seed=7)
     features = 0.8 * shard.features + 3 * direction
     noise = shard.targets - shard.features @ shard.parameter
     assert torch.allclose(replaced.features, features)

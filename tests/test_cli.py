@@ -20,6 +20,7 @@ from bymi.experiment.spec import Spec
 from bymi.report.tables import COLUMNS, cells
 from bymi.runs import store
 from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.tasks import TASKS
 from bymi.topology import TOPOLOGIES
 from tests.commands import (
     GAP_FILES,
@@ -171,7 +172,7 @@ def test_list_names_every_part() -> None:
     answer = bymi("list")
     assert (answer.code, answer.err) == (0, "")
     first_words = {words[0] for words in answer.rows}
-    for table in (RECIPES, TOPOLOGIES, RULES, ATTACKS, CENTRES, SCALES):
+    for table in (RECIPES, TOPOLOGIES, RULES, ATTACKS, TASKS, CENTRES, SCALES):
         assert set(table) <= first_words
 
 

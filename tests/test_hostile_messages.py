@@ -26,8 +26,8 @@ def spec_of(*words: str) -> Spec:
 
 def follow(spec: Spec) -> tuple[Scene, list[Snapshot], Recorder]:
     """All rounds of a run, with everything that was heard in them, and what the metrics make of it."""
-    scene = build_scene(spec)
-    recorder = Recorder(scene.problem, scene.graph, scene.byzantine, steps=spec.steps, every=1)
+    scene = build_scene(spec.sheet)
+    recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=spec.steps, every=1)
     snapshots = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     for snapshot in snapshots:
         recorder.see(snapshot)

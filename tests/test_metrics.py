@@ -13,6 +13,7 @@ from bymi.phases import Snapshot
 from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
 from bymi.runs.outcome import ENDING_CODES
+from bymi.runs.yardsticks import LinearYardstick
 
 BYZANTINE = torch.tensor([False, False, False, True, True])
 
@@ -51,7 +52,7 @@ def snapshot(theta: torch.Tensor, graph: Graph, step: int, flagged: torch.Tensor
 
 
 def recorder(graph: Graph) -> Recorder:
-    return Recorder(problem(), graph, BYZANTINE, steps=10, every=5)
+    return Recorder(LinearYardstick(problem(), BYZANTINE), graph, BYZANTINE, steps=10, every=5)
 
 
 def test_the_gap_is_zero_at_the_honest_minimiser_and_byzantine_nodes_do_not_count() -> None:

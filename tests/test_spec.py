@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from bymi import BALANCE, Detector, InputError, Optimisation, Plan, WarmUp
-from bymi.aggregation import RULES
+from bymi.aggregation import RULES, SetRule
 from bymi.attacks import ATTACKS
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, Spec, load, read_spec
 from bymi.runs.scene import build_scene
+from bymi.runs.tasks import TASKS
 from bymi.topology import TOPOLOGIES
 
 
@@ -34,6 +35,7 @@ def refusal(*words: str) -> str:
         ("byzantine_ration=0.1", "byzantine_ration", "byzantine_ratio"),
         ("warmup.steps=5", "warmup", "warm_up"),
         ("data.dims=5", "data.dims", "dim"),
+        ("data=mnist:partitoin=iid", "data.partitoin", "partition"),
         ("warm_up.stepsize=0.1", "warm_up.stepsize", "step_size"),
         ("detection.fdrlevel=0.1", "detection.fdrlevel", "fdr_level"),
         ("optimisation.max_step=0.1", "optimisation.max_step", "max_local_step"),
@@ -65,6 +67,7 @@ def test_an_unknown_key_that_resembles_nothing_gets_the_list_alone() -> None:
         ("detection.centre=medain", "median"),
         ("detection.scale=pac", "pca"),
         ("graph=erdos", "erdos-renyi"),
+        ("data=mnits", "mnist"),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_nearest_one(word: str, nearest: str) -> None:
@@ -103,6 +106,16 @@ def test_an_unknown_name_is_answered_with_the_nearest_one(word: str, nearest: st
         ("warm_up.steps=3000", "warm_up.steps: got 3000, allowed: 1 to steps - 1 = 2999"),
         ("warm_up.step_size=nan", "warm_up.step_size: got nan, allowed: "),
         ("data.identification=100", "data.identification: got 100, allowed: 2 to data.samples - 1 = 99"),
+        ("data.identification=1", "data.identification: got 1, allowed: 2 to data.samples - 1 = 99"),
+        ("data=mnist:samples=200", "data.identification: got 200, allowed: 2 to data.samples - 1 = 199"),
+        ("data.dim=0", "data.dim: got 0, allowed: 1 or more"),
+        ("data.samples=3", "data.samples: got 3, allowed: 4 or more"),
+        ("data=mnist:partition=even", "data.partition: got 'even', allowed: stratified, "),
+        ("data=5", "data: got 5, allowed: "),
+        ("attack=ood", "attack: got 'ood' with data 'linear', allowed: with mnist, fashion-mnist, digits"),
+        ("data=mnist", "attack: got 'parameter' with data 'mnist', allowed: with linear"),
+        ("detection.point=middle", "detection.point: got 'middle', allowed: 'sender' or 'receiver'"),
+        ("detection.cross_fit=1", "detection.cross_fit: got 1, allowed: a valid boolean"),
         ("detection.fdr_level=0", "detection.fdr_level: got 0, allowed: greater than 0"),
         ("detection.fdr_level=1", "detection.fdr_level: got 1, allowed: less than 1"),
         ("detection.offset=2", "detection.offset: got 2, allowed: 0 or 1"),
@@ -163,6 +176,27 @@ def test_aliases_and_shorthands_are_the_same_spec(alias: str, name: str) -> None
     assert load(None, [alias]).digest == load(None, [name]).digest
 
 
+def test_data_is_written_like_any_other_part_and_without_a_name_it_is_linear() -> None:
+    spec = load(None, ["attack=ood", "data=fashion-mnist:samples=400"])
+    for words in (
+        ["data.name=fashion-mnist", "data.samples=400"],
+        ["data={name='fmnist', samples=400}"],
+        ["data=Fashion", "data.samples=400"],
+    ):
+        assert load(None, ["attack=ood", *words]) == spec
+    assert spec.data.build() == TASKS["fashion-mnist"](samples=400)  # type: ignore[call-arg]
+    assert read_spec({"data": {"dim": 5}}) == load(None, ["data=linear:dim=5"]) == load(None, ["data.dim=5"])
+
+
+@pytest.mark.parametrize("centre", CENTRES)
+def test_cross_fitting_needs_a_centre_that_is_a_weighted_mean(centre: str) -> None:
+    words = [f"detection.centre={centre}", "detection.cross_fit=true"]
+    if issubclass(CENTRES[centre], SetRule):
+        assert load(None, words).detection.cross_fit
+    else:
+        assert refusal(*words).startswith("detection.cross_fit: got True, allowed: with a centre that is a weighted mean")
+
+
 @pytest.mark.parametrize(
     ("word", "same"), [("warm_up.rule=BALANCE", "warm_up.rule=balance"), ("graph=er", "graph=erdos-renyi")]
 )
@@ -181,16 +215,21 @@ def test_attacks_that_toml_takes_for_numbers(tmp_path: Path, name: str) -> None:
 NAMES = [
     ("warm_up.rule", RULES),
     ("attack", ATTACKS),
+    ("data", TASKS),
     ("graph", TOPOLOGIES),
     ("detection.centre", CENTRES),
     ("detection.scale", SCALES),
 ]
 
 
+# Attacks on data know one kind of it; the default attack is one on the linear problem.
+BESIDE = {"ood": ["data=mnist"], **{name: ["attack=ipm"] for name in TASKS if name != "linear"}}
+
+
 @pytest.mark.parametrize(("key", "name"), [(key, name) for key, table in NAMES for name in table])
 def test_every_part_of_the_tables_can_be_written_by_its_name(key: str, name: str) -> None:
     needs = ":path=edges.txt" if name == "file" else ""
-    part: Any = load(None, [f"{key}={name}{needs}"])
+    part: Any = load(None, [f"{key}={name}{needs}", *BESIDE.get(name, [])])
     for step in key.split("."):
         part = getattr(part, step)
     entry = dict(NAMES)[key][name]
@@ -245,6 +284,8 @@ CHANGES = [
     "detection.centre=mean",
     "detection.centre.share=0.4",
     "detection.scale=pca",
+    "detection.point=receiver",
+    "detection.cross_fit=true",
     "optimisation.convention=paper",
     "optimisation.step_size=0.05",
     "optimisation.step_size=0.01",
@@ -261,6 +302,8 @@ CHANGES = [
 
 def test_the_digest_tells_any_two_specs_apart_and_equal_ones_not() -> None:
     specs = [Spec(), *[load(None, [change]) for change in CHANGES]]
+    images = [load(None, ["attack=ipm", f"data={name}"]) for name in TASKS if name != "linear"]
+    assert len({spec.digest for spec in [*specs, *images]}) == len(specs) + len(images)
     assert len({spec.digest for spec in specs}) == len(specs) == len(CHANGES) + 1
     for change in CHANGES:
         assert load(None, [change]).digest == load(None, [change]).digest
@@ -283,11 +326,11 @@ def test_defaults_are_those_of_the_plan() -> None:
     spec = load(None, ["method=drsgd-bymi", "nodes=20"])
     # The paper's scene needs a wider BALANCE than the rule's own default; all else is the same in both places.
     warm_up = replace(WarmUp(), rule=BALANCE(gamma=1.0))
-    assert build_scene(spec).plan == Plan(3000, 300, warm_up, Detector(), Optimisation(), identification=50, seed=0)
-    assert Plan(3000, 300) == replace(build_scene(spec).plan, warm_up=WarmUp())
+    assert build_scene(spec.sheet).plan == Plan(3000, 300, warm_up, Detector(), Optimisation(), identification=50, seed=0)
+    assert Plan(3000, 300) == replace(build_scene(spec.sheet).plan, warm_up=WarmUp())
 
 
 def test_a_method_without_detection_has_a_plan_without_detector() -> None:
-    plans = [build_scene(spec).plan for spec in load(None, ["nodes=20", "warm_up.rule=ios"]).expand()]
+    plans = [build_scene(spec.sheet).plan for spec in load(None, ["nodes=20", "warm_up.rule=ios"]).expand()]
     assert [plan.detector for plan in plans] == [None, None, Detector()]
     assert [plan.warm_up.rule for plan in plans] == [RULES["average"](), RULES["ios"](), RULES["ios"]()]

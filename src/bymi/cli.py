@@ -22,7 +22,14 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the run folders.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Processes, one thread each. Default: one a core.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one a core.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda. auto: a GPU for models that gain from one.")]
+Gradients = Annotated[
+    str, typer.Option("--gradients", help="auto, loop, batched or captured: how those of all nodes are made.")
+]
+DataFolder = Annotated[
+    Path | None, typer.Option("--data", help="Folder of the data sets. Default: BYMI_DATA, the cache, else a download.")
+]
 
 
 @app.command()
@@ -38,6 +45,9 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")] = None,
     out: Out = Path("runs"),
     jobs: Jobs = None,
+    device: Device = "auto",
+    gradients: Gradients = "auto",
+    data: DataFolder = None,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A."""
     from bymi.experiment import load, run_all, steps_to_do
@@ -49,7 +59,8 @@ def run(
     source = words.pop(0) if words and "=" not in words[0] else None
     specs = load(source, words, seed).expand()
     todo = steps_to_do(specs, out)
-    results = _with_progress(len(specs), todo, lambda progress: run_all(specs, out, jobs=jobs, progress=progress))
+    host = _host(device, gradients, data, specs if todo else [])
+    results = _with_progress(len(specs), todo, lambda progress: run_all(specs, out, jobs=jobs, progress=progress, host=host))
     for result in results:
         if isinstance(result, BymiError):
             raise result
@@ -72,33 +83,57 @@ def run(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="scenario-a or scenario-b")],
+    study: Annotated[str, typer.Argument(help="scenario-a, scenario-b; {table,ratios}-{mnist,fashion}, curves-mnist")],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
     mu: Annotated[float, typer.Option("--mu", help="mu_c of Scenario A; the paper's dip at 0.1 needs 1.")] = 5.0,
     dim: Annotated[list[int] | None, typer.Option("--dim", help="30, 80 or both (default).")] = None,
-    fast: Annotated[bool, typer.Option("--fast", help="One seed, three values, d = 30: a look, not a result.")] = False,
+    only: Annotated[list[str] | None, typer.Option("--only", help="Columns of an image study to run; default: all.")] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="A small part, one seed: a look, not a result.")] = False,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Write the runs to a file for `python -m bymi.runs`; run nothing.")
+    ] = None,
     out: Out = Path("runs"),
     jobs: Jobs = None,
+    device: Device = "auto",
+    gradients: Gradients = "auto",
+    data: DataFolder = None,
 ) -> None:
-    """Reproduce the figures of the paper's section 5.1: box plots and a table of medians. Resumes where it stopped."""
+    """Reproduce the paper's figures and tables. Resumes where it stopped."""
     from bymi.experiment import run_all, steps_to_do
+    from bymi.experiment.images import IMAGE_STUDIES, build_image_study
     from bymi.experiment.studies import build_study
+    from bymi.report import images as pages
     from bymi.report import studies as pictures
     from bymi.report import tables
+    from bymi.runs import write_sheets
 
-    plan = build_study(study, seeds=seeds, mu=mu, dims=tuple(dim or ()), fast=fast)
+    on_images = study in IMAGE_STUDIES
+    plan: Any
+    if on_images:
+        plan = build_image_study(study, seeds=seeds, only=tuple(only or ()), fast=fast)
+    else:
+        plan = build_study(study, seeds=seeds, mu=mu, dims=tuple(dim or ()), fast=fast)
     folder = out / plan.folder
-    specs, todo = plan.specs, steps_to_do(plan.specs, folder)
-    results = _with_progress(len(specs), todo, lambda progress: run_all(specs, folder, jobs=jobs, progress=progress))
+    specs = plan.specs
+    if export is not None:
+        write_sheets(export, [spec.sheet for spec in specs])
+        _say(_console(), f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
+        return
+    todo = steps_to_do(specs, folder)
+    host = _host(device, gradients, data, specs if todo else [])
+    results = _with_progress(len(specs), todo, lambda progress: run_all(specs, folder, jobs=jobs, progress=progress, host=host))
+    if on_images:
+        whole = build_image_study(study, seeds=max(seeds, 5), fast=fast)
+        for path in pages.draw(whole, folder, f"bymi reproduce {study}"):
+            _say(_console(), f"Wrote {path}")
+        _raise_first(results)
+        return
     everything = build_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
-    failed = [result for result in results if isinstance(result, BymiError)]
     console = _console()
     for path in pictures.draw(everything, folder):
         _say(console, f"Wrote {path}")
     console.print(tables.plain_table(*pictures.medians(everything, pictures.collect(everything, folder)), title=plan.title))
-    if failed:
-        console.print(f"{len(failed)} runs could not be made, the first: {failed[0]}")
-        raise typer.Exit(2)
+    _raise_first(results)
 
 
 @app.command()
@@ -139,6 +174,34 @@ def list_parts() -> None:
 
     for heading, rows in catalogue().items():
         _console().print(plain_table([heading, "parameters", "what it is"], rows))
+
+
+def _host(device: str, gradients: str, data: Path | None, specs: Any) -> Any:
+    """Where to run. Data sets that have to be downloaded come first, under a bar of their own."""
+    from bymi.engine.host import Host
+    from bymi.runs.tasks import fetch
+
+    host = Host(device=device, gradients=gradients, data=data)  # type: ignore[arg-type]
+    names = {spec.data.name for spec in specs}
+    console = Console(stderr=True)
+    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+        tasks: dict[str, Any] = {}
+
+        def tell(file: str, done: int, total: int) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(f"downloading {file}", total=total)
+            bar.update(tasks[file], completed=done)
+
+        for name in sorted(names):
+            fetch(name, data, tell)
+    return host
+
+
+def _raise_first(results: Any) -> None:
+    failed = [result for result in results if isinstance(result, BymiError)]
+    if failed:
+        _say(_console(), f"{len(failed)} runs could not be made, the first: {failed[0]}")
+        raise typer.Exit(2)
 
 
 def _with_progress(runs: int, steps: int, work: Any) -> Any:

@@ -39,8 +39,8 @@ class Network(Protocol):
         """Everybody sends its rows, named by topic; one Inbox a topic comes back, in order, with the same arcs heard."""
         ...
 
-    def ask(self, step: int, points: Tensor, answer: Answer) -> Iterator[Replies]:
-        """Every node sends its point [B, D] to those it hears, and each of them answers it, as does the node itself.
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
+        """The nodes of `who` [B] send their points [B, D] to those they hear; each of these answers, as the node itself does.
 
         Walked through receiver by receiver, so that memory does not grow with their number.
         """
@@ -76,11 +76,11 @@ class LocalNetwork:
     def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
         return Inbox.together([self._deliver(own, topic, step) for topic, own in vectors.items()])
 
-    def ask(self, step: int, points: Tensor, answer: Answer) -> Iterator[Replies]:
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
         senders = [row.nonzero().flatten() for row in self.graph.hears.cpu()]
         largest = 1 + max(len(some) for some in senders)
         size = max(1, _NUMBERS // (largest * points.shape[1]))
-        for some in self._nodes.split(size):
+        for some in self._nodes[who].split(size):
             # Those who answer each receiver, and last the receiver itself.
             asked = [torch.cat([senders[node].to(some), node[None]]) for node in some]
             counts = [len(nodes) for nodes in asked]

@@ -32,6 +32,10 @@ class Forge(Protocol):
         """Vectors really kept after a round, in place of the rule's output [B, D]; `averaged`: that is the plain average."""
         ...
 
+    def asks(self, nodes: Tensor) -> Tensor:
+        """Which nodes ask their neighbours when they should [B] bool."""
+        ...
+
     def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
         """In-arcs really cut, in place of those flagged [B, J]."""
         ...
@@ -45,6 +49,9 @@ class NoForge:
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
         return mixed
+
+    def asks(self, nodes: Tensor) -> Tensor:
+        return torch.ones_like(nodes, dtype=torch.bool)
 
     def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
         return flagged
@@ -106,7 +113,7 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
             }
 
         (first,) = network.exchange(step, parameters=theta)
-        verdict = identify_asked(network.ask(step, theta, answer), plan.detector, first.expected)
+        verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes)), plan.detector, first.expected)
     pruned = network.prune(forge.prune(verdict.flagged, nodes))
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
 
@@ -125,17 +132,27 @@ def optimise(problem: Problem, network: Network, plan: Plan, theta: Tensor, forg
     first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
     tracker, settled = premix(network, settings)
     for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(first, plan.steps)):
-        if settled:
-            (parameters,) = network.exchange(step, parameters=theta)
-        else:
-            parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
-            tracker = trackers.mix(trackers.average())
         rate = settings.step_size.at(step - first, rounds)
-        local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
-        mixed = forge.keep(parameters, parameters.mix(parameters.average()), nodes, averaged=True)
-        theta = mixed - local.to(theta.dtype)[:, None] * gradient
+        if settings.order == "adapt-then-combine":
+            local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
+            parameters, tracker = _exchange(network, step, theta - local.to(theta.dtype)[:, None] * gradient, tracker, settled)
+            theta = forge.keep(parameters, parameters.mix(parameters.average()), nodes, averaged=True)
+        else:
+            parameters, tracker = _exchange(network, step, theta, tracker, settled)
+            local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
+            mixed = forge.keep(parameters, parameters.mix(parameters.average()), nodes, averaged=True)
+            theta = mixed - local.to(theta.dtype)[:, None] * gradient
         yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored)
+
+
+def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor, settled: bool) -> tuple[Inbox, Tensor]:
+    """What was heard of parameters, and the tracker after the round: unchanged once it has settled. Paper: eq:eupdate."""
+    if settled:
+        (parameters,) = network.exchange(step, parameters=theta)
+        return parameters, tracker
+    parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
+    return parameters, trackers.mix(trackers.average())
 
 
 def premix(network: Network, how: Optimisation) -> tuple[Tensor, bool]:

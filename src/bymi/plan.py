@@ -6,16 +6,21 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from bymi.aggregation import BALANCE, Rule
+from bymi.aggregation import BALANCE, Order, Rule
 from bymi.detection import Detector
 from bymi.errors import require
 
-Schedule = Literal["constant", "sqrt", "linear"]
+Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
+
+_RISE, _FALL = 0.1, 0.2  # the parts of all rounds in which a trapezoid rises and falls
 
 
 @dataclass(frozen=True)
 class StepSize:
     """A step size over rounds: constant, value / sqrt(k + 1), or falling linearly to zero at the last of them.
+
+    "trapezoid" rises linearly in the first tenth, stays, and falls linearly to zero in the last fifth: for networks, which need
+    long steps for long and are thrown off by one that comes too early.
 
     The warm-up counts all rounds of the plan, so that it takes the same steps as its rule alone would; the optimisation
     counts its own.
@@ -34,6 +39,8 @@ class StepSize:
             return self.value / math.sqrt(step + 1)
         if self.schedule == "linear":
             return self.value * (1 - step / steps)
+        if self.schedule == "trapezoid":
+            return self.value * min(1.0, (step + 1) / (_RISE * steps), (1 - step / steps) / _FALL)
         return self.value
 
 
@@ -56,7 +63,8 @@ class Optimisation:
     `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes times a usual step size; "mean" takes
     eta / (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step, `min_weight` / m floors [y]_ii: a
     node that few others hear has a tiny [y]_ii and would jump. Both count how often they act. `premix_rounds`: data-free rounds
-    of y before the first step; None mixes until y has reached its limit.
+    of y before the first step; None mixes until y has reached its limit. `order`: "combine-then-adapt" as published, or
+    "adapt-then-combine": the noise of a step is averaged before the next gradient is taken, which allows longer steps.
     """
 
     step_size: StepSize = StepSize(0.0625, "linear")
@@ -65,9 +73,11 @@ class Optimisation:
     max_local_step: float = 0.08
     min_weight: float = 0.1
     premix_rounds: int | None = None
+    order: Order = "combine-then-adapt"
 
     def __post_init__(self) -> None:
         require(self.batch >= 1, "batch", self.batch, "1 or more")
+        require(self.order in get_args(Order), "order", self.order, ", ".join(get_args(Order)))
         require(self.convention in ("paper", "mean"), "convention", self.convention, "paper, mean")
         require(self.max_local_step > 0, "max_local_step", self.max_local_step, "above 0")
         require(0 < self.min_weight <= 1, "min_weight", self.min_weight, "above 0, up to 1")

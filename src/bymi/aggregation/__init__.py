@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bymi.aggregation.average import Average
 from bymi.aggregation.balance import BALANCE
-from bymi.aggregation.base import CoordinateRule, Rule, SetRule, WeightedRule
+from bymi.aggregation.base import CoordinateRule, Order, Rule, SetRule, WeightedRule
 from bymi.aggregation.filtering import Filtering
 from bymi.aggregation.geometric_median import GeometricMedian
 from bymi.aggregation.ios import IOS
@@ -44,6 +44,7 @@ __all__ = [
     "GeometricMedian",
     "Mean",
     "Median",
+    "Order",
     "Rule",
     "SetRule",
     "TrMean",

@@ -30,17 +30,19 @@ class IOS(WeightedRule):
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         rows, own_row, count = inbox.rows, inbox.own_row, inbox.heard.shape[1]
-        gram, square = rows.gram, rows.gram.diagonal()
-        weight = torch.zeros(len(inbox.own), len(square), dtype=torch.float64, device=gram.device)
+        # Many tiny steps on small matrices: a CPU takes each in microseconds, an accelerator waits for every launch.
+        gram, heard_from = rows.gram.to("cpu"), inbox.heard.to("cpu")
+        square = gram.diagonal()
+        weight = torch.zeros(len(inbox.own), len(square), dtype=torch.float64)
         weight[:, :count] = inbox.weight
-        weight.scatter_add_(1, own_row[:, None], inbox.self_weight[:, None])
+        weight.scatter_add_(1, own_row.to("cpu")[:, None], inbox.self_weight.to("cpu")[:, None])
         # |x_r|^2 of those who may leave, -inf for all others
         size = torch.full_like(weight, -torch.inf)
-        size[:, :count] = torch.where(inbox.heard, square[:count], -torch.inf)
+        size[:, :count] = torch.where(heard_from, square[:count], -torch.inf)
 
-        heard = inbox.heard.sum(1)
+        heard = heard_from.sum(1)
         quota = torch.ceil(whole(self.share, heard)).minimum(heard - 1).clamp_min(0)
-        receivers = torch.arange(len(weight), device=gram.device)
+        receivers = torch.arange(len(weight))
         sums = _Sums(weight, gram)
         gone = torch.zeros_like(sums.total)  # squared distance of the farthest member that has left
         for turn in range(int(quota.max()) if len(quota) else 0):
@@ -54,7 +56,7 @@ class IOS(WeightedRule):
             sums.drop(farthest, leaving, gram)
             weight[receivers, farthest] -= leaving
             size[receivers, farthest] = torch.where(turn < quota, -torch.inf, size[receivers, farthest])
-        return inbox.split(weight / weight.sum(1, keepdim=True))
+        return inbox.split((weight / weight.sum(1, keepdim=True)).to(inbox.own.device))
 
 
 class _Sums:

@@ -61,6 +61,10 @@ class Adversary:
         kept = ours.own if self.mixing == "none" else ours.mix(ours.average())
         return mixed.index_copy(0, mine, kept)
 
+    def asks(self, nodes: Tensor) -> Tensor:
+        """Its nodes do not ask when they will not act on the answers."""
+        return ~self.members[nodes] if self.pruning != "rule" else torch.ones_like(nodes, dtype=torch.bool)
+
     def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
         if self.pruning == "rule":
             return flagged

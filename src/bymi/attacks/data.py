@@ -78,8 +78,7 @@ class CovariateAttack(DataAttack):
 class OutOfDistribution(DataAttack):
     """Images become 0.3 s + 0.7 scale e with e ~ N(nu, I), nu ~ N(0, push^2 I) drawn once a run and shared; labels stay.
 
-    `scale` is the noise's unit on the scale of pixels from 0 to 1: at 1 the noise is hundreds of pixel ranges wide and
-    every model overflows.
+    `scale` is the unit of the noise in standard deviations of the pixels: at 1 every model overflows.
     """
 
     # Paper gap: the pixel scale is not stated, docs/adr/0007-images.md.

@@ -58,7 +58,7 @@ def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
 
 def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
     """Set a key given by its path; `attack.name=ipm` is the same as `attack=ipm`."""
-    if len(path) > 1 and path[-1] == "name" and path[0] != "data":
+    if len(path) > 1 and path[-1] == "name":
         path = path[:-1]
     for step in path[:-1]:
         inner = values.get(step, {})

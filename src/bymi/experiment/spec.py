@@ -26,7 +26,7 @@ def written(text: str) -> Part:
 
 
 Method = Literal["dsgd", "rule", "drsgd-bymi"]
-Schedule = Literal["constant", "sqrt", "linear"]
+Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
 
 class Section(BaseModel):
@@ -72,6 +72,7 @@ class Optimisation(Section):
     max_local_step: float = Field(0.08, gt=0)
     min_weight: float = Field(0.1, gt=0, le=1)
     premix_rounds: int | None = Field(None, ge=0)
+    order: Literal["combine-then-adapt", "adapt-then-combine"] = "combine-then-adapt"
 
 
 class Spec(Section):
@@ -106,6 +107,8 @@ class Spec(Section):
             raise ValueError("optimisation.step_size: got 'theorem', allowed: with optimisation.convention = 'paper' only")
         if not 1 <= self.warm_up_steps < self.steps:
             raise ValueError(f"warm_up.steps: got {self.warm_up_steps}, allowed: 1 to steps - 1 = {self.steps - 1}")
+        if self.detection.cross_fit and not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
+            raise ValueError("detection.cross_fit: got True, allowed: with a centre that is a weighted mean")
         self._check_attack()
         return self
 

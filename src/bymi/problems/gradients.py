@@ -10,21 +10,26 @@ import copy
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from bymi.problems.convolution import ConvolutionsAsProducts
+from bymi.problems.convolution import ConvolutionsOfMany
 from bymi.problems.layout import Layout
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [s, ...], targets [s, ...]) -> mean loss, a scalar."""
 
+Program = Callable[..., Tensor]
+"""What one call computes from tensors of fixed shapes."""
+
 Path = Literal["auto", "loop", "batched", "captured"]
 
 _SAMPLES = 8192  # samples in one batched program: bounds its memory
+_SAMPLES_FORWARD = 65536  # the same for losses alone
 _RECORDINGS = 4  # CUDA graphs kept, one a shape
 
 
@@ -45,7 +50,7 @@ class Models:
         return self.loss(functional_call(self.model, values, (inputs,)), targets)
 
     def value_by_products(self, values: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
-        with ConvolutionsAsProducts():
+        with ConvolutionsOfMany():
             return self.value(values, inputs, targets)
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
@@ -80,8 +85,9 @@ class Loop:
         """Call `work(models, rows)` on every thread with its part of the rows, and wait."""
         count = len(self._workers)
         parts = [range(rows * at // count, rows * (at + 1) // count) for at in range(count)]
-        for _ in self._pool.map(work, self._workers, parts):
-            pass
+        with exact():  # around all threads: the flags belong to the process
+            for _ in self._pool.map(work, self._workers, parts):
+                pass
 
 
 class Batched:
@@ -93,28 +99,23 @@ class Batched:
         self._all = vmap(grad(self._one))
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.in_pieces(self.piece, theta, inputs, targets)
+        return in_pieces(self.piece, theta, inputs, targets)
 
     def piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         with exact():
             return self._layout.join(self._all(self._layout.split(theta), inputs, targets))
 
-    def losses(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of each row [B]."""
-        with torch.no_grad(), exact():
-            values: Tensor = vmap(self._one)(self._layout.split(theta), inputs, targets)
-            return values
+    def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the models vectors[index] [B, k] on each row of inputs [B, s, ...] and targets [B, s, ...], as [B, k]."""
+        return losses_in_pieces(self.losses_piece, vectors, index, inputs, targets)
 
-    @staticmethod
-    def in_pieces(piece: Gradients, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        size = rows_at_once(inputs)
-        if len(theta) <= size:
-            return piece(theta, inputs, targets)
-        output = torch.empty_like(theta)
-        for start in range(0, len(theta), size):
-            part = slice(start, start + size)
-            output[part] = piece(theta[part], inputs[part], targets[part])
-        return output
+    def losses_piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of models theta [b, k, D], those of a row on the same inputs, as [b, k]."""
+        # The inner vmap is over models that share their inputs, the outer one over inputs.
+        every = vmap(vmap(self._one, in_dims=(0, None, None)))
+        with torch.no_grad(), exact():
+            values: Tensor = every(self._layout.split(theta), inputs, targets)
+            return values
 
 
 class Captured:
@@ -122,24 +123,28 @@ class Captured:
 
     def __init__(self, batched: Batched) -> None:
         self._batched = batched
-        self._recordings: dict[tuple[torch.Size, torch.Size], _Recording] = {}
+        self._recordings: dict[tuple[Any, ...], _Recording] = {}
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return Batched.in_pieces(self._piece, theta, inputs, targets)
+        return in_pieces(partial(self._replay, self._batched.piece), theta, inputs, targets)
 
-    def _piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        shape = (inputs.shape, targets.shape)
-        if shape not in self._recordings:
+    def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """As of Batched."""
+        return losses_in_pieces(partial(self._replay, self._batched.losses_piece), vectors, index, inputs, targets)
+
+    def _replay(self, program: Program, *values: Tensor) -> Tensor:
+        key = (program.__name__, *((value.shape, value.dtype) for value in values))
+        if key not in self._recordings:
             while len(self._recordings) >= _RECORDINGS:
                 self._recordings.pop(next(iter(self._recordings)))
-            self._recordings[shape] = _Recording(self._batched.piece, (theta, inputs, targets))
-        return self._recordings[shape].replay(theta, inputs, targets)
+            self._recordings[key] = _Recording(program, values)
+        return self._recordings[key].replay(*values)
 
 
 class _Recording:
     """One program with its places for inputs and output."""
 
-    def __init__(self, program: Gradients, example: tuple[Tensor, Tensor, Tensor]) -> None:
+    def __init__(self, program: Program, example: tuple[Tensor, ...]) -> None:
         self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
         # Libraries set themselves up at a first call, which a graph may not hold: that happens on a side stream.
         side = torch.cuda.Stream(example[0].device)
@@ -159,9 +164,30 @@ class _Recording:
         return self._output.clone()
 
 
-def rows_at_once(inputs: Tensor) -> int:
-    """How many rows of inputs [B, s, ...] one batched program takes."""
-    return max(1, _SAMPLES // max(1, inputs.shape[1]))
+def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The program on at most `_SAMPLES` samples at a time."""
+    parts = _pieces(len(theta), _SAMPLES // max(1, inputs.shape[1]))
+    if len(parts) == 1:
+        return program(theta, inputs, targets)
+    output = torch.empty_like(theta)
+    for part in parts:
+        output[part] = program(theta[part], inputs[part], targets[part])
+    return output
+
+
+def losses_in_pieces(program: Program, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The program on models vectors[index], at most `_SAMPLES_FORWARD` samples at a time."""
+    output = torch.empty(index.shape, dtype=vectors.dtype, device=vectors.device)
+    for part in _pieces(len(index), _SAMPLES_FORWARD // max(1, inputs.shape[1] * index.shape[1])):
+        output[part] = program(vectors[index[part]], inputs[part], targets[part])
+    return output
+
+
+def _pieces(rows: int, size: int) -> list[slice]:
+    """Slices of `size` rows that cover all. The last reaches back over the one before: a recording needs one shape."""
+    size = min(rows, max(1, size))
+    starts = [min(start, rows - size) for start in range(0, rows, size)] if rows else []
+    return [slice(start, start + size) for start in starts]
 
 
 @contextmanager

@@ -32,16 +32,17 @@ def lenet(classes: int = 10) -> nn.Sequential:
 def start_of(model: nn.Module, *, seed: int) -> Tensor:
     """A random start [D] for a model: Kaiming-uniform weights and uniform biases of its linear and convolution layers.
 
-    Both in +-1 / sqrt(fan in), as torch draws them by default, but from named streams: torch's own draw depends on the
-    global generator. Parameters of other layers (norms, say) stay as the model has them.
+    Weights in +-sqrt(6 / fan in), as for layers that a ReLU follows, biases in +-1 / sqrt(fan in), from named streams: torch's
+    own draw depends on the global generator. Parameters of other layers (norms, say) stay as the model has them.
     """
     values = {name: value.detach() for name, value in model.named_parameters()}
     for path, module in model.named_modules():
         if not isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)):
             continue
-        bound = 1 / math.sqrt(module.weight[0].numel())
+        fan_in = module.weight[0].numel()
         for part, value in module.named_parameters(recurse=False):
             name = f"{path}.{part}" if path else part
+            bound = math.sqrt((6 if part == "weight" else 1) / fan_in)
             uniform = stream(seed, f"start {name}").uniform(*value.shape)
             values[name] = (bound * (2 * uniform - 1)).to(value)
     return Layout.of(model).join(values)

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from bymi.errors import InputError, require
-from bymi.problems.gradients import Batched, Captured, Gradients, Loop, Loss, Models, Path, exact, rows_at_once
+from bymi.problems.gradients import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.models import start_of
+from bymi.vectors import gather_members
 
-_POOLED = 4096  # samples in one pass over pooled data
+_POOLED = 2048  # samples in one pass over pooled data
 
 
 class Shards(NamedTuple):
@@ -80,7 +81,7 @@ class ModuleProblem:
         while True:
             try:
                 return self._ways[0](theta, inputs, targets)
-            except RuntimeError as problem:
+            except Exception as problem:  # torch.func, a kernel's compiler and the recorder all fail in their own ways
                 if len(self._ways) == 1 or isinstance(problem, torch.OutOfMemoryError):
                     raise
                 reason = (str(problem).splitlines() or [type(problem).__name__])[0]
@@ -96,31 +97,39 @@ class ModuleProblem:
         if isinstance(self._ways[0], Loop):
             self._losses_by_loop(output, vectors, inputs, targets, wanted)
             return output
-        receivers, rows = wanted.nonzero(as_tuple=True)
-        size = rows_at_once(inputs)
-        found = [
-            self._batched.losses(vectors[rows[part]], inputs[receivers[part]], targets[receivers[part]])
-            for part in (slice(start, start + size) for start in range(0, len(rows), size))
-        ]
-        output[receivers, rows] = torch.cat(found) if found else output[:0, 0]
-        return output
+        index, valid = gather_members(wanted)
+        way = self._ways[0] if isinstance(self._ways[0], Captured) else self._batched
+        found = way.losses(vectors, index, inputs, targets)
+        return output.scatter(1, index, torch.where(valid, found.to(output.dtype), torch.inf))
 
     def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
         everything = torch.arange(self._samples, device=nodes.device).expand(len(nodes), -1)
         places = (nodes[:, None] * self._samples + everything).flatten()
-        total = torch.zeros(self.dim, dtype=torch.float64, device=theta.device)
-        for part in places.split(_POOLED):
-            point = theta.detach().requires_grad_()
-            with exact():
-                loss = self._models.loss(self._models.outputs(point, self._inputs[part]), self._targets[part])
-                total += torch.autograd.grad(loss, point)[0] * (len(part) / len(places))
-        return total
+        parts = places.split(_POOLED)
+        found = theta.new_zeros(len(parts), self.dim)
+
+        def work(models: Models, some: range) -> None:
+            for at in some:
+                point = theta.detach().requires_grad_()
+                loss = models.loss(models.outputs(point, self._inputs[parts[at]]), self._targets[parts[at]])
+                found[at] = torch.autograd.grad(loss, point)[0] * (len(parts[at]) / len(places))
+
+        self._loop.spread(work, len(parts))
+        return found.sum(0, dtype=torch.float64)
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """What one model [D] says of inputs [s, ...]."""
-        with torch.no_grad(), exact():
-            return torch.cat([self._models.outputs(theta, part) for part in inputs.split(_POOLED)])
+        parts = inputs.split(_POOLED)
+        found: list[Tensor] = [theta] * len(parts)
+
+        def work(models: Models, some: range) -> None:
+            with torch.no_grad():
+                for at in some:
+                    found[at] = models.outputs(theta, parts[at])
+
+        self._loop.spread(work, len(parts))
+        return torch.cat(found)
 
     def _pick(self, nodes: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen samples of each node, [B, s, ...] each."""

@@ -155,4 +155,3 @@ class Recorder:
                 floored=int(self._floored[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
             )
         return summary
-

@@ -37,7 +37,7 @@ class Task(ABC):
 
     def identification_of(self, samples: int) -> int:
         count = samples // 2 if self.identification is None else self.identification
-        require(2 <= count < samples, "data.identification", count, f"2 to samples - 1 = {samples - 1}")
+        require(2 <= count < samples, "data.identification", count, f"2 to data.samples - 1 = {samples - 1}")
         return count
 
 
@@ -73,9 +73,10 @@ class Linear(Task):
 
 @dataclass(frozen=True)
 class Images(Task):
-    """LeNet on labelled images of 28 x 28, pixels from 0 to 1. `samples` a node (default: all there are), by `partition`.
+    """LeNet on labelled images of 28 x 28, pixels of mean 0 and variance 1.
 
-    `partition`: "stratified" (the same labels everywhere), "dirichlet:dirichlet_alpha=0.5", "label-shards:shards=2".
+    `samples` a node (default: all there are), dealt by `partition`: "stratified" (the same labels everywhere),
+    "dirichlet:dirichlet_alpha=0.5" or "label-shards:shards=2".
     """
 
     gains: ClassVar[bool] = True
@@ -104,9 +105,13 @@ class Images(Task):
         images = _load(self.dataset, host.data)
         device = host.place(gains=self.gains)
         places = self._partition().split(images.train_labels, len(byzantine), samples=self.samples, seed=seed)
-        # Moved as bytes, scaled there: a quarter of the traffic.
-        inputs = images.train_images[places].to(device).to(torch.float32).div_(255)
-        shards = Shards(inputs, images.train_labels[places].to(device))
+        centre, spread = _pixels(self.dataset, host.data)
+
+        def normalised(pixels: Tensor) -> Tensor:
+            # Moved as bytes, scaled there: a quarter of the traffic.
+            return pixels.to(device).to(torch.float32).sub_(centre).div_(spread)
+
+        shards = Shards(normalised(images.train_images[places]), images.train_labels[places].to(device))
         wrong = byzantine.nonzero().flatten().to(device)
         if isinstance(attack, DataAttack) and len(wrong):
             attack.require_kind(Shards)
@@ -117,8 +122,9 @@ class Images(Task):
         problem = ModuleProblem(
             lenet(images.classes), nnf.cross_entropy, shards, seed=seed, gradients=host.gradients, threads=host.threads
         )
-        test = images.test_images.to(device).to(torch.float32).div_(255)
-        return problem, ImageYardstick(problem, test, images.test_labels.to(device), byzantine.to(device))
+        return problem, ImageYardstick(
+            problem, normalised(images.test_images), images.test_labels.to(device), byzantine.to(device)
+        )
 
 
 class MNIST(Images):
@@ -139,10 +145,24 @@ class Digits(Images):
     dataset = "digits"
 
 
+def fetch(name: str, folder: Path | None, progress: datasets.Progress) -> None:
+    """Make sure that the data of a task are here, before anything is run."""
+    task = TASKS[name]
+    if issubclass(task, Images):
+        datasets.load_images(task.dataset, folder, progress)
+
+
 @lru_cache(maxsize=2)
 def _load(name: str, folder: Path | None) -> datasets.ImageSet:
     """Read once for many runs in one process."""
     return datasets.load_images(name, folder)
+
+
+@lru_cache(maxsize=2)
+def _pixels(name: str, folder: Path | None) -> tuple[float, float]:
+    """Mean and standard deviation of the training pixels."""
+    pixels = _load(name, folder).train_images.to(torch.float64)
+    return float(pixels.mean()), float(pixels.std(correction=0))
 
 
 TASKS: dict[str, type[Task]] = {"linear": Linear, "mnist": MNIST, "fashion-mnist": FashionMNIST, "digits": Digits}

@@ -1,0 +1,163 @@
+"""The paper's image experiments: one spec a cell of its tables, and which cells make up a study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from bymi.errors import InputError
+from bymi.experiment.spec import Spec, read_spec
+
+ATTACKS: dict[str, str] = {"ood": "ood:scale=0.07", "gradient": "gradient", "ipm": "ipm"}
+RULES = ("ubar", "ios", "balance")
+RATIOS = (0.1, 0.2, 0.3)
+SEEDS = {0.1: 3, 0.2: 5, 0.3: 3}
+COLUMNS = {
+    "undefended": "DSGD, no robust rule",
+    "alone": "the rule alone, told a bound of 0.35 of each neighbourhood",
+    "alone, global share": "the rule alone, told the share of Byzantine nodes in the whole network",
+    "receiver": "DRSGD-ByMI, half gradients at the receiver's point, cross-fitted centre, Omega = I",
+    "paper": "DRSGD-ByMI as published: half gradients at the sender's point, Omega = 95 % of the variance",
+}
+"""What is run for a cell."""
+
+_STEP = 0.1  # of rules alone
+_RECORD_OFTEN = 10  # rounds between rows of the runs that curves are drawn from
+
+
+@dataclass(frozen=True)
+class ImageCell:
+    """One run: its place in the tables, and its spec."""
+
+    data: str
+    attack: str
+    rule: str  # "none" if undefended
+    ratio: float
+    column: str
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class ImageStudy:
+    """Tables or curves to be. Studies of one data set share their folder, and so the runs that they have in common."""
+
+    name: str
+    title: str
+    data: str
+    kind: str  # "table", "ratios" or "curves"
+    cells: list[ImageCell] = field(repr=False)
+
+    @property
+    def folder(self) -> str:
+        return f"reproduce-{self.data}"
+
+    @property
+    def specs(self) -> list[Spec]:
+        return [cell.spec for cell in self.cells]
+
+
+def image_spec(data: str, attack: str, rule: str, ratio: float, column: str, seed: int) -> Spec:
+    """The spec of a cell. All cells have the same settings but for what their row and column say."""
+    return read_spec(
+        {
+            "data": data,
+            "attack": ATTACKS[attack],
+            "method": {"undefended": "dsgd", "alone": "rule", "alone, global share": "rule"}.get(column, "drsgd-bymi"),
+            "nodes": 150,
+            "byzantine_ratio": ratio,
+            "byzantine_mixing": "none",
+            "steps": 500,
+            "seed": seed,
+            "record_every": _RECORD_OFTEN if seed == 0 and ratio == 0.2 else 500,
+            "warm_up": _warm_up(attack, rule, ratio, column),
+            "detection": {"point": "sender", "scale": "pca"} if column == "paper" else {"point": "receiver", "cross_fit": True},
+            "optimisation": _OPTIMISATION,
+        }
+    )
+
+
+# docs/adr/0007-images.md has how these were found.
+_WARM_UP_WAY = {"receiver": 0.6, "paper": 0.03}  # sum of all steps before detection
+_OPTIMISATION = {
+    "step_size": 0.15,
+    "schedule": "trapezoid",
+    "batch": 32,
+    "max_local_step": 0.2,
+    "order": "adapt-then-combine",
+}
+
+
+def _warm_up(attack: str, rule: str, ratio: float, column: str) -> dict[str, object]:
+    shares = {"ubar": "ubar:share={}", "ios": "ios:share={}", "balance": "balance", "none": "balance"}
+    share = ratio if column == "alone, global share" else 0.35
+    # Early for IPM, as in the paper: its message is minus the mean gradient, which fades as training goes on.
+    steps = 30 if attack == "ipm" else 100
+    return {
+        "rule": shares[rule].format(share),
+        "batch": 32,
+        "steps": steps,
+        "schedule": "constant" if column in _WARM_UP_WAY else "trapezoid",
+        "step_size": _WARM_UP_WAY[column] / steps if column in _WARM_UP_WAY else _STEP,
+    }
+
+
+def table(data: str, seeds: int) -> list[ImageCell]:
+    """All columns at ratio 0.2. Paper: tab:attack-results1, tab:attack-results-fmnist."""
+    cells = []
+    for seed in range(seeds):
+        for attack in ATTACKS:
+            cells.append(_cell(data, attack, "none", 0.2, "undefended", seed))
+            for rule in RULES:
+                shared = ("alone, global share",) if rule != "balance" else ()
+                cells += [_cell(data, attack, rule, 0.2, column, seed) for column in ("receiver", "paper", "alone", *shared)]
+    return cells
+
+
+def ratios(data: str, seeds: int) -> list[ImageCell]:
+    """Detection and the rule alone at ratios 0.1, 0.2, 0.3. Paper: tab:attack-results2, tab:attack-results3."""
+    return [
+        _cell(data, attack, rule, ratio, column, seed)
+        for seed in range(seeds)
+        for ratio in RATIOS
+        if seed < SEEDS[ratio]
+        for attack in ATTACKS
+        for rule in RULES
+        for column in ("receiver", "alone")
+    ]
+
+
+def curves(data: str, seeds: int) -> list[ImageCell]:
+    """One seed at ratio 0.2, recorded often. Paper: fig:comparison1, fig:comparison2, fig:comparison3."""
+    return [
+        _cell(data, attack, rule, 0.2, column, 0) for attack in ATTACKS for rule in RULES for column in ("receiver", "alone")
+    ]
+
+
+def _cell(data: str, attack: str, rule: str, ratio: float, column: str, seed: int) -> ImageCell:
+    return ImageCell(data, attack, rule, ratio, column, image_spec(data, attack, rule, ratio, column, seed))
+
+
+_KINDS: dict[str, tuple[Callable[[str, int], list[ImageCell]], str]] = {
+    "table": (table, "ratio 0.2"),
+    "ratios": (ratios, "ratios 0.1, 0.2, 0.3"),
+    "curves": (curves, "ratio 0.2, one seed"),
+}
+_DATA = {"mnist": "mnist", "fashion": "fashion-mnist"}
+
+IMAGE_STUDIES = ("table-mnist", "table-fashion", "ratios-mnist", "ratios-fashion", "curves-mnist")
+
+
+def build_image_study(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast: bool = False) -> ImageStudy:
+    """A study by name. `only` keeps some columns; `fast` keeps one seed of one cell, its undefended run included."""
+    if name not in IMAGE_STUDIES:
+        raise InputError(f"{name!r}: unknown study, allowed: {', '.join(IMAGE_STUDIES)}")
+    for column in only:
+        if column not in COLUMNS:
+            raise InputError(f"--only: got {column!r}, allowed: {', '.join(COLUMNS)}")
+    kind, short = name.split("-")
+    data = _DATA[short]
+    cells, title = _KINDS[kind]
+    chosen = [cell for cell in cells(data, 1 if fast else seeds) if not only or cell.column in only]
+    if fast:
+        chosen = [cell for cell in chosen if cell.attack == "ipm" and cell.rule in ("none", "balance") and cell.ratio == 0.2]
+    return ImageStudy(name + ("-fast" if fast else ""), f"{data}, {title}", data, kind, chosen)

@@ -1,0 +1,160 @@
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+"""Triton kernels for convolutions of many models at once: stride 1, float32, any kernel size and padding.
+
+Patches are never written: each program walks over the taps of the kernel, loads what they see and adds up. Triton comes with
+torch wherever torch has CUDA; without it the products of `convolution` serve.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build of torch
+    triton = None
+
+Pair = tuple[int, int]
+
+_SUMS = 8192  # sums that a program of the forward kernel keeps: 64 registers of each of its 128 threads
+_SPLITS = 8  # programs that share the sum over pixels of one model's weight gradient
+
+
+def available(inputs: Tensor) -> bool:
+    """Whether the kernels can take these inputs."""
+    return triton is not None and inputs.is_cuda and inputs.dtype == torch.float32
+
+
+if triton is not None:
+
+    @triton.jit
+    def _forward(
+        x_ptr,
+        w_ptr,
+        y_ptr,
+        count,
+        outputs,
+        slots,
+        C: tl.constexpr,  # noqa: N803 - sizes of the problem, as Triton's own code writes them
+        H: tl.constexpr,  # noqa: N803
+        W: tl.constexpr,  # noqa: N803
+        KH: tl.constexpr,  # noqa: N803
+        KW: tl.constexpr,  # noqa: N803
+        CHANNELS: tl.constexpr,  # noqa: N803
+        POSITIONS: tl.constexpr,  # noqa: N803
+    ):
+        """y[m, n, o, p] = sum over c, i, j of w[m, (c, i, j), o] x[m, n, c, p + (i, j)]."""
+        OH: tl.constexpr = H - KH + 1  # noqa: N806
+        OW: tl.constexpr = W - KW + 1  # noqa: N806
+        model = tl.program_id(1).to(tl.int64)
+        q = tl.program_id(0) * POSITIONS + tl.arange(0, POSITIONS)
+        o = tl.program_id(2) * CHANNELS + tl.arange(0, CHANNELS)
+        inside = q < count * OH * OW
+        sample = q // (OH * OW)
+        x = x_ptr + model * count * (C * H * W) + sample * (C * H * W) + ((q // OW) % OH) * W + q % OW
+        w = w_ptr + model * slots * (C * KH * KW) + o
+        total = tl.zeros((CHANNELS, POSITIONS), dtype=tl.float32)
+        for c in range(C):
+            for i in tl.static_range(KH):
+                for j in tl.static_range(KW):
+                    seen = tl.load(x + c * (H * W) + i * W + j, mask=inside, other=0.0)
+                    weight = tl.load(w + ((c * KH + i) * KW + j) * slots)
+                    total += weight[:, None] * seen[None, :]
+        y = y_ptr + model * count * outputs * (OH * OW) + (sample * outputs * (OH * OW) + q % (OH * OW))[None, :]
+        tl.store(y + o[:, None] * (OH * OW), total, mask=inside[None, :] & (o < outputs)[:, None])
+
+    @triton.jit
+    def _by_weight(
+        g_ptr,
+        x_ptr,
+        d_ptr,
+        count,
+        models,
+        OUTPUTS: tl.constexpr,  # noqa: N803
+        C: tl.constexpr,  # noqa: N803
+        H: tl.constexpr,  # noqa: N803
+        W: tl.constexpr,  # noqa: N803
+        KH: tl.constexpr,  # noqa: N803
+        KW: tl.constexpr,  # noqa: N803
+        CHANNELS: tl.constexpr,  # noqa: N803
+        TAPS: tl.constexpr,  # noqa: N803
+        POSITIONS: tl.constexpr,  # noqa: N803
+        SPLITS: tl.constexpr,  # noqa: N803
+    ):
+        """d[s, m, o, (c, i, j)] = part s of the sum over n, p of g[m, n, o, p] x[m, n, c, p + (i, j)]."""
+        OH: tl.constexpr = H - KH + 1  # noqa: N806
+        OW: tl.constexpr = W - KW + 1  # noqa: N806
+        split = tl.program_id(0)
+        model = tl.program_id(1).to(tl.int64)
+        o = tl.arange(0, CHANNELS)
+        tap = tl.program_id(2) * TAPS + tl.arange(0, TAPS)
+        real = tap < C * KH * KW
+        away = (tap // (KH * KW)) * (H * W) + ((tap // KW) % KH) * W + tap % KW
+        positions = count * (OH * OW)
+        x = x_ptr + model * count * (C * H * W)
+        g = g_ptr + model * count * (OUTPUTS * OH * OW)
+        total = tl.zeros((CHANNELS, TAPS), dtype=tl.float32)
+        for start in range(split * POSITIONS, positions, SPLITS * POSITIONS):
+            q = start + tl.arange(0, POSITIONS)
+            inside = q < positions
+            sample = q // (OH * OW)
+            place = sample * (C * H * W) + ((q // OW) % OH) * W + q % OW
+            seen = tl.load(x + place[:, None] + away[None, :], mask=inside[:, None] & real[None, :], other=0.0)
+            at = sample * (OUTPUTS * OH * OW) + q % (OH * OW)
+            known = inside[None, :] & (o < OUTPUTS)[:, None]
+            gradient = tl.load(g + at[None, :] + o[:, None] * (OH * OW), mask=known, other=0.0)
+            # Three products of tensor cores make one of full float32.
+            total += tl.dot(gradient, seen, input_precision="tf32x3")
+        d = d_ptr + (split * models + model) * (OUTPUTS * C * KH * KW) + o[:, None] * (C * KH * KW) + tap[None, :]
+        tl.store(d, total, mask=(o < OUTPUTS)[:, None] & real[None, :])
+
+
+def forward(inputs: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+    """Inputs [M, n, c, h, w] and weights [M, o, c, kh, kw] to outputs [M, n, o, h', w']."""
+    x = _pad(inputs, padding)
+    models, count, channels, high, wide = x.shape
+    outputs, _, height, width = weight.shape[1:]
+    block = min(16, _power(outputs))
+    slots = -(-outputs // block) * block
+    # Taps first and channels padded, so that a program reads those of one tap in one go.
+    taps = nnf.pad(weight.flatten(2).transpose(1, 2), (0, slots - outputs)).contiguous()
+    y = x.new_empty(models, count, outputs, high - height + 1, wide - width + 1)
+    positions = _SUMS // block
+    grid = (-(-count * y.shape[3] * y.shape[4] // positions), models, slots // block)
+    sizes = (channels, high, wide, height, width)
+    _forward[grid](x, taps, y, count, outputs, slots, *sizes, CHANNELS=block, POSITIONS=positions)
+    return y
+
+
+def by_inputs(gradient: Tensor, weight: Tensor, padding: Pair) -> Tensor:
+    """Gradient by inputs [M, n, c, h, w] from that by outputs [M, n, o, h', w']: a convolution with the mirrored kernel."""
+    height, width = weight.shape[3:]
+    return forward(gradient, weight.transpose(1, 2).flip(3, 4), (height - 1 - padding[0], width - 1 - padding[1]))
+
+
+def by_weight(gradient: Tensor, inputs: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+    """Gradient by weights [M, o, c, kh, kw] from that by outputs [M, n, o, h', w'] and the inputs [M, n, c, h, w]."""
+    gradient, x = gradient.contiguous(), _pad(inputs, padding)
+    models, count, outputs = gradient.shape[:3]
+    channels, high, wide = x.shape[2:]
+    taps = channels * kernel[0] * kernel[1]
+    d = gradient.new_empty(_SPLITS, models, outputs, channels, *kernel)
+    block = min(64, max(16, _power(taps)))
+    grid = (_SPLITS, models, -(-taps // block))
+    sizes = (outputs, channels, high, wide, *kernel)
+    rows = max(16, _power(outputs))
+    _by_weight[grid](gradient, x, d, count, models, *sizes, CHANNELS=rows, TAPS=block, POSITIONS=64, SPLITS=_SPLITS)
+    return d.sum(0)
+
+
+def _pad(images: Tensor, padding: Pair) -> Tensor:
+    """Images with zeros around them; a negative padding cuts."""
+    return (nnf.pad(images, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else images).contiguous()
+
+
+def _power(number: int) -> int:
+    """The smallest power of two that is not below a number."""
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,664 @@
+"""Problems from torch modules: every way to compute gradients and losses equals plain autograd, one model at a time."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from bymi import InputError
+from bymi.problems import ModuleProblem, Shards, gradients, lenet, module, start_of
+from bymi.problems.gradients import Batched, Captured, Loop, Models
+from bymi.problems.layout import Layout
+
+NODES, SAMPLES = 4, 6
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+class Scaled(nn.Module):
+    """A parameter of its own, with one dimension or none, beside ordinary ones, and one layer used twice."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full(shape, 1.5))
+        self.layer = nn.Linear(7, 7)
+        self.last = nn.Linear(7, 3, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(self.layer(torch.tanh(self.layer(inputs))) * self.scale)
+
+
+class Fork(nn.Module):
+    """Decides by the data, which torch.func cannot follow for many models at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(7, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        said = self.layer(inputs)
+        return said if said.sum() > 0 else 2 * said
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3))
+
+
+def strided() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.Conv2d(3, 2, (2, 3)), nn.Flatten(), nn.Linear(18, 3)
+    )
+
+
+def grouped() -> nn.Module:
+    """Convolutions that are not written as products, between ones that are."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, groups=2),
+        nn.Tanh(),
+        nn.Conv2d(4, 3, 2, dilation=2),
+        nn.Tanh(),
+        nn.Conv2d(3, 3, 3, padding="same"),
+        nn.Flatten(),
+        nn.Linear(45, 3),
+    )
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "lenet": (lenet, (1, 28, 28)),
+    "mlp": (mlp, (7,)),
+    "strided": (strided, (2, 7, 9)),
+    "grouped": (grouped, (2, 7, 9)),
+    "scaled": (lambda: Scaled(1), (7,)),
+}
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make(name: str, dtype: torch.dtype, **how: Any) -> tuple[ModuleProblem, nn.Module, Shards]:
+    """A problem of four nodes with its model and shards."""
+    build, shape = MODELS[name]
+    model = build().to(dtype)
+    targets = torch.randint(0, 3, (NODES, SAMPLES), generator=torch.Generator().manual_seed(1))
+    shards = Shards(draw(NODES, SAMPLES, *shape, seed=0, dtype=dtype), targets)
+    return ModuleProblem(model, nnf.cross_entropy, shards, seed=5, **how), model, shards
+
+
+def spread(problem: ModuleProblem, rows: int) -> Tensor:
+    """Different models around the start."""
+    start = problem.initial(torch.zeros(rows, dtype=torch.int64))
+    return start + 0.05 * draw(*start.shape, seed=3, dtype=start.dtype)
+
+
+def chosen_of(rows: int, count: int = 4) -> Tensor:
+    return torch.randint(0, SAMPLES, (rows, count), generator=torch.Generator().manual_seed(4))
+
+
+def plain_loss(model: nn.Module, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    own = copy.deepcopy(model)
+    vector_to_parameters(theta.clone(), own.parameters())
+    return nnf.cross_entropy(own(inputs), targets)
+
+
+def plain_gradient(model: nn.Module, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """One model, one backward pass, nothing else."""
+    own = copy.deepcopy(model)
+    vector_to_parameters(theta.clone(), own.parameters())
+    own.zero_grad()
+    nnf.cross_entropy(own(inputs), targets).backward()
+    return parameters_to_vector([parameter.grad for parameter in own.parameters()])  # type: ignore[misc]
+
+
+def plain_gradients(model: nn.Module, theta: Tensor, shards: Shards, nodes: Tensor, chosen: Tensor) -> Tensor:
+    picked = [(shards.inputs[node, some], shards.targets[node, some]) for node, some in zip(nodes, chosen, strict=True)]
+    return torch.stack([plain_gradient(model, row, *pair) for row, pair in zip(theta, picked, strict=True)])
+
+
+def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """To a part of each row's length."""
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    away = torch.linalg.vector_norm((found - expected).double(), dim=-1)
+    assert bool((away <= tolerance * torch.linalg.vector_norm(expected.double(), dim=-1)).all()), away
+
+
+# Layout
+
+
+def test_a_vector_lists_parameters_in_torchs_order() -> None:
+    model = Scaled()
+    layout = Layout.of(model)
+    assert [name for name, _ in layout.shapes] == ["scale", "layer.weight", "layer.bias", "last.weight"]
+    assert layout.dim == 1 + 49 + 7 + 21
+    assert torch.equal(layout.join(dict(model.named_parameters())), parameters_to_vector(model.parameters()))
+
+
+NO_NUMBERS = pytest.mark.xfail(strict=True, raises=TypeError, reason="reshape() to no dimensions at all wants a tuple")
+
+
+@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3), (0,)])
+def test_split_and_join_undo_each_other(lead: tuple[int, ...], scalar: bool, request: pytest.FixtureRequest) -> None:
+    if scalar and not lead:
+        request.applymarker(NO_NUMBERS)
+    layout = Layout.of(Scaled() if scalar else Scaled(1))
+    vectors = draw(*lead, layout.dim, seed=0)
+    pieces = layout.split(vectors)
+    assert {name: piece.shape for name, piece in pieces.items()} == {name: (*lead, *shape) for name, shape in layout.shapes}
+    assert torch.equal(layout.join(pieces), vectors)
+    assert torch.equal(pieces["scale"], vectors[..., 0] if scalar else vectors[..., :1])
+    assert torch.equal(pieces["layer.bias"], vectors[..., 50:57])
+
+
+def test_pieces_are_views() -> None:
+    layout = Layout.of(mlp())
+    vector = draw(layout.dim, seed=0)
+    layout.split(vector)["0.weight"][1, 2] = 77.0
+    assert vector[7 + 2] == 77.0
+
+
+# Models
+
+
+@pytest.mark.parametrize("classes", [10, 47])
+def test_the_size_of_lenet(classes: int) -> None:
+    by_hand = (25 + 1) * 6 + (6 * 25 + 1) * 16 + (400 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * classes
+    assert Layout.of(lenet(classes)).dim == by_hand
+    assert classes != 10 or by_hand == 61_706
+
+
+def test_pooling_first_is_the_same_function() -> None:
+    ours = lenet()
+    layers = list(ours)
+    usual = nn.Sequential(*layers[:1], nn.ReLU(), nn.MaxPool2d(2), layers[3], nn.ReLU(), nn.MaxPool2d(2), *layers[6:])
+    images = draw(5, 1, 28, 28, seed=0, dtype=torch.float32)
+    assert torch.equal(ours(images), usual(images))
+
+
+def test_a_start_has_weights_for_relu_and_usual_biases() -> None:
+    """Within +-sqrt(6 / fan in) and +-1 / sqrt(fan in), and as spread as uniform numbers are.
+
+    The mean square of n uniform numbers on +-b has mean b^2 / 3 and standard deviation b^2 sqrt(4 / 45 / n), the mean
+    has b sqrt(1 / 3 n): eight of them off is a false alarm of less than 1e-12, ten times over.
+    """
+    model = lenet()
+    values = Layout.of(model).split(start_of(model, seed=3).double())
+    fans = {"0": 25, "3": 150, "7": 400, "9": 120, "11": 84}
+    assert {name.split(".")[0] for name in values} == set(fans)
+    for name, value in values.items():
+        layer, part = name.split(".")
+        bound = ((6 if part == "weight" else 1) / fans[layer]) ** 0.5
+        number = value.numel()
+        assert float(value.abs().max()) <= bound * (1 + 1e-6)
+        assert abs(float(value.mean())) <= 8 * bound / (3 * number) ** 0.5
+        assert abs(float(value.square().mean()) - bound**2 / 3) <= 8 * bound**2 * (4 / 45 / number) ** 0.5
+
+
+def test_a_start_does_not_depend_on_torchs_generator() -> None:
+    starts = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        model = lenet()
+        before = torch.get_rng_state()
+        starts.append(start_of(model, seed=7))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*starts)
+    assert not torch.equal(starts[0], start_of(lenet(), seed=8))
+    pieces = Layout.of(lenet()).split(starts[0])
+    other = Layout.of(lenet(47)).split(start_of(lenet(47), seed=7))
+    assert torch.equal(pieces["9.weight"], other["9.weight"]), "a layer's draw has its own name"
+    assert not torch.equal(pieces["9.weight"][:, :84].T, pieces["9.weight"][:84, :84])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_start_leaves_other_layers_as_they_are(dtype: torch.dtype) -> None:
+    model = mlp().to(dtype)
+    with torch.no_grad():
+        model[1].weight.fill_(3.0)  # type: ignore[index]
+    before = parameters_to_vector(model.parameters()).clone()
+    start = start_of(model, seed=0)
+    assert start.dtype == dtype
+    assert not start.requires_grad
+    pieces = Layout.of(model).split(start)
+    assert pieces["1.weight"].tolist() == [3.0] * 6
+    assert pieces["1.bias"].tolist() == [0.0] * 6
+    assert torch.equal(parameters_to_vector(model.parameters()), before)
+
+
+def test_the_start_of_a_single_layer() -> None:
+    """Its parameters have no path before their names."""
+    assert float(start_of(nn.Linear(100, 100), seed=0).abs().max()) > 0.2
+
+
+# Gradients
+
+
+def ways_of(problem: ModuleProblem, model: nn.Module) -> dict[str, Any]:
+    models = Models(copy.deepcopy(model).requires_grad_(False), nnf.cross_entropy)
+    return {
+        "loop": Loop(models, 1),
+        "threads": Loop(models, 2),
+        "batched": Batched(models, products=False),
+        "products": Batched(models, products=True),
+    }
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_way_gives_the_gradients_of_plain_autograd(name: str, dtype: torch.dtype) -> None:
+    problem, model, shards = make(name, dtype)
+    theta = spread(problem, NODES)
+    expected = plain_gradients(model, theta, shards, torch.arange(NODES), torch.arange(SAMPLES).expand(NODES, -1))
+    assert bool((torch.linalg.vector_norm(expected, dim=1) > 1e-3).all())
+    for way in ways_of(problem, model).values():
+        assert_close(way(theta, shards.inputs, shards.targets), expected, TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("way", [pytest.param("loop", marks=NO_NUMBERS), "batched"])
+def test_a_parameter_may_be_a_single_number(way: Any) -> None:
+    model = Scaled().double()
+    shards = Shards(draw(2, 5, 7, seed=0), torch.zeros(2, 5, dtype=torch.int64))
+    problem = ModuleProblem(model, nnf.cross_entropy, shards, gradients=way)
+    theta, nodes, chosen = spread(problem, 2), torch.arange(2), torch.arange(5).expand(2, -1)
+    assert_close(problem.gradient(theta, nodes, chosen), plain_gradients(model, theta, shards, nodes, chosen), 1e-10)
+
+
+@pytest.mark.parametrize("way", ["loop", "batched"])
+@pytest.mark.parametrize("name", ["lenet", "strided"])
+def test_nodes_may_come_in_any_order_and_more_than_once(name: str, way: Any) -> None:
+    problem, model, shards = make(name, torch.float64, gradients=way)
+    assert problem.way == way
+    nodes = torch.tensor([2, 0, 2, 3, 2])
+    theta, chosen = spread(problem, 5), chosen_of(5)
+    chosen[0] = chosen[2]  # the same samples of the same node, at two points
+    assert_close(problem.gradient(theta, nodes, chosen), plain_gradients(model, theta, shards, nodes, chosen), 1e-10)
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "grouped"])
+def test_the_loop_gives_the_same_bits_for_any_number_of_threads(name: str) -> None:
+    nodes, chosen = torch.tensor([0, 1, 2, 3, 1]), chosen_of(5)
+    found = []
+    for threads in (1, 2, 3, 8):
+        problem, _, _ = make(name, torch.float32, gradients="loop", threads=threads)
+        theta = spread(problem, 5)
+        found.append((problem.gradient(theta, nodes, chosen), problem.pooled_gradient(theta[0], nodes[:3])))
+    for one, other in zip(found[0], zip(*found[1:], strict=True), strict=True):
+        assert all(torch.equal(one, another) for another in other)
+
+
+@pytest.mark.parametrize("samples", [4, 9, 1000])
+def test_batches_are_worked_through_in_pieces(monkeypatch: pytest.MonkeyPatch, samples: int) -> None:
+    """Seven models of four samples, one or two at a time: the last piece reaches back over the one before."""
+    problem, model, shards = make("mlp", torch.float64, gradients="batched")
+    nodes, chosen, theta = torch.arange(7) % NODES, chosen_of(7), spread(problem, 7)
+    monkeypatch.setattr(gradients, "_SAMPLES", samples)
+    monkeypatch.setattr(gradients, "_SAMPLES_FORWARD", samples)
+    assert_close(problem.gradient(theta, nodes, chosen), plain_gradients(model, theta, shards, nodes, chosen), 1e-10)
+    wanted = draw(7, 7, seed=8) > 0
+    torch.testing.assert_close(
+        problem.losses(theta, nodes, chosen, wanted), plain_losses(model, theta, shards, nodes, chosen, wanted)
+    )
+
+
+def test_no_rows_are_no_matter() -> None:
+    for way in ("loop", "batched"):
+        problem, _, _ = make("mlp", torch.float64, gradients=way)
+        nothing = torch.zeros(0, dtype=torch.int64)
+        assert problem.gradient(problem.initial(nothing), nothing, chosen_of(0)).shape == (0, problem.dim)
+
+
+@pytest.mark.parametrize("way", ["loop", "batched"])
+def test_what_goes_in_stays_as_it_was(way: Any) -> None:
+    torch.manual_seed(0)
+    model = mlp()
+    inputs, targets = draw(NODES, SAMPLES, 7, seed=0, dtype=torch.float32), torch.zeros(NODES, SAMPLES, dtype=torch.int64)
+    before = parameters_to_vector(model.parameters()).clone()
+    problem = ModuleProblem(model, nnf.cross_entropy, Shards(inputs.clone(), targets), gradients=way)
+    theta = spread(problem, NODES)
+    kept, state = theta.clone(), torch.get_rng_state()
+    nodes, chosen = torch.arange(NODES), chosen_of(NODES)
+    gradient = problem.gradient(theta, nodes, chosen)
+    problem.losses(theta, nodes, chosen, torch.ones(NODES, NODES, dtype=torch.bool))
+    pooled, said = problem.pooled_gradient(theta[0], nodes), problem.outputs(theta[0], inputs[0])
+    assert torch.equal(theta, kept)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(parameters_to_vector(model.parameters()), before)
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert not any(value.requires_grad for value in (theta, gradient, pooled, said))
+
+
+def test_every_node_starts_from_the_same_model() -> None:
+    problem, model, _ = make("mlp", torch.float32)
+    start = problem.initial(torch.tensor([3, 1]))
+    assert torch.equal(start, start_of(model, seed=5).expand(2, -1))
+    start[0] += 1  # a copy of their own
+    assert torch.equal(problem.initial(torch.tensor([3])), start[1:])
+    given = ModuleProblem(model, nnf.cross_entropy, Shards(*small()), start=start[0])
+    assert torch.equal(given.initial(torch.tensor([0]))[0], start[0])
+
+
+# Losses
+
+
+def plain_losses(model: nn.Module, vectors: Tensor, shards: Shards, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
+    """One forward pass a wanted pair."""
+    found = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype)
+    for place, (node, some) in enumerate(zip(nodes, chosen, strict=True)):
+        for row in wanted[place].nonzero().flatten():
+            with torch.no_grad():
+                found[place, row] = plain_loss(model, vectors[row], shards.inputs[node, some], shards.targets[node, some])
+    return found
+
+
+@pytest.mark.parametrize("way", ["loop", "batched", "products"])
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_where_wanted_and_infinity_elsewhere(name: str, way: str) -> None:
+    """Six models, three receivers, one of them twice; a receiver that wants nothing, a model that nobody wants."""
+    problem, model, shards = make(name, torch.float64, gradients="loop" if way == "loop" else "batched", threads=2)
+    if way == "products":
+        problem._ways = [Batched(problem._models, products=True)]
+        problem._batched = problem._ways[0]
+    vectors, nodes, chosen = spread(problem, 6), torch.tensor([3, 1, 3]), chosen_of(3)
+    wanted = torch.tensor([[1, 0, 1, 1, 0, 0], [0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 1]], dtype=torch.bool)
+    found = problem.losses(vectors, nodes, chosen, wanted)
+    assert torch.equal(torch.isfinite(found), wanted)
+    torch.testing.assert_close(found, plain_losses(model, vectors, shards, nodes, chosen, wanted), rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "loop",
+        pytest.param("batched", marks=pytest.mark.xfail(strict=True, raises=IndexError, reason="no vmap over no models")),
+    ],
+)
+def test_losses_that_nobody_wants(way: Any) -> None:
+    problem, _, _ = make("mlp", torch.float32, gradients=way)
+    wanted = torch.zeros(2, 3, dtype=torch.bool)
+    found = problem.losses(spread(problem, 3), torch.tensor([0, 1]), chosen_of(2), wanted)
+    assert found.tolist() == [[torch.inf] * 3] * 2
+
+
+def test_a_loss_that_is_no_number_is_passed_on() -> None:
+    for way in ("loop", "batched"):
+        problem, _, _ = make("mlp", torch.float32, gradients=way)
+        vectors = spread(problem, 2)
+        vectors[1] = torch.nan
+        found = problem.losses(vectors, torch.tensor([0]), chosen_of(1), torch.ones(1, 2, dtype=torch.bool))
+        assert found.isnan().tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(
+            "loop", marks=pytest.mark.xfail(strict=True, reason="the samples of all receivers go through in one pass")
+        ),
+        "batched",
+    ],
+)
+def test_losses_of_a_model_whose_samples_see_each_other(way: Any) -> None:
+    """Each receiver tries a model on its own samples: those of others must not enter the statistics of the batch."""
+    model = with_layer(nn.BatchNorm1d(3, track_running_stats=False)).double()
+    shards = Shards(draw(NODES, SAMPLES, 7, seed=0), torch.zeros(NODES, SAMPLES, dtype=torch.int64))
+    problem = ModuleProblem(model, nnf.cross_entropy, shards, gradients=way)
+    vectors, nodes, chosen = spread(problem, 2), torch.arange(3), chosen_of(3)
+    wanted = torch.ones(3, 2, dtype=torch.bool)
+    expected = plain_losses(model, vectors, shards, nodes, chosen, wanted)
+    torch.testing.assert_close(problem.losses(vectors, nodes, chosen, wanted), expected)
+
+
+# Pooled data
+
+
+@pytest.mark.parametrize("pooled", [2048, 5])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_pooled_gradient_is_the_mean_over_samples(monkeypatch: pytest.MonkeyPatch, pooled: int, threads: int) -> None:
+    """Of 3 x 6 samples one by one; passes of 5 leave one of 3, which weighs less."""
+    monkeypatch.setattr(module, "_POOLED", pooled)
+    problem, model, shards = make("strided", torch.float64, threads=threads)
+    theta, nodes = spread(problem, 1)[0], torch.tensor([3, 0, 1])
+    inputs, targets = shards.inputs[nodes].flatten(0, 1), shards.targets[nodes].flatten()
+    each = [plain_gradient(model, theta, inputs[at : at + 1], targets[at : at + 1]) for at in range(18)]
+    assert_close(problem.pooled_gradient(theta, nodes), torch.stack(each).mean(0), 1e-12)
+
+
+def test_the_pooled_gradient_of_single_precision_models_is_summed_in_double() -> None:
+    problem, model, shards = make("mlp", torch.float32)
+    theta, nodes = spread(problem, 1)[0], torch.arange(NODES)
+    found = problem.pooled_gradient(theta, nodes)
+    assert found.dtype == torch.float64
+    expected = plain_gradient(model, theta, shards.inputs.flatten(0, 1), shards.targets.flatten())
+    assert_close(found, expected.double(), 1e-5)
+
+
+@pytest.mark.parametrize("pooled", [2048, 4])
+def test_outputs_of_one_model(monkeypatch: pytest.MonkeyPatch, pooled: int) -> None:
+    monkeypatch.setattr(module, "_POOLED", pooled)
+    problem, model, shards = make("strided", torch.float64, threads=2)
+    theta, inputs = spread(problem, 1)[0], shards.inputs.flatten(0, 1)
+    own = copy.deepcopy(model)
+    vector_to_parameters(theta, own.parameters())
+    with torch.no_grad():
+        torch.testing.assert_close(problem.outputs(theta, inputs), own(inputs))
+
+
+# What cannot be
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(7, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(inputs)
+
+
+def small(nodes: int = 2, samples: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.zeros(nodes, samples, 7), torch.zeros(nodes, samples, dtype=torch.int64)
+
+
+def with_layer(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(7, 3), nn.Sequential(layer))
+
+
+START = 7 * 3 + 3
+REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "batch norm": (with_layer(nn.BatchNorm1d(3)), small(), {}, r"^model: 1\.0 \(BatchNorm1d\) keeps running statistics"),
+    "instance norm": (
+        with_layer(nn.InstanceNorm1d(3, track_running_stats=True)),
+        small(),
+        {},
+        r"^model: 1\.0 \(InstanceNorm1d\)",
+    ),
+    "dropout": (with_layer(nn.Dropout(0.1)), small(), {}, r"^model: 1\.0 draws dropout .*set p = 0"),
+    "alpha dropout": (with_layer(nn.AlphaDropout(0.1)), small(), {}, r"^model: 1\.0 draws dropout"),
+    "buffer": (nn.Sequential(Counting()), small(), {}, r"^model: a forward pass changes the buffer 0\.calls"),
+    "captured": (
+        nn.Linear(7, 3),
+        small(),
+        {"gradients": "captured"},
+        r"^gradients: got 'captured' on cpu, allowed: a CUDA device",
+    ),
+    "way": (
+        nn.Linear(7, 3),
+        small(),
+        {"gradients": "fast"},
+        r"^gradients: got 'fast', allowed: auto, loop, batched, captured$",
+    ),
+    "start": (nn.Linear(7, 3), small(), {"start": torch.zeros(5)}, rf"^start: got \[5\], allowed: \[{START}\]"),
+    "start matrix": (nn.Linear(7, 3), small(), {"start": torch.zeros(1, START)}, rf"^start: got \[1, {START}\]"),
+    "nodes": (nn.Linear(7, 3), (small()[0], small(3)[1]), {}, r"^shards: inputs are of 2 x 5 samples, targets of \[3, 5\]"),
+    "samples": (nn.Linear(7, 3), (small()[0], small(2, 4)[1]), {}, r"^shards: inputs are of 2 x 5 .* targets of \[2, 4\]"),
+    "flat targets": (nn.Linear(7, 3), (small()[0], torch.zeros(2)), {}, r"^shards: .* targets of \[2\]"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(case: str) -> None:
+    model, shards, how, pattern = REFUSED[case]
+    with pytest.raises(InputError, match=pattern) as problem:
+        ModuleProblem(model, nnf.cross_entropy, Shards(*shards), **how)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.xfail(strict=True, raises=ValueError, reason="unpacked before they are checked")
+def test_inputs_without_samples_are_refused_in_one_line() -> None:
+    with pytest.raises(InputError, match=r"^shards: "):
+        ModuleProblem(nn.Linear(7, 3), nnf.cross_entropy, Shards(torch.zeros(2), torch.zeros(2)))
+
+
+@pytest.mark.xfail(strict=True, reason="a start keeps its dtype, and the first gradient fails")
+def test_a_start_is_taken_in_the_dtype_of_the_model() -> None:
+    problem = ModuleProblem(nn.Linear(7, 3), nnf.cross_entropy, Shards(*small()), start=torch.zeros(START).double())
+    assert problem.initial(torch.tensor([0])).dtype == torch.float32
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.LayerNorm(3), nn.BatchNorm1d(3, track_running_stats=False)], ids=str)
+def test_layers_without_state_are_welcome(layer: nn.Module) -> None:
+    problem = ModuleProblem(with_layer(layer), nnf.cross_entropy, Shards(*small()))
+    nodes = torch.arange(2)
+    assert problem.gradient(problem.initial(nodes), nodes, torch.arange(5).expand(2, -1)).shape == (2, problem.dim)
+
+
+# Ways and fall-backs
+
+
+def fork(**how: Any) -> tuple[ModuleProblem, Tensor]:
+    inputs, targets = draw(2, 5, 7, seed=0, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.int64)
+    problem = ModuleProblem(Fork(), nnf.cross_entropy, Shards(inputs, targets), **how)
+    return problem, problem.initial(torch.arange(2))
+
+
+def test_a_cpu_loops_unless_told_otherwise() -> None:
+    assert make("mlp", torch.float32)[0].way == "loop"
+    assert make("mlp", torch.float32, gradients="batched")[0].way == "batched"
+
+
+def test_a_model_that_cannot_be_batched_falls_back_once_with_a_warning() -> None:
+    problem, theta = fork()
+    nodes, chosen = torch.arange(2), torch.arange(5).expand(2, -1)
+    expected = problem.gradient(theta, nodes, chosen)
+    problem._ways = [problem._batched, problem._loop]
+    with pytest.warns(
+        UserWarning, match=r"^gradients: batched does not work for this model, going on with loop \(.+\)$"
+    ) as said:
+        found = problem.gradient(theta, nodes, chosen)
+    assert len(said) == 1
+    assert torch.equal(found, expected)
+    assert problem.way == "loop"
+    assert torch.equal(problem.gradient(theta, nodes, chosen), expected)  # a warning would be an error here
+    assert bool(torch.isfinite(problem.losses(theta, nodes, chosen, torch.ones(2, 2, dtype=torch.bool))).all())
+
+
+def test_a_way_that_was_named_is_taken_or_fails() -> None:
+    problem, theta = fork(gradients="batched")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="data-dependent control flow"):
+            problem.gradient(theta, torch.arange(2), torch.arange(5).expand(2, -1))
+        assert problem.way == "batched"
+
+
+def test_too_little_memory_is_no_reason_to_go_on_slowly() -> None:
+    class Full:
+        def __call__(self, *values: Tensor) -> Tensor:
+            raise torch.OutOfMemoryError("no room")
+
+    problem, theta = fork()
+    problem._ways = [Full(), problem._loop]
+    with pytest.raises(torch.OutOfMemoryError, match="no room"):
+        problem.gradient(theta, torch.arange(2), torch.arange(5).expand(2, -1))
+    assert problem.way == "full"
+
+
+@pytest.mark.xfail(strict=True, reason="the flags are the process's, and each thread puts back what it found")
+def test_full_precision_holds_while_any_thread_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread leaves the block while another is inside, which had entered it later."""
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
+    entered, both, left = threading.Event(), threading.Event(), threading.Event()
+    inside: list[bool] = []
+
+    def first() -> None:
+        with gradients.exact():
+            entered.set()
+            both.wait(10)
+        left.set()
+
+    def second() -> None:
+        entered.wait(10)
+        with gradients.exact():
+            both.set()
+            left.wait(10)
+            inside.append(torch.backends.cudnn.allow_tf32)
+
+    with torch.backends.cudnn.flags(allow_tf32=True):
+        threads = [threading.Thread(target=work) for work in (first, second)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        after = torch.backends.cudnn.allow_tf32
+    assert inside == [False]
+    assert after
+
+
+# On a GPU
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", MODELS)
+def test_all_ways_agree_on_a_gpu(name: str) -> None:
+    problem, model, shards = make(name, torch.float32)
+    there = Shards(shards.inputs.cuda(), shards.targets.cuda())
+    nodes, theta, chosen = torch.tensor([2, 0, 2, 3, 1]), spread(problem, 5), chosen_of(5)
+    expected = plain_gradients(model.double(), theta.double(), Shards(shards.inputs.double(), shards.targets), nodes, chosen)
+    wanted = draw(5, 5, seed=8) > 0
+    losses = plain_losses(model, theta.double(), Shards(shards.inputs.double(), shards.targets), nodes, chosen, wanted)
+    model.float()
+    for way in ("loop", "batched", "captured", "auto"):
+        ours = ModuleProblem(model, nnf.cross_entropy, there, gradients=way)  # type: ignore[arg-type]
+        for _ in range(2):  # the second time a recording is replayed
+            found = ours.gradient(theta.cuda(), nodes.cuda(), chosen.cuda())
+            assert_close(found.cpu().double(), expected, 1e-5)
+            found = ours.losses(theta.cuda(), nodes.cuda(), chosen.cuda(), wanted.cuda())
+            torch.testing.assert_close(found.cpu().double(), losses, rtol=1e-5, atol=1e-6)
+        assert ours.way == ("captured" if way == "auto" else way)
+
+
+@needs_cuda
+def test_recordings_are_kept_by_shape_and_not_without_end() -> None:
+    problem, model, shards = make("mlp", torch.float32)
+    there = Shards(shards.inputs.cuda(), shards.targets.cuda())
+    ours = ModuleProblem(model, nnf.cross_entropy, there, gradients="captured")
+    for rows in (1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 1):
+        nodes, theta, chosen = torch.arange(rows) % NODES, spread(problem, rows), chosen_of(rows)
+        found = ours.gradient(theta.cuda(), nodes.cuda(), chosen.cuda())
+        assert_close(found.cpu(), plain_gradients(model, theta, shards, nodes, chosen), 1e-5)
+    way = ours._ways[0]
+    assert isinstance(way, Captured)
+    assert len(way._recordings) == gradients._RECORDINGS
+
+
+@needs_cuda
+def test_a_gpu_falls_back_from_recording_to_looping() -> None:
+    inputs, targets = draw(2, 5, 7, seed=0, dtype=torch.float32).cuda(), torch.zeros(2, 5, dtype=torch.int64).cuda()
+    problem = ModuleProblem(Fork(), nnf.cross_entropy, Shards(inputs, targets))
+    nodes = torch.arange(2, device="cuda")
+    with pytest.warns(UserWarning, match="does not work for this model"):
+        found = problem.gradient(problem.initial(nodes), nodes, torch.arange(5, device="cuda").expand(2, -1))
+    assert problem.way == "loop"
+    assert bool(torch.isfinite(found).all())
