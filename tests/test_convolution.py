@@ -222,7 +222,6 @@ def test_the_dtype_is_that_of_the_inputs(dtype: torch.dtype) -> None:
     assert by_products(MODELS[0].to(dtype), WEIGHTS[0].to(dtype), **HOW).dtype == dtype
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="the name `input` of conv2d's first argument is not known")
 def test_arguments_by_name() -> None:
     inputs, weight, bias = MODELS[0], WEIGHTS[0], draw(4, seed=2)
     with ConvolutionsOfMany():
@@ -230,13 +229,11 @@ def test_arguments_by_name() -> None:
     close(ours, nnf.conv2d(inputs, weight, bias, **HOW))
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="torch takes one number in brackets for both directions")
 def test_one_number_for_both_directions() -> None:
     settings: Any = {"stride": (2,), "padding": [1]}
     close(by_products(MODELS[0], WEIGHTS[0], **settings), nnf.conv2d(MODELS[0], WEIGHTS[0], **settings))
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="models are flattened into leading dimensions, not into channels")
 def test_inputs_of_all_models_are_shared() -> None:
     """The inner vmap over inputs, the outer one over models: the other way round than above."""
     found = vmap(vmap(loss, in_dims=(None, 0)), in_dims=(0, None))(WEIGHTS, MODELS)

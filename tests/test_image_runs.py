@@ -138,7 +138,6 @@ def test_a_run_that_leaves_all_bounds_is_a_row_and_no_trace(data: Path, tmp_path
     assert summary["steps_done"] == 2
 
 
-@pytest.mark.xfail(strict=True, reason="data sets are remembered by name, not by where they were found")
 def test_another_folder_in_the_variable_is_another_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for seed in (0, 1):
@@ -342,13 +341,7 @@ WILD: dict[Any, tuple[int, ...]] = {huge: (2,), almost_absurd: (2,), nothing: (2
 
 
 DECIDERS = [
-    pytest.param(
-        name,
-        circumstance,
-        marks=pytest.mark.xfail(strict=True, reason="the smoothing is a share of the mean distance, which the liar sets")
-        if (name, circumstance) == ("geometric-median", almost_absurd)
-        else (),
-    )
+    (name, circumstance)
     for name in RULES
     for circumstance, liars in WILD.items()
     if name not in FOLLOWERS or circumstance is huge or not liars

@@ -255,7 +255,6 @@ def test_a_receiver_that_hears_nobody_flags_nobody(monkeypatch: pytest.MonkeyPat
     assert verdict.scores[3].isnan().all()
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="a threshold over no candidates at all")
 @pytest.mark.parametrize("alone", [12, 1])
 def test_receivers_of_which_none_hears_anybody(alone: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of the network, or all of those who are handled at a time."""

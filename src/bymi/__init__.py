@@ -34,7 +34,7 @@ from bymi.problems import LinearProblem, Problem
 from bymi.streams import Stream, stream
 from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Ring
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ATTACKS",

@@ -83,7 +83,12 @@ def run(
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="scenario-a, scenario-b; {table,ratios}-{mnist,fashion}, curves-mnist")],
+    study: Annotated[
+        str,
+        typer.Argument(
+            help="scenario-a, scenario-b; ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion"
+        ),
+    ],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
     mu: Annotated[float, typer.Option("--mu", help="mu_c of Scenario A; the paper's dip at 0.1 needs 1.")] = 5.0,
     dim: Annotated[list[int] | None, typer.Option("--dim", help="30, 80 or both (default).")] = None,
@@ -100,40 +105,30 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures and tables. Resumes where it stopped."""
     from bymi.experiment import run_all, steps_to_do
-    from bymi.experiment.images import IMAGE_STUDIES, build_image_study
-    from bymi.experiment.studies import build_study
-    from bymi.report import images as pages
-    from bymi.report import studies as pictures
-    from bymi.report import tables
+    from bymi.experiment.reproduce import find_study
+    from bymi.report.reproduce import show
     from bymi.runs import write_sheets
 
-    on_images = study in IMAGE_STUDIES
-    plan: Any
-    if on_images:
-        plan = build_image_study(study, seeds=seeds, only=tuple(only or ()), fast=fast)
-    else:
-        plan = build_study(study, seeds=seeds, mu=mu, dims=tuple(dim or ()), fast=fast)
-    folder = out / plan.folder
-    specs = plan.specs
+    plan = find_study(study, seeds=seeds, mu=mu, dims=dim or (), only=only or (), fast=fast)
+    specs, folder = plan.specs, out / plan.folder
+    console = _console()
     if export is not None:
         write_sheets(export, [spec.sheet for spec in specs])
-        _say(_console(), f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
+        _say(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
     todo = steps_to_do(specs, folder)
     host = _host(device, gradients, data, specs if todo else [])
     results = _with_progress(len(specs), todo, lambda progress: run_all(specs, folder, jobs=jobs, progress=progress, host=host))
-    if on_images:
-        whole = build_image_study(study, seeds=max(seeds, 5), fast=fast)
-        for path in pages.draw(whole, folder, f"bymi reproduce {study}"):
-            _say(_console(), f"Wrote {path}")
-        _raise_first(results)
-        return
-    everything = build_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
-    console = _console()
-    for path in pictures.draw(everything, folder):
+    everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
+    paths, table = show(everything, folder, f"bymi reproduce {study}")
+    for path in paths:
         _say(console, f"Wrote {path}")
-    console.print(tables.plain_table(*pictures.medians(everything, pictures.collect(everything, folder)), title=plan.title))
-    _raise_first(results)
+    if table is not None:
+        console.print(table)
+    failed = [result for result in results if isinstance(result, BymiError)]
+    if failed:
+        _say(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
+        raise typer.Exit(2)
 
 
 @app.command()
@@ -195,13 +190,6 @@ def _host(device: str, gradients: str, data: Path | None, specs: Any) -> Any:
         for name in sorted(names):
             fetch(name, data, tell)
     return host
-
-
-def _raise_first(results: Any) -> None:
-    failed = [result for result in results if isinstance(result, BymiError)]
-    if failed:
-        _say(_console(), f"{len(failed)} runs could not be made, the first: {failed[0]}")
-        raise typer.Exit(2)
 
 
 def _with_progress(runs: int, steps: int, work: Any) -> Any:

@@ -109,13 +109,28 @@ def trimmed_mean(node: Node, *, share: float) -> Vector:
     return result
 
 
+def lower_median(values: list[float]) -> float:
+    """The middle value, the lower of the middle two for an even number."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def typical_distance(points: list[Vector]) -> float:
+    """The median over points of their median distance to the others: liars do not set it."""
+    each = []
+    for i, point in enumerate(points):
+        distances = [float(np.linalg.norm(point - other)) for j, other in enumerate(points) if j != i]
+        each.append(lower_median(distances))
+    return lower_median(each)
+
+
 def geometric_median(node: Node, *, smoothing: float, iterations: int, tolerance: float) -> Vector:
     """Weiszfeld's iteration until the point stands still; `iterations` and `tolerance` of a faster code are not used."""
     points = node.everybody
     centre = np.mean(points, axis=0)
-    spread = math.sqrt(np.mean([np.sum((point - centre) ** 2) for point in points]))
-    if spread == 0:
+    usual = math.sqrt(np.mean([np.sum((point - centre) ** 2) for point in points]))
+    if usual == 0:
         return centre
+    spread = typical_distance(points) or usual
     for _ in range(20_000):
         pulls = [1 / max(smoothing * spread, float(np.linalg.norm(point - centre))) for point in points]
         moved = sum(pull * point for pull, point in zip(pulls, points, strict=True)) / sum(pulls)

@@ -15,8 +15,9 @@ from bymi.errors import require
 class GeometricMedian(SetRule):
     """argmin_y sum_j |y - x_j| over N_i and i, also called RFA.
 
-    y <- sum x_j / max(nu, |y - x_j|), normalised; nu is `smoothing` times the root mean square distance at the start, so
-    that the result does not depend on units. Breaks only beyond one half; its bias grows with the share of liars.
+    y <- sum x_j / max(nu, |y - x_j|), normalised; nu is `smoothing` times the median of the points' median distances to each
+    other, so that the result depends neither on units nor on how far a liar is. Breaks only beyond one half; its bias grows
+    with the share of liars.
     """
 
     smoothing: float = 1e-6
@@ -29,8 +30,10 @@ class GeometricMedian(SetRule):
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
-        floor = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
-        floor = torch.where(floor > 0, floor, 1.0)  # all in one place: any weights will do
+        floor = self.smoothing * _spread(gram, valid)[:, None]
+        # Half of the points in one place: any scale that is not zero finds it.
+        usual = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
+        floor = torch.where(floor > 0, floor, torch.where(usual > 0, usual, 1.0))
         for _ in range(self.iterations):
             distance = self._dist2(weight, gram, valid).sqrt()
             pull = valid / torch.maximum(distance, floor)
@@ -47,3 +50,12 @@ class GeometricMedian(SetRule):
         centre2 = (weight * product).sum(1, keepdim=True)
         square = gram.diagonal(dim1=1, dim2=2)
         return torch.where(valid, (square - 2 * product + centre2).clamp_min(0.0), 0.0)
+
+
+def _spread(gram: Tensor, valid: Tensor) -> Tensor:
+    """The median, over the points of a set, of their median distance to the others [b]."""
+    square = gram.diagonal(dim1=1, dim2=2)
+    dist2 = (square[:, :, None] + square[:, None, :] - 2 * gram).clamp_min(0.0)
+    others = valid[:, :, None] & valid[:, None, :] & ~torch.eye(valid.shape[1], dtype=torch.bool, device=gram.device)
+    each = torch.where(others, dist2.sqrt(), torch.nan).nanmedian(2).values
+    return torch.where(valid, each, torch.nan).nanmedian(1).values.nan_to_num(0.0)

@@ -14,6 +14,8 @@ def threshold(scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) 
     controls the rate exactly under symmetry but flags at least 1 / fdr_level nodes or none. Paper: eq:thold.
     """
     size = scores.shape[1]
+    if size == 0:
+        return torch.full((len(scores),), torch.inf, dtype=torch.float64, device=scores.device)
     candidates = torch.where(scored, scores.abs(), 0.0).sort(dim=1).values
     upward = torch.where(scored, scores, -torch.inf).sort(dim=1).values
     downward = torch.where(scored, -scores, -torch.inf).sort(dim=1).values

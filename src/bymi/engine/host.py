@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -28,7 +28,9 @@ class Host:
     data: Path | None = None
 
     def __post_init__(self) -> None:
-        require(self.device in ("auto", "cpu", "cuda"), "device", self.device, "auto, cpu, cuda")
+        require(self.device in get_args(Device), "device", self.device, ", ".join(get_args(Device)))
+        ways = get_args(GradientPath)
+        require(self.gradients in ways, "gradients", self.gradients, ", ".join(ways))
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device: got 'cuda', but torch sees no CUDA device here; allowed: cpu, auto")
 

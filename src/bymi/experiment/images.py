@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from bymi.errors import InputError
 from bymi.experiment.spec import Spec, read_spec
 
-ATTACKS: dict[str, str] = {"ood": "ood:scale=0.07", "gradient": "gradient", "ipm": "ipm"}
+ATTACKS: dict[str, str] = {"ood": "ood:scale=0.12", "gradient": "gradient", "ipm": "ipm"}
 RULES = ("ubar", "ios", "balance")
 RATIOS = (0.1, 0.2, 0.3)
+SCALES = (0.05, 0.07, 0.1, 0.12, 0.15, 0.2)
 SEEDS = {0.1: 3, 0.2: 5, 0.3: 3}
 COLUMNS = {
     "undefended": "DSGD, no robust rule",
@@ -36,6 +37,12 @@ class ImageCell:
     column: str
     spec: Spec
 
+    @property
+    def scale(self) -> float | None:
+        """The scale of the OOD noise."""
+        value = self.spec.attack.model_dump().get("scale")
+        return None if value is None else float(value)
+
 
 @dataclass(frozen=True)
 class ImageStudy:
@@ -44,12 +51,12 @@ class ImageStudy:
     name: str
     title: str
     data: str
-    kind: str  # "table", "ratios" or "curves"
+    kind: str  # "table", "ratios", "curves" or "scale"
     cells: list[ImageCell] = field(repr=False)
 
     @property
     def folder(self) -> str:
-        return f"reproduce-{self.data}"
+        return f"reproduce-{'ood-scale' if self.kind == 'scale' else self.data}"
 
     @property
     def specs(self) -> list[Spec]:
@@ -133,6 +140,18 @@ def curves(data: str, seeds: int) -> list[ImageCell]:
     ]
 
 
+def scale(seeds: int) -> list[ImageCell]:
+    """The undefended run over scales of the OOD noise, on both data sets: how strong must it be to count as an attack?"""
+    cells = []
+    for seed in range(seeds):
+        for data in _DATA.values():
+            base = image_spec(data, "ood", "none", 0.2, "undefended", seed).model_dump(mode="json")
+            for value in SCALES:
+                spec = read_spec({**base, "record_every": 500, "attack": {"name": "ood", "scale": value}})
+                cells.append(ImageCell(data, "ood", "none", 0.2, "undefended", spec))
+    return cells
+
+
 def _cell(data: str, attack: str, rule: str, ratio: float, column: str, seed: int) -> ImageCell:
     return ImageCell(data, attack, rule, ratio, column, image_spec(data, attack, rule, ratio, column, seed))
 
@@ -144,7 +163,7 @@ _KINDS: dict[str, tuple[Callable[[str, int], list[ImageCell]], str]] = {
 }
 _DATA = {"mnist": "mnist", "fashion": "fashion-mnist"}
 
-IMAGE_STUDIES = ("table-mnist", "table-fashion", "ratios-mnist", "ratios-fashion", "curves-mnist")
+IMAGE_STUDIES = ("ood-scale", "table-mnist", "table-fashion", "ratios-mnist", "ratios-fashion", "curves-mnist")
 
 
 def build_image_study(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast: bool = False) -> ImageStudy:
@@ -154,6 +173,9 @@ def build_image_study(name: str, *, seeds: int = 5, only: Sequence[str] = (), fa
     for column in only:
         if column not in COLUMNS:
             raise InputError(f"--only: got {column!r}, allowed: {', '.join(COLUMNS)}")
+    if name == "ood-scale":
+        some = scale(1 if fast else seeds)
+        return ImageStudy(name + ("-fast" if fast else ""), "OOD attack, DSGD", "both", "scale", some[: 2 if fast else None])
     kind, short = name.split("-")
     data = _DATA[short]
     cells, title = _KINDS[kind]

@@ -33,7 +33,7 @@ class ConvolutionsOfMany(TorchFunctionMode):
 
 def _conv2d(
     original: Callable[..., Any],
-    inputs: Tensor,
+    input: Tensor,  # noqa: A002 - torch's own name, which callers may use
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -41,6 +41,7 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
+    inputs = input
     if inputs.ndim != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         result: Tensor = original(inputs, weight, bias, stride, padding, dilation, groups)
         return result
@@ -94,9 +95,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Any:
         if dims[0] is None:  # one set of inputs, many models: more output channels
-            many = weight.movedim(dims[1] or 0, 0)
-            product, patches = _Product.apply(inputs, many.flatten(0, 1), stride, padding)  # type: ignore[no-untyped-call]
-            return (product.unflatten(-3, many.shape[:2]).movedim(-4, 0), patches), (0, None)
+            many = weight.movedim(dims[1] or 0, -5)
+            product, patches = _Product.apply(inputs, many.flatten(-5, -4), stride, padding)  # type: ignore[no-untyped-call]
+            return (product.unflatten(-3, many.shape[-5:-3]).movedim(-4, 0), patches), (0, None)
         inputs = inputs.movedim(dims[0], 0)
         weight = weight.expand(len(inputs), *weight.shape) if dims[1] is None else weight.movedim(dims[1], 0)
         return _Product.apply(inputs, weight, stride, padding), (0, 0)  # type: ignore[no-untyped-call]
@@ -132,5 +133,5 @@ class _Gather(torch.autograd.Function):
 
 
 def _pair(value: Any) -> tuple[int, int]:
-    first, second = (value, value) if isinstance(value, int) else value
-    return first, second
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values[0], values[-1]

@@ -38,9 +38,9 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, padding: Pair) -> Any:
         if dims[0] is None:  # one set of inputs, many models: more output channels
-            many = weight.movedim(dims[1] or 0, 0)
-            made = Convolution.apply(inputs, many.flatten(0, 1), padding)  # type: ignore[no-untyped-call]
-            return made.unflatten(-3, many.shape[:2]).movedim(-4, 0), 0
+            many = weight.movedim(dims[1] or 0, -5)
+            made = Convolution.apply(inputs, many.flatten(-5, -4), padding)  # type: ignore[no-untyped-call]
+            return made.unflatten(-3, many.shape[-5:-3]).movedim(-4, 0), 0
         return Convolution.apply(*_in_front(info, dims, inputs, weight), padding), 0  # type: ignore[no-untyped-call]
 
 

@@ -27,7 +27,7 @@ class Layout:
         """Views into vectors [..., D] by name, each [..., *shape]."""
         pieces = torch.split(vectors, [shape.numel() for _, shape in self.shapes], dim=-1)
         return {
-            name: piece.reshape(*vectors.shape[:-1], *shape) for (name, shape), piece in zip(self.shapes, pieces, strict=True)
+            name: piece.reshape((*vectors.shape[:-1], *shape)) for (name, shape), piece in zip(self.shapes, pieces, strict=True)
         }
 
     def join(self, values: Mapping[str, Tensor]) -> Tensor:

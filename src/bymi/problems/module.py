@@ -44,15 +44,19 @@ class ModuleProblem:
         threads: int | None = None,
     ) -> None:
         require(gradients in get_args(Path), "gradients", gradients, ", ".join(get_args(Path)))
+        if shards.inputs.ndim < 2 or shards.targets.ndim < 2:
+            shapes = f"{list(shards.inputs.shape)} and {list(shards.targets.shape)}"
+            raise InputError(f"shards: got inputs and targets of shapes {shapes}, allowed: [nodes, samples, ...] each")
         nodes, samples = shards.inputs.shape[:2]
         if shards.targets.shape[:2] != (nodes, samples):
             raise InputError(f"shards: inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}")
         device = shards.inputs.device
         if gradients == "captured" and device.type != "cuda":
             raise InputError(f"gradients: got 'captured' on {device.type}, allowed: a CUDA device only")
-        _refuse_state(model, shards.inputs[0, :2].to("cpu"))
+        self._together = _refuse_state(model, shards.inputs[0, :2].to("cpu"))
         self._models = Models(copy.deepcopy(model).to(device).requires_grad_(False), loss)
-        self._start = (start_of(model, seed=seed) if start is None else start).detach().to(device)
+        dtype = next(model.parameters()).dtype
+        self._start = (start_of(model, seed=seed) if start is None else start).detach().to(device, dtype)
         require(self._start.shape == (self.dim,), "start", list(self._start.shape), f"[{self.dim}], one value a parameter")
         self._inputs, self._targets = shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)
         self._samples = samples
@@ -98,6 +102,8 @@ class ModuleProblem:
             self._losses_by_loop(output, vectors, inputs, targets, wanted)
             return output
         index, valid = gather_members(wanted)
+        if not index.shape[1]:
+            return output
         way = self._ways[0] if isinstance(self._ways[0], Captured) else self._batched
         found = way.losses(vectors, index, inputs, targets)
         return output.scatter(1, index, torch.where(valid, found.to(output.dtype), torch.inf))
@@ -151,19 +157,27 @@ class ModuleProblem:
             with torch.no_grad():
                 for row in rows:
                     receivers = wanted[:, row].nonzero().flatten()
-                    if len(receivers):
-                        # One pass for all who want this model, then a loss for each of them.
+                    if not len(receivers):
+                        continue
+                    if self._together:  # one pass for all who want this model, then a loss for each of them
                         said = models.outputs(vectors[row], inputs[receivers].flatten(0, 1)).unflatten(0, (len(receivers), -1))
-                        output[receivers, row] = torch.stack(
-                            [models.loss(*pair) for pair in zip(said, targets[receivers], strict=True)]
-                        ).to(output.dtype)
+                    else:
+                        said = torch.stack([models.outputs(vectors[row], inputs[place]) for place in receivers])
+                    found = [models.loss(*pair) for pair in zip(said, targets[receivers], strict=True)]
+                    output[receivers, row] = torch.stack(found).to(output.dtype)
 
         self._loop.spread(work, len(vectors))
 
 
-def _refuse_state(model: nn.Module, inputs: Tensor) -> None:
-    """Models whose state is not all in their parameters cannot be averaged: say which part is the matter."""
-    for name, module in model.named_modules():
+def _refuse_state(model: nn.Module, inputs: Tensor) -> bool:
+    """Refuse models that cannot be averaged, and say which part is the matter: state outside of parameters, randomness.
+
+    Returns whether samples may be passed through the model together, because none of them sees another.
+    """
+    if not any(True for _ in model.parameters()):
+        raise InputError("model: it has no parameters, so there is nothing to learn")
+    for path, module in model.named_modules():
+        name = path or "the model"
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
             raise InputError(f"model: {name} draws dropout from a generator that nodes do not share; set p = 0 or remove it")
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
@@ -174,7 +188,12 @@ def _refuse_state(model: nn.Module, inputs: Tensor) -> None:
     trial = copy.deepcopy(model).to("cpu").train()
     before = {name: value.clone() for name, value in trial.named_buffers()}
     with torch.no_grad():
-        trial(inputs)
+        first, again = trial(inputs), trial(inputs)
     changed = [name for name, value in trial.named_buffers() if not torch.equal(value, before[name])]
     if changed:
         raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")
+    if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(again)):
+        raise InputError("model: two forward passes on the same inputs differ; it must not draw random numbers")
+    with torch.no_grad():
+        alone = torch.cat([trial(inputs[:1]), trial(inputs[1:])])
+    return torch.allclose(first, alone, rtol=1e-3, atol=1e-5, equal_nan=True)

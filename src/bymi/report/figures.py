@@ -30,7 +30,7 @@ def draw_run(folder: Path) -> list[Path]:
     """The figures of one run folder, in its subfolder `figures`; those that are there already are left alone."""
     made = []
     target = folder / "figures"
-    jobs = {"gap": lambda: _gap_figure([folder])}
+    jobs = {_worth(folder): lambda: _worth_figure([folder])}
     if (folder / store.VERDICT).exists():
         jobs["scores"] = lambda: _scores_figure(folder)
     for name, make in jobs.items():
@@ -40,8 +40,8 @@ def draw_run(folder: Path) -> list[Path]:
 
 
 def draw_comparison(folders: Sequence[Path], target: Path, name: str) -> list[Path]:
-    """Gap over rounds of several runs in one figure."""
-    return save(lambda: _gap_figure(folders), target, name)
+    """Gap or accuracy over rounds of several runs in one figure."""
+    return save(lambda: _worth_figure(folders), target, name)
 
 
 def save(make: Any, target: Path, name: str) -> list[Path]:
@@ -55,15 +55,23 @@ def save(make: Any, target: Path, name: str) -> list[Path]:
     return paths
 
 
-def _gap_figure(folders: Sequence[Path]) -> Figure:
+def _worth(folder: Path) -> str:
+    """What the rows of a run measure: the optimality gap, or accuracy on test images."""
+    rows = store.read_rows(folder / store.METRICS)
+    return "accuracy" if rows and "acc_normal" in rows[0] else "gap"
+
+
+def _worth_figure(folders: Sequence[Path]) -> Figure:
+    accuracy = _worth(folders[0]) == "accuracy"
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     detection = None
     for folder, colour in zip(folders, COLOURS, strict=False):
         rows = store.read_rows(folder / store.METRICS)
-        points = [(row["step"], row["gap"]) for row in rows if row["gap"] is not None and row["gap"] > 0]
+        points = [(row["step"], row["acc_scc"] or row["acc_normal"]) if accuracy else (row["step"], row["gap"]) for row in rows]
+        points = [(step, value) for step, value in points if value is not None and value > 0]
         label = str(store.read_json(folder / store.SUMMARY)["method"])
-        axes.semilogy([step for step, _ in points], [gap for _, gap in points], color=colour, label=label, linewidth=1.8)
+        axes.plot([step for step, _ in points], [value for _, value in points], color=colour, label=label, linewidth=1.8)
         detection = next((row["step"] for row in rows if row["phase"] == "detection"), detection)
     if detection is not None:
         axes.axvline(detection, color="0.4", linestyle="--", linewidth=1)
@@ -71,7 +79,11 @@ def _gap_figure(folders: Sequence[Path]) -> Figure:
             "detection", (detection, 1), xycoords=("data", "axes fraction"), xytext=(4, -12), textcoords="offset points"
         )
     spec = Spec.model_validate(store.read_json(folders[0] / store.SPEC))
-    axes.set(xlabel="round", ylabel="optimality gap", title=describe(spec))
+    if accuracy:
+        axes.set(ylim=(0, 1))
+    else:
+        axes.set(yscale="log")
+    axes.set(xlabel="round", ylabel="test accuracy" if accuracy else "optimality gap", title=describe(spec))
     axes.legend(frameon=False)
     return figure
 

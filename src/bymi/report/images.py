@@ -44,6 +44,8 @@ def draw(study: ImageStudy, folder: Path, command: str) -> list[Path]:
     """Write the tables (Markdown), or the curves, and all values (JSON) of a study into its folder."""
     runs = collect(study, folder)
     made: list[Path] = []
+    if study.kind == "scale":
+        return _draw_scale(study, folder, command)
     if study.kind == "curves":
         for attack in ATTACKS:
             made += save(lambda attack=attack: _curves(study, folder, attack), folder, f"{study.name}-{attack}")
@@ -213,6 +215,32 @@ def _curves(study: ImageStudy, folder: Path, attack: str) -> Figure:
     right.legend(frameon=False, fontsize=8, loc="lower right")
     figure.suptitle(f"{study.data}, {_NAMES[attack]} attack, 20 % Byzantine, seed 0")
     return figure
+
+
+def _draw_scale(study: ImageStudy, folder: Path, command: str) -> list[Path]:
+    """Accuracy of the undefended run over the scale of the OOD noise, beside the paper's."""
+    found: dict[tuple[str, float], list[float]] = defaultdict(list)
+    for cell in study.cells:
+        place = store.folder_of(folder, cell.spec)
+        if store.is_complete(place) and cell.scale is not None:
+            found[cell.data, cell.scale].append(100 * store.read_json(place / store.SUMMARY)["acc_all"])
+
+    def figure() -> Figure:
+        made = Figure(figsize=(7, 4), layout="constrained")
+        axes = made.subplots()
+        for colour, data in zip(COLOURS, sorted({data for data, _ in found}), strict=False):
+            points = sorted((value, mean(accuracies)) for (name, value), accuracies in found.items() if name == data)
+            axes.plot([value for value, _ in points], [accuracy for _, accuracy in points], "o-", color=colour, label=data)
+            axes.axhline(RULES_ALONE[data, "ood", "none"].acc_all, color=colour, linestyle="--", linewidth=1)
+        axes.set(xlabel="scale of the OOD noise", ylabel="Acc (all) of DSGD, %", title="dashed: the paper's 'no robust rule'")
+        axes.legend(frameon=False)
+        return made
+
+    paths = save(figure, folder, study.name)
+    data = folder / f"{study.name}.json"
+    rows = [{"data": name, "scale": value, "acc_all": accuracies} for (name, value), accuracies in sorted(found.items())]
+    store.write_json(data, {"study": study.title, "command": command, "settings": rows}, indent=1)
+    return [*paths, data]
 
 
 def _line(axes: Axes, rows: Sequence[dict[str, Any]], key: str, style: dict[str, Any]) -> None:

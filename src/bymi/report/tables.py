@@ -17,15 +17,19 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("FDP %", "fdp"),
     ("P_a %", "pa"),
     ("gap", "gap"),
+    ("Acc (all) %", "acc_all"),
+    ("Acc (normal) %", "acc_normal"),
+    ("Acc (scc) %", "acc_scc"),
     ("honest edges lost %", "honest_edge_loss"),
     ("core", "core_size"),
     ("Byzantine in core", "core_byzantine"),
     ("outcome", "outcome"),
     ("seconds", "seconds"),
 )
-"""Heading and summary key of each column."""
+"""Heading and summary key of each column. A run has a gap or accuracies; columns that nobody fills are left out."""
 
-_SHARES = {"fdp", "pa", "honest_edge_loss"}
+_WORTH = {"gap", "acc_all", "acc_normal", "acc_scc"}
+_SHARES = {"fdp", "pa", "honest_edge_loss", "acc_all", "acc_normal", "acc_scc"}
 
 
 def cell(key: str, value: Any) -> str:
@@ -41,16 +45,23 @@ def cell(key: str, value: Any) -> str:
     return str(value)
 
 
-def cells(summary: dict[str, Any]) -> list[str]:
+def columns(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The columns of a table of these runs."""
+    filled = {key for key in _WORTH if any(summary.get(key) is not None for summary in summaries)} or {"gap"}
+    return [(heading, key) for heading, key in COLUMNS if key not in _WORTH or key in filled]
+
+
+def cells(summary: dict[str, Any], shown: Sequence[tuple[str, str]] | None = None) -> list[str]:
     """One row of the table."""
-    return [cell(key, summary.get(key)) for _, key in COLUMNS]
+    return [cell(key, summary.get(key)) for _, key in shown or columns([summary])]
 
 
 def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:
     """A table for the terminal, 80 columns wide for usual names: headings may fold, values never do."""
-    rows = [cells(summary) for summary in summaries]
+    shown = columns(summaries)
+    rows = [cells(summary, shown) for summary in summaries]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    for index, (heading, _) in enumerate(COLUMNS):
+    for index, (heading, _) in enumerate(shown):
         width = max(len(word) for word in [*heading.split(), *[row[index] for row in rows]])
         table.add_column(heading, justify="left" if index == 0 else "right", width=width)
     for row in rows:

@@ -43,7 +43,11 @@ def main() -> int:
             print(f"{done} rounds in {said - start:.0f} s", flush=True)
 
     until = None if given.seconds is None else start + given.seconds
-    results = run_all(sheets, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
+    try:
+        results = run_all(sheets, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
+    except BymiError as problem:
+        print(f"bymi: {problem}", file=sys.stderr)
+        return problem.exit_code
     failed = [result for result in results if isinstance(result, BymiError)]
     left = sum(result is None for result in results)
     print(f"{len(results) - left - len(failed)} of {len(results)} runs are there, {left} left, {len(failed)} failed")

@@ -15,6 +15,8 @@ from typing import Any
 
 from bymi.errors import InputError
 
+_KEYS = {"method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "optimisation"}
+
 
 @dataclass(frozen=True, eq=False)
 class Sheet:
@@ -75,7 +77,10 @@ def write_sheets(path: Path, sheets: list[Sheet]) -> None:
 def read_sheets(path: Path) -> list[Sheet]:
     """The sheets of a file; they were checked when they were written."""
     try:
-        return [Sheet(values) for values in json.loads(path.read_text())]
+        found = json.loads(path.read_text())
+        if not isinstance(found, list) or not all(isinstance(one, dict) and set(one) >= _KEYS for one in found):
+            raise ValueError(f"expected a list of tables with the keys {', '.join(sorted(_KEYS))}")
+        return [Sheet(values) for values in found]
     except OSError as problem:
         raise InputError(f"cannot read {path}: {problem.strerror or problem}") from None
     except (ValueError, TypeError) as problem:

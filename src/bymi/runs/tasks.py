@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
@@ -87,6 +88,7 @@ class Images(Task):
 
     def __post_init__(self) -> None:
         require(self.samples is None or self.samples >= 4, "samples", self.samples, "4 or more")
+        require(self.identification is None or self.identification >= 2, "identification", self.identification, "2 or more")
         if self.samples is not None:
             self.identification_of(self.samples)
         self._partition()
@@ -97,15 +99,17 @@ class Images(Task):
         require(part["name"] in datasets.PARTITIONS, "partition", part["name"], ", ".join(datasets.PARTITIONS))
         try:
             made: datasets.Partition = build_part(datasets.PARTITIONS, part)
-        except TypeError:
-            raise InputError(f"partition: got {self.partition!r}, allowed: parameters of {part['name']} as key=value") from None
+        except (TypeError, InputError) as problem:
+            raise InputError(
+                f"partition: got {self.partition!r}, allowed: {part['name']} with its parameters ({problem})"
+            ) from None
         return made
 
     def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
-        images = _load(self.dataset, host.data)
+        images = _load(self.dataset, host.data, os.environ.get("BYMI_DATA"))
         device = host.place(gains=self.gains)
         places = self._partition().split(images.train_labels, len(byzantine), samples=self.samples, seed=seed)
-        centre, spread = _pixels(self.dataset, host.data)
+        centre, spread = _pixels(self.dataset, host.data, os.environ.get("BYMI_DATA"))
 
         def normalised(pixels: Tensor) -> Tensor:
             # Moved as bytes, scaled there: a quarter of the traffic.
@@ -153,15 +157,15 @@ def fetch(name: str, folder: Path | None, progress: datasets.Progress) -> None:
 
 
 @lru_cache(maxsize=2)
-def _load(name: str, folder: Path | None) -> datasets.ImageSet:
-    """Read once for many runs in one process."""
+def _load(name: str, folder: Path | None, environment: str | None) -> datasets.ImageSet:
+    """Read once for many runs in one process. `environment` says where `load_images` looks without a folder."""
     return datasets.load_images(name, folder)
 
 
 @lru_cache(maxsize=2)
-def _pixels(name: str, folder: Path | None) -> tuple[float, float]:
+def _pixels(name: str, folder: Path | None, environment: str | None) -> tuple[float, float]:
     """Mean and standard deviation of the training pixels."""
-    pixels = _load(name, folder).train_images.to(torch.float64)
+    pixels = _load(name, folder, environment).train_images.to(torch.float64)
     return float(pixels.mean()), float(pixels.std(correction=0))
 
 
