@@ -28,6 +28,8 @@ class ConvolutionsOfMany(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is nnf.conv2d or func is torch.conv2d:
             return _conv2d(func, *args, **kwargs)
+        if func is nnf.max_pool2d or func is torch.max_pool2d:
+            return _max_pool2d(func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -45,11 +47,33 @@ def _conv2d(
     if inputs.ndim != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
         result: Tensor = original(inputs, weight, bias, stride, padding, dilation, groups)
         return result
-    if kernels.available(inputs) and _pair(stride) == (1, 1):
-        product: Tensor = fused.Convolution.apply(inputs, weight, _pair(padding))  # type: ignore[no-untyped-call]
-    else:
-        product = _Product.apply(inputs, weight, _pair(stride), _pair(padding))[0]  # type: ignore[no-untyped-call]
+    if (
+        kernels.available(inputs)
+        and _pair(stride) == (1, 1)
+        and all(p < k for p, k in zip(_pair(padding), weight.shape[-2:], strict=True))
+    ):
+        offsets = torch.zeros_like(weight[:, 0, 0, 0]) if bias is None else bias
+        fast: Tensor = fused.Convolution.apply(inputs, weight, offsets, _pair(padding), 1)  # type: ignore[no-untyped-call]
+        return fast
+    product: Tensor = _Product.apply(inputs, weight, _pair(stride), _pair(padding))[0]  # type: ignore[no-untyped-call]
     return product if bias is None else product + bias[:, None, None]
+
+
+def _max_pool2d(
+    original: Callable[..., Any],
+    input: Tensor,  # noqa: A002 - torch's own name, which callers may use
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    usual = _pair(kernel_size) == (2, 2) == _pair(stride or kernel_size) and _pair(padding) == (0, 0)
+    if not (usual and _pair(dilation) == (1, 1) and kernels.available(input)) or ceil_mode or return_indices:
+        more = {"return_indices": True} if return_indices else {}
+        return original(input, kernel_size, stride, padding, dilation, ceil_mode, **more)
+    return fused.MaxPool.apply(input)[0]  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""The Triton convolutions as functions that torch.func can differentiate and batch."""
+"""The Triton kernels as functions that torch.func can differentiate and batch."""
 
 from __future__ import annotations
 
@@ -13,35 +13,78 @@ Pair = tuple[int, int]
 
 
 class Convolution(torch.autograd.Function):
-    """conv2d of stride 1 without bias: inputs [*, n, c, h, w], weight [*, o, c, kh, kw], leading dimensions shared."""
+    """conv2d of stride 1: inputs [*, n, c, h, w], weight [*, o, c, kh, kw], bias [*, o], leading dimensions shared.
+
+    With `groups` the channels are those of several models on the same inputs: [*, groups, n, o / groups, h', w'].
+    """
 
     @staticmethod
-    def forward(inputs: Tensor, weight: Tensor, padding: Pair) -> Tensor:
-        made = kernels.forward(_flat(inputs), _flat(weight), padding)
+    def forward(inputs: Tensor, weight: Tensor, bias: Tensor, padding: Pair, groups: int) -> Tensor:
+        made = kernels.forward(_flat(inputs), _flat(weight), bias.reshape(-1, bias.shape[-1]), padding, groups)
         return made.reshape(*inputs.shape[:-4], *made.shape[1:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], inputs[1])
-        ctx.padding = inputs[2]
+        ctx.padding, ctx.groups = inputs[3], inputs[4]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight = ctx.saved_tensors
-        by_inputs = by_weight = None
+        gradient = gradients[0] if ctx.groups == 1 else gradients[0].movedim(-5, -4).flatten(-4, -3)
+        by_inputs = by_weight = by_bias = None
         if ctx.needs_input_grad[0]:
-            by_inputs = _ByInputs.apply(gradients[0], weight, ctx.padding)  # type: ignore[no-untyped-call]
+            by_inputs = _ByInputs.apply(gradient, weight, ctx.padding)  # type: ignore[no-untyped-call]
         if ctx.needs_input_grad[1]:
-            by_weight = _ByWeight.apply(gradients[0], inputs, tuple(weight.shape[-2:]), ctx.padding)  # type: ignore[no-untyped-call]
-        return by_inputs, by_weight, None
+            by_weight = _ByWeight.apply(gradient, inputs, tuple(weight.shape[-2:]), ctx.padding)  # type: ignore[no-untyped-call]
+        if ctx.needs_input_grad[2]:
+            by_bias = gradient.sum((-4, -2, -1))
+        return by_inputs, by_weight, by_bias, None, None
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, padding: Pair) -> Any:
-        if dims[0] is None:  # one set of inputs, many models: more output channels
-            many = weight.movedim(dims[1] or 0, -5)
-            made = Convolution.apply(inputs, many.flatten(-5, -4), padding)  # type: ignore[no-untyped-call]
-            return made.unflatten(-3, many.shape[-5:-3]).movedim(-4, 0), 0
-        return Convolution.apply(*_in_front(info, dims, inputs, weight), padding), 0  # type: ignore[no-untyped-call]
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, bias: Tensor, padding: Pair, groups: int
+    ) -> Any:
+        if dims[0] is None and groups == 1:  # one set of inputs, many models: more output channels
+            many, offsets = _in_front(info, dims[1:], weight, bias)
+            many, offsets = many.movedim(0, -5).flatten(-5, -4), offsets.movedim(0, -2).flatten(-2, -1)
+            return Convolution.apply(inputs, many, offsets, padding, info.batch_size), -5  # type: ignore[no-untyped-call]
+        return Convolution.apply(*_in_front(info, dims, inputs, weight, bias), padding, groups), 0  # type: ignore[no-untyped-call]
+
+
+class MaxPool(torch.autograd.Function):
+    """Max pooling 2 x 2 with stride 2 of planes [..., h, w], and where in its square each value stood."""
+
+    @staticmethod
+    def forward(images: Tensor) -> tuple[Tensor, Tensor]:
+        return kernels.pool(images)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.size = tuple(inputs[0].shape[-2:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Unpool.apply(gradients[0], ctx.saved_tensors[0], ctx.size)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], images: Tensor) -> Any:
+        return MaxPool.apply(images.movedim(dims[0] or 0, 0)), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class _Unpool(torch.autograd.Function):
+    @staticmethod
+    def forward(gradient: Tensor, at: Tensor, size: Pair) -> Tensor:
+        return kernels.unpool(gradient, at, size)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], gradient: Tensor, at: Tensor, size: Pair) -> Any:
+        return _Unpool.apply(*_in_front(info, dims, gradient, at), size), 0  # type: ignore[no-untyped-call]
 
 
 class _ByInputs(torch.autograd.Function):

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-"""Triton kernels for convolutions of many models at once: stride 1, float32, any kernel size and padding.
+"""Triton kernels for convolutions of many models at once (stride 1, float32, any kernel size and padding), and 2 x 2 pooling.
 
 Patches are never written: each program walks over the taps of the kernel, loads what they see and adds up. Triton comes with
 torch wherever torch has CUDA; without it the products of `convolution` serve.
@@ -34,10 +34,12 @@ if triton is not None:
     def _forward(
         x_ptr,
         w_ptr,
+        b_ptr,
         y_ptr,
         count,
         outputs,
         slots,
+        group,
         C: tl.constexpr,  # noqa: N803 - sizes of the problem, as Triton's own code writes them
         H: tl.constexpr,  # noqa: N803
         W: tl.constexpr,  # noqa: N803
@@ -46,7 +48,7 @@ if triton is not None:
         CHANNELS: tl.constexpr,  # noqa: N803
         POSITIONS: tl.constexpr,  # noqa: N803
     ):
-        """y[m, n, o, p] = sum over c, i, j of w[m, (c, i, j), o] x[m, n, c, p + (i, j)]."""
+        """y[m, g, n, o, p] = b[m, (g, o)] + sum over c, i, j of w[m, (c, i, j), (g, o)] x[m, n, c, p + (i, j)]."""
         OH: tl.constexpr = H - KH + 1  # noqa: N806
         OW: tl.constexpr = W - KW + 1  # noqa: N806
         model = tl.program_id(1).to(tl.int64)
@@ -56,15 +58,18 @@ if triton is not None:
         sample = q // (OH * OW)
         x = x_ptr + model * count * (C * H * W) + sample * (C * H * W) + ((q // OW) % OH) * W + q % OW
         w = w_ptr + model * slots * (C * KH * KW) + o
-        total = tl.zeros((CHANNELS, POSITIONS), dtype=tl.float32)
+        known = o < outputs
+        bias = tl.load(b_ptr + model * outputs + o, mask=known, other=0.0)
+        total = tl.zeros((CHANNELS, POSITIONS), dtype=tl.float32) + bias[:, None]
         for c in range(C):
             for i in tl.static_range(KH):
                 for j in tl.static_range(KW):
                     seen = tl.load(x + c * (H * W) + i * W + j, mask=inside, other=0.0)
                     weight = tl.load(w + ((c * KH + i) * KW + j) * slots)
                     total += weight[:, None] * seen[None, :]
-        y = y_ptr + model * count * outputs * (OH * OW) + (sample * outputs * (OH * OW) + q % (OH * OW))[None, :]
-        tl.store(y + o[:, None] * (OH * OW), total, mask=inside[None, :] & (o < outputs)[:, None])
+        y = y_ptr + model * count * outputs * (OH * OW) + (sample * group * (OH * OW) + q % (OH * OW))[None, :]
+        place = ((o // group) * (count * group) + o % group).to(tl.int64) * (OH * OW)
+        tl.store(y + place[:, None], total, mask=inside[None, :] & known[:, None])
 
     @triton.jit
     def _by_weight(
@@ -111,9 +116,63 @@ if triton is not None:
         d = d_ptr + (split * models + model) * (OUTPUTS * C * KH * KW) + o[:, None] * (C * KH * KW) + tap[None, :]
         tl.store(d, total, mask=(o < OUTPUTS)[:, None] & real[None, :])
 
+    @triton.jit
+    def _pool(x_ptr, y_ptr, at_ptr, size, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+        """The largest of each 2 x 2 square of planes [h, w] and which of the four it is; of equals the first, as in torch."""
+        PH: tl.constexpr = H // 2  # noqa: N806
+        PW: tl.constexpr = W // 2  # noqa: N806
+        q = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = q < size
+        corner = x_ptr + (q // (PH * PW)) * (H * W) + ((q // PW) % PH) * (2 * W) + (q % PW) * 2
+        best = tl.load(corner, mask=inside, other=0.0)
+        at = tl.zeros((BLOCK,), dtype=tl.int8)
+        for k in tl.static_range(1, 4):
+            other = tl.load(corner + (k // 2) * W + k % 2, mask=inside, other=0.0)
+            better = (other > best) | (other != other)
+            best = tl.where(better, other, best)
+            at = tl.where(better, k, at).to(tl.int8)
+        tl.store(y_ptr + q, best, mask=inside)
+        tl.store(at_ptr + q, at, mask=inside)
 
-def forward(inputs: Tensor, weight: Tensor, padding: Pair) -> Tensor:
-    """Inputs [M, n, c, h, w] and weights [M, o, c, kh, kw] to outputs [M, n, o, h', w']."""
+    @triton.jit
+    def _unpool(g_ptr, at_ptr, d_ptr, size, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
+        """Puts each gradient where its value came from, zero at the other three places."""
+        PH: tl.constexpr = H // 2  # noqa: N806
+        PW: tl.constexpr = W // 2  # noqa: N806
+        q = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = q < size
+        corner = d_ptr + (q // (PH * PW)) * (H * W) + ((q // PW) % PH) * (2 * W) + (q % PW) * 2
+        gradient = tl.load(g_ptr + q, mask=inside, other=0.0)
+        at = tl.load(at_ptr + q, mask=inside, other=0)
+        for k in tl.static_range(4):
+            tl.store(corner + (k // 2) * W + k % 2, tl.where(at == k, gradient, 0.0), mask=inside)
+
+
+def pool(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Max pooling 2 x 2 of planes [..., h, w]: the values and their places in the squares [..., h // 2, w // 2]."""
+    x = images.contiguous()
+    high, wide = x.shape[-2:]
+    y = x.new_empty(*x.shape[:-2], high // 2, wide // 2)
+    at = torch.empty_like(y, dtype=torch.int8)
+    _pool[(-(-y.numel() // 1024),)](x, y, at, y.numel(), high, wide, BLOCK=1024)
+    return y, at
+
+
+def unpool(gradient: Tensor, at: Tensor, size: Pair) -> Tensor:
+    """The gradient by the images [..., h, w] of `pool` from that by its values."""
+    gradient = gradient.contiguous()
+    whole = size[0] % 2 == 0 and size[1] % 2 == 0
+    make = gradient.new_empty if whole else gradient.new_zeros  # an odd last row or column belongs to no square
+    d = make(*gradient.shape[:-2], *size)
+    _unpool[(-(-gradient.numel() // 1024),)](gradient, at, d, gradient.numel(), *size, BLOCK=1024)
+    return d
+
+
+def forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, groups: int = 1) -> Tensor:
+    """Inputs [M, n, c, h, w], weights [M, o, c, kh, kw] and biases [M, o] to outputs [M, n, o, h', w'].
+
+    With `groups`, o counts the channels of several models that share their inputs: outputs [M, groups, n, o / groups, h', w'].
+    """
     x = _pad(inputs, padding)
     models, count, channels, high, wide = x.shape
     outputs, _, height, width = weight.shape[1:]
@@ -121,18 +180,19 @@ def forward(inputs: Tensor, weight: Tensor, padding: Pair) -> Tensor:
     slots = -(-outputs // block) * block
     # Taps first and channels padded, so that a program reads those of one tap in one go.
     taps = nnf.pad(weight.flatten(2).transpose(1, 2), (0, slots - outputs)).contiguous()
-    y = x.new_empty(models, count, outputs, high - height + 1, wide - width + 1)
+    bias = x.new_zeros(models, outputs) if bias is None else bias.contiguous()
+    y = x.new_empty(models, groups, count, outputs // groups, high - height + 1, wide - width + 1)
     positions = _SUMS // block
-    grid = (-(-count * y.shape[3] * y.shape[4] // positions), models, slots // block)
+    grid = (-(-count * y.shape[4] * y.shape[5] // positions), models, slots // block)
     sizes = (channels, high, wide, height, width)
-    _forward[grid](x, taps, y, count, outputs, slots, *sizes, CHANNELS=block, POSITIONS=positions)
-    return y
+    _forward[grid](x, taps, bias, y, count, outputs, slots, outputs // groups, *sizes, CHANNELS=block, POSITIONS=positions)
+    return y if groups > 1 else y.squeeze(1)
 
 
 def by_inputs(gradient: Tensor, weight: Tensor, padding: Pair) -> Tensor:
     """Gradient by inputs [M, n, c, h, w] from that by outputs [M, n, o, h', w']: a convolution with the mirrored kernel."""
     height, width = weight.shape[3:]
-    return forward(gradient, weight.transpose(1, 2).flip(3, 4), (height - 1 - padding[0], width - 1 - padding[1]))
+    return forward(gradient, weight.transpose(1, 2).flip(3, 4), None, (height - 1 - padding[0], width - 1 - padding[1]))
 
 
 def by_weight(gradient: Tensor, inputs: Tensor, kernel: Pair, padding: Pair) -> Tensor:
