@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test check format bench clean
+.PHONY: run test check format bench bench-images clean
 
 run: $(READY)
 	$(BIN)/bymi run
@@ -24,6 +24,9 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
+
+bench-images: $(READY)
+	$(BIN)/python benchmarks/images.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -17,7 +17,7 @@ from bymi.detection import CENTRES, SCALES
 from bymi.errors import EXIT_CODES
 from bymi.experiment import RECIPES, load, studies
 from bymi.experiment.spec import Spec
-from bymi.report.tables import COLUMNS, cells
+from bymi.report.tables import cells, columns
 from bymi.runs import store
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.tasks import TASKS
@@ -48,7 +48,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def test_the_table_shows_what_the_summaries_say(experiment: Experiment) -> None:
     assert experiment.answer.code == 0
-    headings = {word for heading, _ in COLUMNS for word in heading.split()}
+    headings = {word for heading, _ in columns([summary_in(experiment.folder("dsgd"))]) for word in heading.split()}
     assert headings <= set(experiment.answer.words.split())
     for method, label in zip(METHODS, ("DSGD", "BALANCE", "BALANCE-DRSGD-ByMI"), strict=True):
         (row,) = [words for words in experiment.answer.rows if words[0] == label]

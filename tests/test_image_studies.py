@@ -1,26 +1,22 @@
-"""The studies on images: their cells, the paper's numbers, the pages and curves drawn from run folders, and a tiny one whole."""
+"""The studies on images: their cells, the paper's numbers, and a tiny one from the command line to its page."""
 
 from __future__ import annotations
 
 import json
-import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import bymi as package
 from bymi import InputError
 from bymi.experiment import images
 from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
 from bymi.experiment.spec import Spec, read_spec
-from bymi.report import images as report
 from bymi.runs import store
-from bymi.runs.metrics import SUMMARY_KEYS
 from tests.commands import bymi, dates_in, mistake
 from tests.idx_files import write_image_set
+from tests.pages import are_pictures, headings_of, rows_of
 
 ATTACKS, RULES = ("ood", "gradient", "ipm"), ("ubar", "ios", "balance")
 
@@ -177,218 +173,6 @@ def test_the_second_tables_repeat_the_first_at_ratio_two_tenths() -> None:
         ("fashion-mnist", "gradient", "ubar"): (23.7, 100.0, 85.1),
     }
     assert {key: tuple(WITH_DETECTION[key][0.2]) for key in rows} == rows
-
-
-# What is missed
-
-
-GOOD = {"pa": 1.0, "fdp": 0.05, "acc_scc": 0.975, "acc_normal": 0.97, "grad_norm": 0.05}
-
-
-def missed(*changes: dict[str, Any], data: str = "mnist", alone: float | None = 0.97, published: float = 97.3) -> list[str]:
-    found = [{**GOOD, **change} for change in changes or ({},)]
-    return report.misses(data, published, found, [] if alone is None else [{**GOOD, "acc_normal": alone}])
-
-
-def test_every_target_that_is_missed_is_named() -> None:
-    assert missed() == []
-    assert missed({"pa": 0.99}) == ["P_a below 100"]
-    assert missed({"fdp": 0.11}) == ["FDP above 10"]
-    assert missed({"acc_scc": 0.968}) == ["0.5 points below the paper"]
-    assert missed({"acc_scc": 0.975}, alone=0.981) == ["0.6 points below the rule alone"]
-    assert missed({"grad_norm": 0.11}) == ["gradient norm above 0.1"]
-    assert missed({"grad_norm": None}) == ["gradient norm above 0.1"]
-    assert missed({"grad_norm": 0.11}, data="fashion-mnist") == [], "a target of MNIST only"
-    everything = missed({"pa": 0.5, "fdp": 0.3, "acc_scc": 0.5, "grad_norm": 3.0})
-    assert [entry.split()[-1] for entry in everything] == ["100", "10", "paper", "alone", "0.1"]
-
-
-def test_targets_are_held_by_the_mean_over_seeds() -> None:
-    assert missed({"fdp": 0.02}, {"fdp": 0.16}) == []
-    assert missed({"fdp": 0.05}, {"fdp": 0.17}) == ["FDP above 10"]
-    assert missed({"pa": 1.0}, {"pa": 0.999}) == ["P_a below 100"], "everybody, in every run"
-    assert missed({"acc_scc": 0.971}, {"acc_scc": 0.973}) == [], "0.1 below is within the slack of 0.3"
-    assert missed({"grad_norm": 0.01}, {"grad_norm": 0.11}) == ["gradient norm above 0.1"]
-    assert missed(alone=None) == [], "nothing to compare with"
-
-
-def test_a_run_that_never_came_to_its_detection_misses_everything() -> None:
-    """Diverged while warming up: there is no verdict to measure."""
-    lost = {"pa": None, "fdp": None, "acc_scc": None, "grad_norm": None}
-    found = missed(lost)
-    assert "P_a below 100" in found
-    assert "97.3 points below the paper" in found
-    assert "gradient norm above 0.1" in found
-
-
-# Pages and curves of run folders made by hand
-
-
-def pretend(folder: Path, spec: Spec, **values: Any) -> None:
-    """A complete run folder with these numbers."""
-    place = store.folder_of(folder, spec)
-    place.mkdir(parents=True)
-    detected = spec.method == "drsgd-bymi"
-    summary: dict[str, Any] = {**dict.fromkeys(SUMMARY_KEYS), "outcome": "finished", "sentence": "all rounds done"}
-    summary.update(seed=spec.seed, digest=spec.digest, method=spec.label, steps_done=500, seconds=2.0)
-    summary.update(acc_all=0.5, acc_normal=0.9, grad_norm=0.0625, acc_scc=0.975 if detected else None)
-    summary.update(fdp=0.04 if detected else None, pa=1.0 if detected else None)
-    summary.update(values)
-    store.write_json(place / store.SUMMARY, summary)
-    made = {"bymi": package.__version__, "torch": "2.9", "cores": 2, "gpu": "a GPU" if spec.seed else None}
-    store.write_json(place / store.ENVIRONMENT, made)
-    row = {"phase": "warm-up", "grad_norm": 1.0, "acc_normal": 0.3, "acc_scc": None}
-    rows = [{**row, "step": 10}, {**row, "step": 500, "acc_scc": summary["acc_scc"], "grad_norm": summary["grad_norm"]}]
-    (place / store.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def rows_of(page: Path) -> list[list[str]]:
-    """The cells of each line of the page's table, without its heading."""
-    lines = [line for line in page.read_text().splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
-
-
-def headings_of(page: Path) -> list[str]:
-    line = next(line for line in page.read_text().splitlines() if line.startswith("| "))
-    return [cell.strip() for cell in line.strip("|").split(" | ")]
-
-
-def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:
-    study = build_image_study("table-mnist", seeds=2)
-    for cell in study.cells:
-        # 97 % and 98 %: mean 97.5, standard deviation (of a sample) 0.7.
-        accuracy = {"acc_scc": 0.97 + 0.01 * cell.spec.seed} if cell.spec.method == "drsgd-bymi" else {}
-        pretend(tmp_path, cell.spec, **accuracy)
-    page, data = report.draw(study, tmp_path, "bymi reproduce table-mnist")
-    assert (page.name, data.name) == ("table-mnist.md", "table-mnist.json")
-    rows = {tuple(row[:3]): dict(zip(headings_of(page), row, strict=True)) for row in rows_of(page)}
-    assert len(rows) == len(rows_of(page)) == 3 * 12
-    row = rows["IPM", "UBAR", "receiver"]
-    assert (row["Acc (scc)"], row["FDP"], row["P_a"]) == ("97.5 ± 0.7 [97.6]", "4.0 ± 0.0 [21.7]", "100.0 ± 0.0 [100.0]")
-    assert (row["Acc (all)"], row["Acc (normal)"]) == ("50.0 ± 0.0", "90.0 ± 0.0"), "the paper has these of rules alone"
-    assert (row["gradient norm"], row["runs"]) == ("0.062 ± 0.000", "2")
-    row = rows["Gradient", "IOS", "alone"]
-    assert (row["Acc (all)"], row["Acc (normal)"]) == ("50.0 ± 0.0 [34.2]", "90.0 ± 0.0 [76.3]")
-    assert (row["Acc (scc)"], row["FDP"], row["P_a"]) == ("-", "-", "-")
-    assert rows["OOD", "no robust rule", "undefended"]["Acc (normal)"] == "90.0 ± 0.0 [65.0]"
-    text = page.read_text()
-    assert "`bymi reproduce table-mnist`; 72 runs, 2 seeds a cell," in text
-    assert "144 s of runs" in text
-    assert "2 CPU cores, torch 2.9, a GPU, torch 2.9" in text
-    assert text.count("\n* **") == 5, "what each column means"
-
-
-def test_every_run_is_in_the_data(tmp_path: Path) -> None:
-    study = build_image_study("ratios-fashion", seeds=2)
-    for cell in study.cells:
-        pretend(tmp_path, cell.spec)
-    _, data = report.draw(study, tmp_path, "a command")
-    written = json.loads(data.read_text())
-    assert written["command"] == "a command"
-    runs = [run for cell in written["cells"] for run in cell["runs"]]
-    assert len(written["cells"]) == 3 * 3 * 3 * 2
-    assert {run["digest"] for run in runs} == set(digests(study))
-    assert len(runs) == len(study.cells)
-    assert all({"seed", "outcome", "acc_scc", "fdp", "pa", "grad_norm", "seconds", "made_on"} <= set(run) for run in runs)
-
-
-def test_ratios_in_the_order_of_the_paper_with_what_is_missed(tmp_path: Path) -> None:
-    study = build_image_study("ratios-mnist", seeds=1)
-    for cell in study.cells:
-        bad = (cell.attack, cell.rule, cell.ratio) == ("ipm", "ubar", 0.1) and cell.column == "receiver"
-        pretend(tmp_path, cell.spec, **({"fdp": 0.25, "outcome": "isolated"} if bad else {}))
-    page, _ = report.draw(study, tmp_path, "bymi reproduce ratios-mnist")
-    rows = [dict(zip(headings_of(page), row, strict=True)) for row in rows_of(page)]
-    assert len(rows) == 27
-    assert [row["attack"] for row in rows[::9]] == ["OOD", "Gradient", "IPM"]
-    assert [row["ratio"] for row in rows[:3]] == ["0.1", "0.2", "0.3"]
-    (row,) = [row for row in rows if (row["attack"], row["rule"], row["ratio"]) == ("IPM", "UBAR", "0.1")]
-    assert (row["FDP"], row["P_a"], row["Acc (scc)"]) == ("25.0 [24.0]", "100.0 [99.7]", "97.5 [78.9]")
-    assert (row["runs"], row["misses"]) == ("1, 1 isolated", "FDP above 10")
-    assert row["rule alone: Acc (normal)"] == "90.0"
-    assert {row["misses"] for row in rows} == {"-", "FDP above 10"}
-
-
-@pytest.mark.parametrize("name", ["table-mnist", "ratios-mnist"])
-def test_a_missing_cell_is_missing(name: str, tmp_path: Path) -> None:
-    """One cell without any run, another with one of two."""
-    study = build_image_study(name, seeds=2)
-    for cell in study.cells:
-        where = (cell.attack, cell.rule, cell.ratio, cell.column)
-        if where == ("ood", "ios", 0.2, "receiver") or (where == ("ipm", "ios", 0.2, "receiver") and cell.spec.seed):
-            continue
-        pretend(tmp_path, cell.spec)
-    runs = report.collect(study, tmp_path)
-    assert ("ood", "ios", 0.2, "receiver") not in runs
-    assert [run["seed"] for run in runs["ipm", "ios", 0.2, "receiver"]] == [0]
-    page, data = report.draw(study, tmp_path, "bymi reproduce")
-    third = "receiver" if name == "table-mnist" else "0.2"
-    rows = {tuple(row[:3]): row for row in rows_of(page)}
-    assert ("OOD", "IOS", third) not in rows
-    assert rows["IPM", "IOS", third][headings_of(page).index("Acc (scc)")] == "97.5 [97.4]"
-    written = [(cell["attack"], cell["rule"], cell["ratio"], cell["column"]) for cell in json.loads(data.read_text())["cells"]]
-    assert ("ood", "ios", 0.2, "receiver") not in written
-
-
-@pytest.mark.parametrize("name", IMAGE_STUDIES)
-def test_a_study_without_any_run_is_empty_and_no_trace(name: str, tmp_path: Path) -> None:
-    study = build_image_study(name, seeds=1)
-    paths = report.draw(study, tmp_path, "bymi reproduce")
-    assert all(path.exists() for path in paths)
-    (data,) = [path for path in paths if path.suffix == ".json"]
-    written = json.loads(data.read_text())
-    assert (written["settings"] if name == "ood-scale" else written["cells"]) == []
-
-
-def test_curves_are_pictures_one_pair_an_attack(tmp_path: Path) -> None:
-    study = build_image_study("curves-mnist")
-    for cell in study.cells:
-        pretend(tmp_path, cell.spec)
-    *pictures, data = report.draw(study, tmp_path, "bymi reproduce curves-mnist")
-    assert {path.name for path in pictures} == {
-        f"curves-mnist-{attack}.{kind}" for attack in ATTACKS for kind in ("png", "svg")
-    }
-    for path in pictures:
-        are_pictures(path)
-    assert len(json.loads(data.read_text())["cells"]) == 18
-
-
-def are_pictures(*paths: Path) -> None:
-    for path in paths:
-        if path.suffix == ".png":
-            assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-        else:
-            assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
-
-
-def test_curves_follow_the_rows_of_the_runs(tmp_path: Path) -> None:
-    study = build_image_study("curves-mnist")
-    for cell in study.cells[:5]:
-        pretend(tmp_path, cell.spec)
-    figure = report._curves(study, tmp_path, "ood")
-    left, right = figure.axes
-    assert [line.get_label() for line in right.lines] == [
-        "UBAR-DRSGD-ByMI",
-        "UBAR",
-        "IOS-DRSGD-ByMI",
-        "IOS",
-        "BALANCE-DRSGD-ByMI",
-    ], "the sixth has not been run"
-    assert [list(line.get_ydata()) for line in left.lines[:2]] == [[1.0, 0.0625]] * 2
-    assert [list(line.get_xdata()) for line in left.lines[:2]] == [[10, 500]] * 2
-    # The core's accuracy once there is a core, that of normal nodes before and without.
-    assert [list(line.get_ydata()) for line in right.lines[:2]] == [[0.3, 0.975], [0.3, 0.3]]
-
-
-def test_scales_are_drawn_with_all_values(tmp_path: Path) -> None:
-    study = build_image_study("ood-scale", seeds=2)
-    for cell in study.cells:
-        pretend(tmp_path, cell.spec, acc_all=0.5 + cell.spec.seed / 10)
-    *pictures, data = report.draw(study, tmp_path, "bymi reproduce ood-scale")
-    are_pictures(*pictures)
-    settings = json.loads(data.read_text())["settings"]
-    assert len(settings) == 2 * len(images.SCALES)
-    assert all(setting["acc_all"] == [50.0, 60.0] for setting in settings)
 
 
 # A tiny study from the command line to its page

@@ -53,11 +53,12 @@ def pruned(scene: Scene, seed: int) -> tuple[LocalNetwork, np.ndarray]:
 )
 @pytest.mark.parametrize("premix_rounds", [0, 3])
 @pytest.mark.parametrize("directed", [False, True])
-def test_rounds_of_optimisation(settings: dict[str, Any], premix_rounds: int, directed: bool) -> None:
+@pytest.mark.parametrize("order", ["combine-then-adapt", "adapt-then-combine"])
+def test_rounds_of_optimisation(settings: dict[str, Any], premix_rounds: int, directed: bool, order: Any) -> None:
     scene = draw_scene(nodes=14, dim=4, directed=directed, losses=False, seed=3)
     network, mixing = pruned(scene, seed=4)
     rate = 0.002 if settings["convention"] == "paper" else 0.05
-    how = Optimisation(StepSize(rate, "linear"), batch=2, premix_rounds=premix_rounds, **settings)
+    how = Optimisation(StepSize(rate, "linear"), batch=2, premix_rounds=premix_rounds, order=order, **settings)
     problem = Slopes(scene.targets)
     plan = Plan(steps=9, warm_up_steps=3, optimisation=how)
 
@@ -69,7 +70,7 @@ def test_rounds_of_optimisation(settings: dict[str, Any], premix_rounds: int, di
     assert [snapshot.step for snapshot in snapshots] == [4, 5, 6, 7, 8, 9]
     for number, snapshot in enumerate(snapshots):
         now = rate * (1 - number / 6)  # falls linearly to zero over the rounds of this phase
-        theta, trackers = optimisation.one_round(theta, trackers, problem.by_node(theta), mixing, now, **settings)
+        theta, trackers = optimisation.one_round(theta, trackers, problem.by_node(theta), mixing, now, order=order, **settings)
         np.testing.assert_allclose(snapshot.theta.numpy(), theta, rtol=0, atol=1e-9)
 
 

@@ -41,6 +41,6 @@ def test_every_label_in_the_code_is_on_the_map() -> None:
     mentioned = set()
     for path in (ROOT / "src").rglob("*.py"):
         for line in re.findall(r"Paper: (.*)", path.read_text()):
-            mentioned |= set(re.findall(r"(?:eq|asp|thm|prop|alg|fig):[\w-]*\w|Eq_\w+", line))
+            mentioned |= set(re.findall(r"(?:eq|asp|thm|prop|alg|fig|tab):[\w-]*\w|Eq_\w+", line))
     assert mentioned
     assert mentioned <= labels

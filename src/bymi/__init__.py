@@ -24,13 +24,14 @@ from bymi.aggregation import (
 from bymi.algorithm import drsgd_bymi
 from bymi.attacks import ATTACKS, Adversary
 from bymi.detection import Detector, Identity, Principal, Verdict, identify
+from bymi.engine import simulate
 from bymi.errors import BymiError, GraphError, InputError
 from bymi.graph import Core, Graph
 from bymi.inbox import Inbox, Mixture, Round
 from bymi.network import LocalNetwork, Network
 from bymi.phases import Forge, Snapshot
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp
-from bymi.problems import LinearProblem, Problem
+from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
 from bymi.streams import Stream, stream
 from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Ring
 
@@ -65,6 +66,7 @@ __all__ = [
     "Mean",
     "Median",
     "Mixture",
+    "ModuleProblem",
     "Network",
     "Optimisation",
     "Plan",
@@ -74,6 +76,7 @@ __all__ = [
     "Round",
     "Rule",
     "SetRule",
+    "Shards",
     "Snapshot",
     "StepSize",
     "Stream",
@@ -83,5 +86,6 @@ __all__ = [
     "WeightedRule",
     "drsgd_bymi",
     "identify",
+    "simulate",
     "stream",
 ]

@@ -31,20 +31,20 @@ def one_round(
     min_weight: float,
     max_local_step: float,
     convention: str,
+    order: str = "combine-then-adapt",
 ) -> tuple[Matrix, Matrix]:
-    """eq:eupdate, then eq:local_dsgdrs with the new tracker: parameters and trackers after the round."""
+    """eq:eupdate, then eq:local_dsgdrs with the new tracker: parameters and trackers after the round.
+
+    The other order takes the step first, with the tracker at hand, and sends where it led.
+    """
     nodes = len(mixing)
-    trackers = mix(mixing, trackers)
-    mixed = mix(mixing, theta)
-    after = np.zeros_like(theta)
-    for i in range(nodes):
-        step = local_step(
-            trackers[i, i],
-            rate,
-            nodes=nodes,
-            min_weight=min_weight,
-            max_local_step=max_local_step,
-            convention=convention,
-        )
-        after[i] = mixed[i] - step * gradients[i]
-    return after, trackers
+
+    def steps(trackers: Matrix) -> Matrix:
+        limits = {"min_weight": min_weight, "max_local_step": max_local_step}
+        each = [local_step(trackers[i, i], rate, nodes=nodes, convention=convention, **limits) for i in range(nodes)]
+        return np.array(each)[:, None] * gradients
+
+    mixed_trackers = mix(mixing, trackers)
+    if order == "adapt-then-combine":
+        return mix(mixing, theta - steps(trackers)), mixed_trackers
+    return mix(mixing, theta) - steps(mixed_trackers), mixed_trackers

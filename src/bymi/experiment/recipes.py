@@ -56,7 +56,7 @@ def digits() -> Spec:
 def _look(data: str, *, identification: int = 100, **changes: object) -> Spec:
     """Fewer rounds and a smaller identification set than the paper's, so that no GPU is needed."""
     base = image_spec(data, "ipm", "balance", 0.2, "receiver", seed=0).model_dump(mode="json")
-    short = {"steps": 150, "record_every": 25, "data": {"name": data, "identification": identification}}
+    short = {"steps": 150, "record_every": 50, "data": {"name": data, "identification": identification}}
     return read_spec({**base, **short, **changes})
 
 

@@ -86,7 +86,7 @@ class ModuleProblem:
             try:
                 return self._ways[0](theta, inputs, targets)
             except Exception as problem:  # torch.func, a kernel's compiler and the recorder all fail in their own ways
-                if len(self._ways) == 1 or isinstance(problem, torch.OutOfMemoryError):
+                if len(self._ways) == 1 or isinstance(problem, torch.cuda.OutOfMemoryError):
                     raise
                 reason = (str(problem).splitlines() or [type(problem).__name__])[0]
                 failed = self.way
