@@ -7,12 +7,13 @@ directly where there is CUDA.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import grad, vjp, vmap
 from torch.nn import functional as nnf
 from torch.nn import grad as nn_grad
 
@@ -49,8 +50,14 @@ def kernels_are_conv2d(device: str) -> None:
     for models, count, channels, high, wide, outputs, kernel, padding in CASES:
         inputs = draw(models, count, channels, high, wide, seed=0, device=device)
         weight = draw(models, outputs, channels, *kernel, seed=1, device=device)
+        bias = draw(models, outputs, seed=3, device=device)
         expected = each(lambda x, w, padding=padding: nnf.conv2d(x, w, padding=padding), inputs, weight)
-        close(kernels.forward(inputs, weight, padding), expected)
+        close(kernels.forward(inputs, weight, None, padding), expected)
+        with_bias = expected + bias.double().cpu()[:, None, :, None, None]
+        close(kernels.forward(inputs, weight, bias, padding), with_bias)
+        if outputs % 3 == 0:  # three models that share their inputs, one after the other
+            grouped = with_bias.unflatten(2, (3, outputs // 3)).transpose(1, 2)
+            close(kernels.forward(inputs, weight, bias, padding, 3), grouped)
         towards = draw(*expected.shape, seed=2, device=device)
         check_gradients(inputs, weight, towards, padding)
         # As other layers leave them: not contiguous, or the same for all pixels.
@@ -75,81 +82,167 @@ def check_gradients(inputs: Tensor, weight: Tensor, towards: Tensor, padding: tu
     )
 
 
-PADDING = (1, 2)
+PADDING = (1, 1)
 
 
-def by_kernels(inputs: Tensor, weight: Tensor) -> Tensor:
-    return fused.Convolution.apply(inputs, weight, PADDING)
+def by_kernels(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return fused.Convolution.apply(inputs, weight, bias, PADDING, 1)
 
 
-def by_torch(inputs: Tensor, weight: Tensor) -> Tensor:
-    return nnf.conv2d(inputs, weight, padding=PADDING)
+def by_torch(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return nnf.conv2d(inputs, weight, bias, padding=PADDING)
 
 
-def loss(weight: Tensor, inputs: Tensor, convolve: Callable[[Tensor, Tensor], Tensor] = by_kernels) -> Tensor:
+def loss(weight: Tensor, bias: Tensor, inputs: Tensor, convolve: Callable[..., Tensor] = by_kernels) -> Tensor:
     """Uneven and not linear, so that every entry of the derivative depends on all that went in."""
-    output = convolve(inputs, weight)
-    uneven = torch.linspace(-1, 2, output.numel(), dtype=output.dtype, device=output.device)
-    return (output.tanh() * uneven.view(output.shape)).sum()
+    return uneven(convolve(inputs, weight, bias).tanh())
 
 
-def plain(weight: Tensor, inputs: Tensor) -> Tensor:
-    return loss(weight.double().cpu(), inputs.double().cpu(), by_torch)
+def uneven(values: Tensor) -> Tensor:
+    """A sum in which every value counts differently."""
+    return (values * torch.linspace(-1, 2, values.numel(), dtype=values.dtype, device=values.device).view(values.shape)).sum()
 
 
-def plain_gradients(weight: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """By weight and by inputs, with torch's own convolution and autograd."""
-    both = weight.double().cpu().requires_grad_(), inputs.double().cpu().requires_grad_()
-    by_weight, by_inputs = torch.autograd.grad(plain(*both), both)
-    return by_weight, by_inputs
+def plain(*values: Tensor) -> Tensor:
+    return loss(*(value.double().cpu() for value in values), by_torch)
 
 
-def expect(found: Any, pairs: list[tuple[Tensor, Tensor]]) -> None:
+def plain_gradients(*values: Tensor) -> tuple[Tensor, ...]:
+    """By weight, by bias and by inputs, with torch's own convolution and autograd."""
+    given = [value.double().cpu().requires_grad_() for value in values]
+    return torch.autograd.grad(plain(*given), given)
+
+
+def expect(found: Any, cases: list[tuple[Tensor, ...]]) -> None:
     for place, values in enumerate(found):
-        close(values, torch.stack([plain_gradients(*pair)[place] for pair in pairs]))
+        close(values, torch.stack([plain_gradients(*case)[place] for case in cases]))
 
 
-def functions_can_be_batched(device: str) -> None:
+def convolutions_can_be_batched(device: str) -> None:
     """All nestings of vmap and grad that a problem may ask for."""
     inputs, weights = draw(4, 2, 2, 5, 4, seed=0, device=device), draw(4, 3, 2, 3, 2, seed=1, device=device)
-    pairs = list(zip(weights, inputs, strict=True))
-    both = grad(loss, argnums=(0, 1))
-    close(by_kernels(inputs[0], weights[0]), by_torch(inputs[0].double().cpu(), weights[0].double().cpu()))
-    expect([value[None] for value in both(weights[0], inputs[0])], pairs[:1])
+    biases = draw(4, 3, seed=2, device=device)
+    cases = list(zip(weights, biases, inputs, strict=True))
+    every = grad(loss, argnums=(0, 1, 2))
+    close(loss(*cases[0]), plain(*cases[0]))
+    expect([value[None] for value in every(*cases[0])], cases[:1])
     # Each model on its own inputs, wherever the dimension of the models stands.
-    expect(vmap(both)(weights, inputs), pairs)
-    expect(vmap(both, in_dims=(3, 2))(weights.movedim(0, 3), inputs.movedim(0, 2)), pairs)
-    # All models on the same inputs, and one model on all.
-    expect(vmap(both, in_dims=(0, None))(weights, inputs[0]), [(weight, inputs[0]) for weight in weights])
-    expect(vmap(both, in_dims=(2, None))(weights.movedim(0, 2), inputs[0]), [(weight, inputs[0]) for weight in weights])
-    expect(vmap(both, in_dims=(None, 0))(weights[0], inputs), [(weights[0], x) for x in inputs])
+    expect(vmap(every)(weights, biases, inputs), cases)
+    expect(vmap(every, in_dims=(3, 1, 2))(weights.movedim(0, 3), biases.mT, inputs.movedim(0, 2)), cases)
+    # Models that share their inputs; that share their bias; one model on all inputs.
+    shared = [(weight, bias, inputs[0]) for weight, bias, _ in cases]
+    expect(vmap(every, in_dims=(0, 0, None))(weights, biases, inputs[0]), shared)
+    expect(vmap(every, in_dims=(2, 0, None))(weights.movedim(0, 2), biases, inputs[0]), shared)
+    expect(vmap(every, in_dims=(0, None, None))(weights, biases[0], inputs[0]), [(w, biases[0], inputs[0]) for w in weights])
+    expect(vmap(every, in_dims=(None, 0, None))(weights[0], biases, inputs[0]), [(weights[0], b, inputs[0]) for b in biases])
+    expect(vmap(every, in_dims=(None, None, 0))(weights[0], biases[0], inputs), [(weights[0], biases[0], x) for x in inputs])
     # grad outside, vmap inside.
-    expect(grad(lambda *values: vmap(loss)(*values).sum(), argnums=(0, 1))(weights, inputs), pairs)
-    shared = grad(lambda x: vmap(loss, in_dims=(0, None))(weights, x).sum())(inputs[0])
-    close(shared, sum(plain_gradients(weight, inputs[0])[1] for weight in weights))  # type: ignore[arg-type]
-    nested(device, inputs, weights)
+    expect(grad(lambda *values: vmap(loss)(*values).sum(), argnums=(0, 1, 2))(weights, biases, inputs), cases)
+    total = grad(lambda x: vmap(loss, in_dims=(0, 0, None))(weights, biases, x).sum())(inputs[0])
+    close(total, sum(plain_gradients(*case)[2] for case in shared))  # type: ignore[arg-type]
+    nested(device, inputs, weights, biases)
 
 
-def nested(device: str, inputs: Tensor, weights: Tensor) -> None:
-    grid = torch.stack([torch.stack([plain(weight, x) for weight in weights]) for x in inputs])
-    close(vmap(vmap(loss, in_dims=(0, None)), in_dims=(None, 0))(weights, inputs), grid)
-    close(vmap(vmap(loss, in_dims=(None, 0)), in_dims=(0, None))(weights, inputs), grid.T)
+def nested(device: str, inputs: Tensor, weights: Tensor, biases: Tensor) -> None:
+    pairs = list(zip(weights, biases, strict=True))
+    grid = torch.stack([torch.stack([plain(*pair, x) for pair in pairs]) for x in inputs])
+    close(vmap(vmap(loss, in_dims=(0, 0, None)), in_dims=(None, None, 0))(weights, biases, inputs), grid)
+    close(vmap(vmap(loss, in_dims=(None, None, 0)), in_dims=(0, 0, None))(weights, biases, inputs), grid.T)
     # Some models for each set of inputs: how the losses of a neighbourhood are found.
-    many = draw(4, 5, 3, 2, 3, 2, seed=3, device=device)
-    found = vmap(vmap(loss, in_dims=(0, None)))(many, inputs)
-    close(found, torch.stack([torch.stack([plain(w, x) for w in row]) for row, x in zip(many, inputs, strict=True)]))
-    slopes = vmap(vmap(grad(loss), in_dims=(0, None)))(many, inputs)
-    close(slopes[3, 4], plain_gradients(many[3, 4], inputs[3])[0])
-    close(slopes[0, 2], plain_gradients(many[0, 2], inputs[0])[0])
+    many, offsets = draw(4, 5, 3, 2, 3, 2, seed=3, device=device), draw(4, 5, 3, seed=4, device=device)
+    rows = [list(zip(*row, strict=True)) for row in zip(many, offsets, strict=True)]
+    expected = torch.stack([torch.stack([plain(*pair, x) for pair in row]) for row, x in zip(rows, inputs, strict=True)])
+    close(vmap(vmap(loss, in_dims=(0, 0, None)))(many, offsets, inputs), expected)
+    slopes = vmap(vmap(grad(loss, argnums=(0, 1)), in_dims=(0, 0, None)))(many, offsets, inputs)
+    for i, j in ((3, 4), (0, 2)):
+        by_weight, by_bias, _ = plain_gradients(many[i, j], offsets[i, j], inputs[i])
+        close(slopes[0][i, j], by_weight)
+        close(slopes[1][i, j], by_bias)
+    # All models of several groups on the same inputs.
+    found = vmap(vmap(loss, in_dims=(0, 0, None)), in_dims=(0, 0, None))(many, offsets, inputs[0])
+    close(found[2, 3], plain(many[2, 3], offsets[2, 3], inputs[0]))
+    close(found[3, 0], plain(many[3, 0], offsets[3, 0], inputs[0]))
     # The images of a model one by one.
-    images = vmap(vmap(lambda weight, image: loss(weight, image[None]), in_dims=(None, 0)))(weights, inputs)
-    close(images[2, 1], plain(weights[2], inputs[2, 1:2]))
+    each_image = vmap(vmap(lambda w, b, image: loss(w, b, image[None]), in_dims=(None, None, 0)))
+    close(each_image(weights, biases, inputs)[2, 1], plain(weights[2], biases[2], inputs[2, 1:2]))
+
+
+def one_model_has_the_inputs_to_itself(device: str) -> None:
+    """As many models on the same inputs, but the number is one."""
+    inputs, weight = draw(3, 2, 2, 5, 4, seed=0, device=device), draw(3, 1, 3, 2, 3, 2, seed=1, device=device)
+    bias = draw(3, 1, 3, seed=2, device=device)
+    every = vmap(grad(loss, argnums=(0, 1, 2)), in_dims=(0, 0, None))
+    expect(every(weight[0], bias[0], inputs[0]), [(weight[0, 0], bias[0, 0], inputs[0])])
+    found = vmap(vmap(loss, in_dims=(0, 0, None)))(weight, bias, inputs)
+    close(found, torch.stack([plain(*case) for case in zip(weight[:, 0], bias[:, 0], inputs, strict=True)])[:, None])
+
+
+def pool_by_kernels(images: Tensor) -> Tensor:
+    return fused.MaxPool.apply(images)[0]
+
+
+def pooled_loss(images: Tensor, pool: Callable[[Tensor], Tensor] = pool_by_kernels) -> Tensor:
+    return uneven(pool(images).sin())
+
+
+def by_pooling(images: Tensor) -> Tensor:
+    """The gradient with torch's own pooling."""
+    given = images.double().cpu().requires_grad_()
+    (found,) = torch.autograd.grad(pooled_loss(given, lambda x: nnf.max_pool2d(x, 2)), given)
+    return found
+
+
+def pooling_is_max_pool2d(device: str) -> None:
+    """Whole and odd sides, few squares and more than one program takes, ties, and values that are no numbers."""
+    for shape in ((1, 1, 2, 2), (2, 3, 4, 6), (2, 3, 5, 7), (3, 1, 2, 3), (2, 5, 24, 26)):
+        images = draw(*shape, seed=0, device=device)
+        for some in (images, images.round(), turned(images)):
+            close(pool_by_kernels(some), nnf.max_pool2d(some.double().cpu(), 2))
+            close(grad(pooled_loss)(some), by_pooling(some))
+    wild = torch.tensor([[[[torch.nan, 1.0, -torch.inf, -torch.inf], [2.0, 3.0, -torch.inf, torch.inf]]]], device=device)
+    assert torch.equal(pool_by_kernels(wild).cpu().nan_to_num(7.0, posinf=9.0), torch.tensor([[[[7.0, 9.0]]]]))
+
+
+def pooling_can_be_batched(device: str) -> None:
+    images = draw(4, 3, 2, 6, 5, seed=0, device=device)
+    expected = torch.stack([by_pooling(some) for some in images])
+    close(vmap(grad(pooled_loss))(images), expected)
+    close(vmap(grad(pooled_loss), in_dims=3)(images.movedim(0, 3)), expected)
+    close(grad(lambda every: vmap(pooled_loss)(every).sum())(images), expected)
+    single = vmap(vmap(grad(lambda image: pooled_loss(image[None]))))(images)
+    close(single[2, 1], by_pooling(images[2, 1:2])[0])
+
+
+def pooling_of_many_directions(device: str) -> None:
+    """The same images for all of them: the places of the largest values are shared."""
+    images = draw(3, 2, 6, 5, seed=0, device=device)
+    _, back = vjp(pool_by_kernels, images)
+    towards = draw(3, 3, 2, 3, 2, seed=1, device=device)
+    close(vmap(back)(towards)[0], torch.stack([back(one)[0] for one in towards]))
+
+
+CHECKS: dict[str, Callable[[str], None]] = {
+    check.__name__: check
+    for check in (
+        kernels_are_conv2d,
+        convolutions_can_be_batched,
+        one_model_has_the_inputs_to_itself,
+        pooling_is_max_pool2d,
+        pooling_can_be_batched,
+        pooling_of_many_directions,
+    )
+}
 
 
 def main() -> int:
-    kernels_are_conv2d("cpu")
-    functions_can_be_batched("cpu")
-    print("the kernels agree with torch")
+    """One line a check: its name, and what is wrong if anything is."""
+    for name, check in CHECKS.items():
+        try:
+            check("cpu")
+            print(name)
+        except Exception as problem:  # the others are run all the same
+            traceback.print_exc()
+            print(name, type(problem).__name__, str(problem).replace("\n", " "))
     return 0
 
 

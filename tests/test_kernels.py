@@ -1,4 +1,4 @@
-"""The Triton convolutions: without Triton nobody misses them, in its interpreter they are conv2d, and they can be batched."""
+"""The Triton kernels: without Triton nobody misses them, in its interpreter they are torch's own, and they can be batched."""
 
 from __future__ import annotations
 
@@ -122,8 +122,27 @@ def one_by_one(work: Any, *values: Tensor) -> Tensor:
     return torch.stack([work(*row) for row in zip(*values, strict=True)])
 
 
-def plain_forward(inputs: Tensor, weight: Tensor, padding: Any) -> Tensor:
-    return one_by_one(lambda x, w: nnf.conv2d(x, w, padding=padding), inputs, weight)
+def plain_forward(inputs: Tensor, weight: Tensor, bias: Tensor, padding: Any, groups: int) -> Tensor:
+    assert bias.shape == weight.shape[:2]
+    made = one_by_one(lambda x, w: nnf.conv2d(x, w, padding=padding), inputs, weight) + bias[:, None, :, None, None]
+    return made if groups == 1 else made.unflatten(2, (groups, -1)).transpose(1, 2)
+
+
+def plain_pool(images: Tensor) -> tuple[Tensor, Tensor]:
+    planes = images.reshape(-1, *images.shape[-2:])
+    values, places = nnf.max_pool2d(planes, 2, return_indices=True)
+    wide = images.shape[-1]
+    at = 2 * (places // wide % 2) + places % wide % 2
+    size = (*images.shape[:-2], *values.shape[-2:])
+    return values.reshape(size), at.to(torch.int8).reshape(size)
+
+
+def plain_unpool(gradient: Tensor, at: Tensor, size: Any) -> Tensor:
+    found = gradient.new_zeros(*gradient.shape[:-2], *size)
+    high, wide = gradient.shape[-2:]
+    for place in range(4):
+        found[..., place // 2 : 2 * high : 2, place % 2 : 2 * wide : 2] = torch.where(at == place, gradient, 0.0)
+    return found
 
 
 def plain_by_inputs(gradient: Tensor, weight: Tensor, padding: Any) -> Tensor:
@@ -142,12 +161,15 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "forward", plain_forward)
     monkeypatch.setattr(kernels, "by_inputs", plain_by_inputs)
     monkeypatch.setattr(kernels, "by_weight", plain_by_weight)
+    monkeypatch.setattr(kernels, "pool", plain_pool)
+    monkeypatch.setattr(kernels, "unpool", plain_unpool)
     monkeypatch.setattr(kernels, "available", lambda inputs: inputs.dtype == torch.float32)
 
 
 @pytest.mark.usefixtures("plain_kernels")
-def test_the_functions_can_be_batched() -> None:
-    kernel_checks.functions_can_be_batched("cpu")
+@pytest.mark.parametrize("check", [name for name in kernel_checks.CHECKS if name != "kernels_are_conv2d"])
+def test_the_functions_around_the_kernels(check: str) -> None:
+    kernel_checks.CHECKS[check]("cpu")
 
 
 @pytest.mark.usefixtures("plain_kernels")
@@ -155,15 +177,17 @@ def test_inputs_that_models_share_are_not_repeated(monkeypatch: pytest.MonkeyPat
     """Five models on one set of inputs are one model with five times the output channels."""
     seen: list[tuple[torch.Size, torch.Size]] = []
 
-    def forward(inputs: Tensor, weight: Tensor, padding: Any) -> Tensor:
+    def forward(inputs: Tensor, weight: Tensor, *more: Any) -> Tensor:
         seen.append((inputs.shape, weight.shape))
-        return plain_forward(inputs, weight, padding)
+        return plain_forward(inputs, weight, *more)
 
     monkeypatch.setattr(kernels, "forward", forward)
-    weights, inputs = torch.randn(5, 4, 2, 3, 3), torch.randn(6, 2, 7, 7)
-    made = torch.func.vmap(kernel_checks.by_kernels, in_dims=(None, 0))(inputs, weights)
+    weights, biases, inputs = torch.randn(5, 4, 2, 3, 3), torch.randn(5, 4), torch.randn(6, 2, 7, 7)
+    made = torch.func.vmap(kernel_checks.by_kernels, in_dims=(None, 0, 0))(inputs, weights, biases)
     assert seen == [((1, 6, 2, 7, 7), (1, 20, 2, 3, 3))]
-    torch.testing.assert_close(made, torch.stack([kernel_checks.by_torch(inputs, weight) for weight in weights]))
+    torch.testing.assert_close(
+        made, torch.stack([kernel_checks.by_torch(inputs, *pair) for pair in zip(weights, biases, strict=True)])
+    )
 
 
 @pytest.mark.usefixtures("plain_kernels")
@@ -171,12 +195,13 @@ def test_only_what_is_asked_for_is_computed(monkeypatch: pytest.MonkeyPatch) -> 
     def never(*values: Any) -> Tensor:
         raise AssertionError("nobody asked for this derivative")
 
-    inputs, weight = torch.randn(6, 2, 7, 7), torch.randn(4, 2, 3, 3)
+    weight, bias, inputs = torch.randn(4, 2, 3, 3), torch.randn(4), torch.randn(6, 2, 7, 7)
     monkeypatch.setattr(kernels, "by_inputs", never)
-    assert torch.func.grad(kernel_checks.loss, argnums=0)(weight, inputs).shape == weight.shape
+    assert torch.func.grad(kernel_checks.loss, argnums=0)(weight, bias, inputs).shape == weight.shape
     monkeypatch.setattr(kernels, "by_inputs", plain_by_inputs)
     monkeypatch.setattr(kernels, "by_weight", never)
-    assert torch.func.grad(kernel_checks.loss, argnums=1)(weight, inputs).shape == inputs.shape
+    assert torch.func.grad(kernel_checks.loss, argnums=2)(weight, bias, inputs).shape == inputs.shape
+    assert torch.func.grad(kernel_checks.loss, argnums=1)(weight, bias, inputs).shape == bias.shape
 
 
 @pytest.mark.usefixtures("plain_kernels")
@@ -184,15 +209,54 @@ def test_stride_one_goes_to_the_kernels_and_the_rest_to_products(monkeypatch: py
     products, fast = counting(monkeypatch)
     inputs, weight, bias = torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(4)
     asked = []
-    for how in ({}, {"padding": (1, 2)}, {"stride": 2}, {"dilation": 2}, {"stride": (1,), "padding": [1]}):
+    # Padding beyond the kernel would have to cut gradients; it is left to products.
+    for how in ({}, {"padding": (1, 2)}, {"stride": 2}, {"dilation": 2}, {"stride": (1,), "padding": [1]}, {"padding": (3, 0)}):
         with ConvolutionsOfMany():
             made = nnf.conv2d(inputs, weight, bias, **how)  # type: ignore[arg-type]
         torch.testing.assert_close(made, nnf.conv2d(inputs, weight, bias, **how), rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
         asked.append((fast.calls, products.calls))
-    assert asked == [(1, 0), (2, 0), (2, 1), (2, 1), (3, 1)]
+    assert asked == [(1, 0), (2, 0), (2, 1), (2, 1), (3, 1), (3, 2)]
     with ConvolutionsOfMany():
         assert nnf.conv2d(inputs.double(), weight.double()).dtype == torch.float64
-    assert (fast.calls, products.calls) == (3, 2)
+        torch.testing.assert_close(nnf.conv2d(inputs, weight), torch.conv2d(inputs, weight), rtol=1e-4, atol=1e-5)
+    assert (fast.calls, products.calls) == (5, 3)
+
+
+@pytest.mark.usefixtures("plain_kernels")
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ({"kernel_size": 2}, 1),
+        ({"kernel_size": (2, 2), "stride": [2]}, 1),
+        ({"kernel_size": 3}, 0),
+        ({"kernel_size": 2, "stride": 1}, 0),
+        ({"kernel_size": 2, "padding": 1}, 0),
+        ({"kernel_size": 2, "dilation": 2}, 0),
+        ({"kernel_size": 2, "ceil_mode": True}, 0),
+        ({"kernel_size": 2, "return_indices": True}, 0),
+    ],
+    ids=str,
+)
+def test_the_usual_pooling_goes_to_the_kernels(how: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools = Counted(fused.MaxPool)
+    monkeypatch.setattr(convolution.fused, "MaxPool", pools)
+    images = torch.randn(2, 3, 7, 9)
+    with ConvolutionsOfMany():
+        made = nnf.max_pool2d(images, **how)
+        layer = torch.nn.MaxPool2d(**how)(images)
+    torch.testing.assert_close(made, nnf.max_pool2d(images, **how))
+    torch.testing.assert_close(layer, nnf.max_pool2d(images, **how))
+    assert pools.calls == 2 * expected
+
+
+def test_pooling_without_the_kernels_is_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "triton", None)
+    images = torch.randn(2, 3, 7, 9)
+    with ConvolutionsOfMany():
+        assert torch.equal(nnf.max_pool2d(images, 2), torch.max_pool2d(images, 2))
+        values, places = nnf.max_pool2d(images, 2, return_indices=True)
+    assert torch.equal(values, nnf.max_pool2d(images, 2))
+    assert torch.equal(places, nnf.max_pool2d(images, 2, return_indices=True)[1])
 
 
 @pytest.mark.usefixtures("plain_kernels")
@@ -207,20 +271,26 @@ def test_a_problem_gets_the_same_gradients_through_the_kernels(monkeypatch: pyte
 # The kernels themselves
 
 
-def test_the_kernels_in_tritons_interpreter() -> None:
+@pytest.fixture(scope="module")
+def interpreted() -> subprocess.CompletedProcess[str]:
+    """All checks in Triton's interpreter, which wants a process of its own: the variable is read on import."""
     pytest.importorskip("triton")
-    # Triton reads the variable when it is imported, so this needs a process of its own.
     settings = {**os.environ, "TRITON_INTERPRET": "1"}
     words = [sys.executable, "-m", "tests.kernel_checks"]
-    done = subprocess.run(words, cwd=ROOT, env=settings, text=True, capture_output=True, timeout=300)
-    assert (done.returncode, done.stdout) == (0, "the kernels agree with torch\n"), done.stderr
+    return subprocess.run(words, cwd=ROOT, env=settings, text=True, capture_output=True, timeout=300)
+
+
+@pytest.mark.parametrize("check", kernel_checks.CHECKS)
+def test_the_kernels_in_tritons_interpreter(check: str, interpreted: subprocess.CompletedProcess[str]) -> None:
+    assert interpreted.returncode == 0, interpreted.stderr
+    assert check in interpreted.stdout.splitlines(), interpreted.stdout + interpreted.stderr
 
 
 @ON_CUDA
-def test_the_kernels_on_cuda() -> None:
+@pytest.mark.parametrize("check", kernel_checks.CHECKS)
+def test_the_kernels_on_cuda(check: str) -> None:
     pytest.importorskip("triton")
-    kernel_checks.kernels_are_conv2d("cuda")
-    kernel_checks.functions_can_be_batched("cuda")
+    kernel_checks.CHECKS[check]("cuda")
 
 
 @ON_CUDA

@@ -179,7 +179,8 @@ def _host(device: str, gradients: str, data: Path | None, specs: Any) -> Any:
     host = Host(device=device, gradients=gradients, data=data)  # type: ignore[arg-type]
     names = {spec.data.name for spec in specs}
     console = Console(stderr=True)
-    with Progress(TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
         def tell(file: str, done: int, total: int) -> None:

@@ -48,7 +48,8 @@ class Convolution(torch.autograd.Function):
         if dims[0] is None and groups == 1:  # one set of inputs, many models: more output channels
             many, offsets = _in_front(info, dims[1:], weight, bias)
             many, offsets = many.movedim(0, -5).flatten(-5, -4), offsets.movedim(0, -2).flatten(-2, -1)
-            return Convolution.apply(inputs, many, offsets, padding, info.batch_size), -5  # type: ignore[no-untyped-call]
+            made = Convolution.apply(inputs, many, offsets, padding, info.batch_size)  # type: ignore[no-untyped-call]
+            return (made.movedim(-5, 0) if info.batch_size > 1 else made[None]), 0
         return Convolution.apply(*_in_front(info, dims, inputs, weight, bias), padding, groups), 0  # type: ignore[no-untyped-call]
 
 

@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 from typing import Any, Literal, Protocol
 
 import torch
@@ -190,14 +190,35 @@ def _pieces(rows: int, size: int) -> list[slice]:
     return [slice(start, start + size) for start in starts]
 
 
-@contextmanager
-def exact() -> Iterator[None]:
-    """Full float32 in cuDNN: its default rounds the inputs of convolutions to 10 bits."""
-    if not torch.backends.cudnn.is_available():
-        yield
-        return
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        yield
+class _Exact:
+    """Full float32 in cuDNN while anybody asks for it: its default rounds the inputs of convolutions to 10 bits.
+
+    The flag belongs to the process, so whoever comes first sets it and whoever leaves last puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.backends.cudnn.allow_tf32
+                torch.backends.cudnn.allow_tf32 = False
+            self._inside += 1
+
+    def __exit__(self, *reason: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.backends.cudnn.allow_tf32 = self._before
+
+
+_EXACT = _Exact()
+
+
+def exact() -> _Exact:
+    """A block in which float32 means float32."""
+    return _EXACT
 
 
 def _one_thread() -> None:

@@ -160,7 +160,7 @@ def pool(images: Tensor) -> tuple[Tensor, Tensor]:
 
 def unpool(gradient: Tensor, at: Tensor, size: Pair) -> Tensor:
     """The gradient by the images [..., h, w] of `pool` from that by its values."""
-    gradient = gradient.contiguous()
+    gradient, at = gradient.contiguous(), at.contiguous()
     whole = size[0] % 2 == 0 and size[1] % 2 == 0
     make = gradient.new_empty if whole else gradient.new_zeros  # an odd last row or column belongs to no square
     d = make(*gradient.shape[:-2], *size)

@@ -154,9 +154,11 @@ def misses(data: str, published: float, found: Sequence[dict[str, Any]], alone: 
     """Which targets the mean of a cell misses: everybody found, few wrongly, as accurate as the paper and the rule alone."""
     accuracy = 100 * mean(run["acc_scc"] or 0.0 for run in found)
     missed = []
-    if mean(run["pa"] for run in found) < 1:
+    if any(run["pa"] is None for run in found):
+        missed.append("a run ended before its detection")
+    if mean(run["pa"] or 0.0 for run in found) < 1:
         missed.append("P_a below 100")
-    if mean(run["fdp"] for run in found) > 0.1:
+    if mean(run["fdp"] or 0.0 for run in found) > 0.1:
         missed.append("FDP above 10")
     if accuracy < published - _SLACK:
         missed.append(f"{published - accuracy:.1f} points below the paper")
@@ -212,7 +214,8 @@ def _curves(study: ImageStudy, folder: Path, attack: str) -> Figure:
         _line(right, [{**row, "acc": row.get("acc_scc") or row["acc_normal"]} for row in rows], "acc", style)
     left.set(yscale="log", xlabel="round", ylabel="norm of the global gradient")
     right.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
-    right.legend(frameon=False, fontsize=8, loc="lower right")
+    if right.lines:
+        right.legend(frameon=False, fontsize=8, loc="lower right")
     figure.suptitle(f"{study.data}, {_NAMES[attack]} attack, 20 % Byzantine, seed 0")
     return figure
 
@@ -233,7 +236,8 @@ def _draw_scale(study: ImageStudy, folder: Path, command: str) -> list[Path]:
             axes.plot([value for value, _ in points], [accuracy for _, accuracy in points], "o-", color=colour, label=data)
             axes.axhline(RULES_ALONE[data, "ood", "none"].acc_all, color=colour, linestyle="--", linewidth=1)
         axes.set(xlabel="scale of the OOD noise", ylabel="Acc (all) of DSGD, %", title="dashed: the paper's 'no robust rule'")
-        axes.legend(frameon=False)
+        if found:
+            axes.legend(frameon=False)
         return made
 
     paths = save(figure, folder, study.name)

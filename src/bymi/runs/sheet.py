@@ -71,7 +71,10 @@ def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
 
 def write_sheets(path: Path, sheets: list[Sheet]) -> None:
     """A file of sheets, for `python -m bymi.runs`."""
-    path.write_text(json.dumps([sheet.values for sheet in sheets]) + "\n")
+    try:
+        path.write_text(json.dumps([sheet.values for sheet in sheets]) + "\n")
+    except OSError as problem:
+        raise InputError(f"cannot write {path}: {problem.strerror or problem}") from None
 
 
 def read_sheets(path: Path) -> list[Sheet]:
