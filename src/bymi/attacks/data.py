@@ -96,3 +96,17 @@ class OutOfDistribution(DataAttack):
         # One node at a time: the draws are float64, eight times the size of one node's float32 images in all.
         noise = [Stream(key).normal(*shape[1:]).add_(centre).to(shard.inputs.dtype) for key in fresh.keys]
         return shard._replace(inputs=self.keep * shard.inputs + (1 - self.keep) * self.scale * torch.stack(noise))
+
+
+@dataclass(frozen=True)
+class LabelFlip(DataAttack):
+    """Label y becomes classes - 1 - y; images stay."""
+
+    kind: ClassVar[type] = Shards
+    classes: int = 10
+
+    def __post_init__(self) -> None:
+        require(self.classes >= 2, "classes", self.classes, "2 or more")
+
+    def __call__(self, shard: Shards, shared: Stream, fresh: Stream) -> Shards:
+        return shard._replace(targets=self.classes - 1 - shard.targets)

@@ -1,0 +1,53 @@
+"""Gradient-level attacks that need no look at others, or only at their mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.attacks.gradient import VectorAttack
+from bymi.errors import require
+from bymi.streams import Stream
+
+
+@dataclass(frozen=True)
+class SignFlip(VectorAttack):
+    """g = -scale own: the own gradient uphill, also called bit flip. Invisible where gradients are zero."""
+
+    scale: float = 1.0
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        return -self.scale * would_send
+
+
+@dataclass(frozen=True)
+class Zero(VectorAttack):
+    """g = 0: a node that has stopped to learn and still talks."""
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        return torch.zeros_like(would_send)
+
+
+@dataclass(frozen=True)
+class SameValue(VectorAttack):
+    """g = (value, ..., value)."""
+
+    value: float = 100.0
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        return torch.full_like(would_send, self.value)
+
+
+@dataclass(frozen=True)
+class Gaussian(VectorAttack):
+    """g = mean(honest) + N(0, sigma^2 I), new noise for each attacker, round and half: right on average."""
+
+    sigma: float = 30.0
+
+    def __post_init__(self) -> None:
+        require(self.sigma >= 0, "sigma", self.sigma, "0 or above")
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        return honest.mean(0) + self.sigma * fresh.normal(honest.shape[1]).to(honest)

@@ -1,0 +1,77 @@
+"""Gradient-level attacks that hide inside the spread of the honest gradients, all attackers alike."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from bymi.attacks.gradient import VectorAttack
+from bymi.errors import require
+from bymi.streams import Stream
+from bymi.vectors import Rows
+
+_HALVINGS = 40  # of the interval in which min-max looks for its factor
+
+
+@dataclass(frozen=True)
+class ALIE(VectorAttack):
+    """A little is enough: mean - z std of the honest gradients, coordinate by coordinate (Baruch et al. 2019).
+
+    Without `z` the largest at which a majority would still lie farther from the mean: with n nodes, f of them attackers and
+    s = floor(n / 2 + 1) - f honest supporters needed, z = Phi^-1((n - f - s) / (n - f)).
+    """
+
+    z: float | None = None
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        factor = self._factor(len(honest), len(would_send)) if self.z is None else self.z
+        return (honest.mean(0) - factor * honest.std(0, correction=0)).expand_as(would_send).clone()
+
+    @staticmethod
+    def _factor(honest: int, attackers: int) -> float:
+        supporters = math.floor((honest + attackers) / 2 + 1) - attackers
+        share = (honest - supporters) / honest
+        # With hardly anybody to hide behind the formula leaves the open interval (0, 1).
+        return NormalDist().inv_cdf(min(max(share, 1e-3), 1 - 1e-3))
+
+
+@dataclass(frozen=True)
+class MinMax(VectorAttack):
+    """mean - gamma std with the largest gamma that keeps it as close to every honest gradient as the two farthest of these are.
+
+    Shejwalkar and Houmansadr (2021): no test of distances can tell it from an honest outlier.
+    """
+
+    largest: float = 50.0
+
+    def __post_init__(self) -> None:
+        require(self.largest > 0, "largest", self.largest, "above 0")
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        mean, spread = honest.mean(0), honest.std(0, correction=0)
+        gram = Rows(honest).gram
+        square = gram.diagonal()
+        allowed = (square[:, None] + square[None, :] - 2 * gram).max()
+        # |x_j - mean + gamma s|^2 is a quadratic in gamma for each j: three numbers a node, no vectors in the search.
+        away = honest.to(torch.float64) - mean.to(torch.float64)
+        along, size = away @ spread.to(torch.float64), spread.to(torch.float64).square().sum()
+        base = away.square().sum(1)
+        low, high = 0.0, self.largest
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            inside = bool((base + 2 * middle * along + middle**2 * size).max() <= allowed)
+            low, high = (middle, high) if inside else (low, middle)
+        return (mean - low * spread).expand_as(would_send).clone()
+
+
+@dataclass(frozen=True)
+class Mimic(VectorAttack):
+    """Every attacker sends the gradient of one honest node: harmless where data are alike, and it crowds out the others."""
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        chosen = int(shared.integers(1 << 30, 1)) % len(honest)
+        return honest[chosen].expand_as(would_send).clone()
