@@ -39,19 +39,22 @@ class Adversary:
         require(self.pruning in get_args(Pruning), "pruning", self.pruning, ", ".join(get_args(Pruning)))
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
-        mine = self.members[nodes]
-        if not isinstance(self.attack, VectorAttack) or not bool(mine.any()):
+        if not isinstance(self.attack, VectorAttack):
             return vectors
-        honest = vectors[~mine]
-        honest = honest[is_finite_row(honest)]
+        under = self.members[nodes]
+        mine, others = under.nonzero().flatten(), (~under).nonzero().flatten()
+        if not len(mine):
+            return vectors
+        honest = vectors.index_select(0, others)
+        sane = is_finite_row(honest)
+        if not bool(sane.all()):
+            honest = honest[sane]
         if not len(honest):
             return vectors
         device = vectors.device
         shared = stream(self.seed, "attack", device=device)
         fresh = stream(self.seed, f"attack {topic}", node=nodes[mine], step=step, device=device)
-        forged = vectors.clone()
-        forged[mine] = self.attack(honest, vectors[mine], shared, fresh)
-        return forged
+        return vectors.index_copy(0, mine, self.attack(honest, vectors.index_select(0, mine), shared, fresh))
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain"):

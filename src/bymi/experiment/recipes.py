@@ -53,10 +53,16 @@ def digits() -> Spec:
     return _look("digits", nodes=30, graph="erdos-renyi:p=0.8", identification=24)
 
 
-def _look(data: str, *, identification: int = 100, **changes: object) -> Spec:
-    """Fewer rounds and a smaller identification set than the paper's, so that no GPU is needed."""
+def _look(data: str, *, identification: int = 60, **changes: object) -> Spec:
+    """Fewer rounds, smaller batches and a smaller identification set than the paper's, so that no GPU is needed."""
     base = image_spec(data, "ipm", "balance", 0.2, "receiver", seed=0).model_dump(mode="json")
-    short = {"steps": 150, "record_every": 50, "data": {"name": data, "identification": identification}}
+    short = {
+        "steps": 150,
+        "record_every": 75,
+        "data": {"name": data, "identification": identification},
+        "warm_up": {**base["warm_up"], "batch": 16},
+        "optimisation": {**base["optimisation"], "batch": 16},
+    }
     return read_spec({**base, **short, **changes})
 
 
