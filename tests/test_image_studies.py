@@ -31,7 +31,7 @@ def test_the_table_has_every_attack_rule_and_column() -> None:
     counts = Counter((cell.attack, cell.rule, cell.column) for cell in study.cells)
     expected = [(attack, "none", "undefended") for attack in ATTACKS]
     expected += [(attack, rule, column) for attack in ATTACKS for rule in RULES for column in ("receiver", "paper", "alone")]
-    expected += [(attack, rule, "alone, global share") for attack in ATTACKS for rule in ("ubar", "ios")]
+    expected += [(attack, rule, "alone-global") for attack in ATTACKS for rule in ("ubar", "ios")]
     assert counts == dict.fromkeys(expected, 5)
     assert {cell.ratio for cell in study.cells} == {0.2}
 
@@ -87,7 +87,7 @@ def test_a_spec_is_what_its_cell_says(name: str) -> None:
         if cell.rule != "none":
             assert spec.warm_up.rule.name == cell.rule
         if cell.rule in ("ubar", "ios"):
-            told = cell.ratio if cell.column == "alone, global share" else 0.35
+            told = cell.ratio if cell.column == "alone-global" else 0.35
             assert spec.warm_up.rule.model_dump()["share"] == told
         if method == "drsgd-bymi":
             published = cell.column == "paper"

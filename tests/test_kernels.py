@@ -60,6 +60,7 @@ def test_with_triton_it_takes_single_precision_on_cuda_only(monkeypatch: pytest.
     assert kernels.available(OnCuda(torch.float32)) is True  # type: ignore[arg-type]
     assert kernels.available(OnCuda(torch.float64)) is False  # type: ignore[arg-type]
     assert kernels.available(OnCuda(torch.bfloat16)) is False  # type: ignore[arg-type]
+    assert kernels.available(OnCuda(torch.float32), 512) is False, "too many channels for one program"  # type: ignore[arg-type]
     assert kernels.available(torch.zeros(1)) is False
 
 
@@ -163,7 +164,7 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "by_weight", plain_by_weight)
     monkeypatch.setattr(kernels, "pool", plain_pool)
     monkeypatch.setattr(kernels, "unpool", plain_unpool)
-    monkeypatch.setattr(kernels, "available", lambda inputs: inputs.dtype == torch.float32)
+    monkeypatch.setattr(kernels, "available", lambda inputs, outputs=1: inputs.dtype == torch.float32)
 
 
 @pytest.mark.usefixtures("plain_kernels")

@@ -90,7 +90,7 @@ def make(name: str, dtype: torch.dtype, **how: Any) -> tuple[ModuleProblem, nn.M
     model = build().to(dtype)
     targets = torch.randint(0, 3, (NODES, SAMPLES), generator=torch.Generator().manual_seed(1))
     shards = Shards(draw(NODES, SAMPLES, *shape, seed=0, dtype=dtype), targets)
-    return ModuleProblem(model, nnf.cross_entropy, shards, seed=5, **how), model, shards
+    return ModuleProblem(model, nnf.cross_entropy, shards, **{"start": start_of(model, seed=5), **how}), model, shards
 
 
 def spread(problem: ModuleProblem, rows: int) -> Tensor:
@@ -654,3 +654,33 @@ def test_a_gpu_falls_back_from_recording_to_looping() -> None:
         found = problem.gradient(problem.initial(nodes), nodes, torch.arange(5, device="cuda").expand(2, -1))
     assert problem.way == "loop"
     assert bool(torch.isfinite(found).all())
+
+
+def test_the_models_own_values_are_the_start_unless_another_is_given() -> None:
+    model = nn.Linear(7, 3)
+    shards = Shards(draw(2, 5, 7, seed=0, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.int64))
+    problem = ModuleProblem(model, nnf.cross_entropy, shards)
+    own = torch.cat([value.detach().flatten() for value in model.parameters()])
+    assert torch.equal(problem.initial(torch.arange(2)), own.expand(2, -1))
+
+
+def test_frozen_parameters_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 3).requires_grad_(False))
+    shards = Shards(draw(2, 5, 7, seed=0, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.int64))
+    with pytest.raises(InputError, match=r"model: 1\.weight does not require gradients"):
+        ModuleProblem(model, nnf.cross_entropy, shards)
+
+
+def test_other_threads_keep_their_number_of_torch_threads() -> None:
+    problem, _, _ = make("mlp", torch.float32, threads=2)
+    seen: list[int] = []
+
+    def look() -> None:
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+
+    look()
+    problem.gradient(problem.initial(torch.arange(2)), torch.arange(2), torch.zeros(2, 3, dtype=torch.int64))
+    look()
+    assert seen[0] == seen[1]

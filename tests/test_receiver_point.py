@@ -299,10 +299,20 @@ def test_who_answers_half_the_question_is_not_heard(lost: str, monkeypatch: pyte
         return {row: None for row in self.members[senders].nonzero().flatten().tolist() if topic == lost}
 
     monkeypatch.setattr(Adversary, "tamper", tamper)
-    found = judge(place, detector_of(), monkeypatch, adversary).verdict
+    judged = judge(place, detector_of(), monkeypatch, adversary)
+    found = judged.verdict
     for i in range(14):
         if i not in LIARS:
             assert [j for j in range(14) if found.why[i, j] == 2] == [j for j in LIARS if place.hears[i, j]]
+            # counted like any message that was not heard, although the parameters were
+            assert judged.snapshot.inbox.unheard[i].nonzero().flatten().tolist() == [j for j in LIARS if place.hears[i, j]]
+
+
+def test_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = room(nodes=10, dim=3)
+    nobody = torch.zeros(10, dtype=torch.bool)
+    network = LocalNetwork(Graph.from_hears(place.hears))
+    assert list(network.ask(0, place.theta, lambda points, nodes, askers: {}, nobody)) == []
 
 
 def honest_answers(place: Room, asker: int) -> list[tuple[np.ndarray, np.ndarray]]:

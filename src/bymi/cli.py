@@ -92,7 +92,12 @@ def reproduce(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
     mu: Annotated[float, typer.Option("--mu", help="mu_c of Scenario A; the paper's dip at 0.1 needs 1.")] = 5.0,
     dim: Annotated[list[int] | None, typer.Option("--dim", help="30, 80 or both (default).")] = None,
-    only: Annotated[list[str] | None, typer.Option("--only", help="Columns of an image study to run; default: all.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only", help="Columns of an image study: undefended, alone, alone-global, receiver, paper; default: all."
+        ),
+    ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part, one seed: a look, not a result.")] = False,
     export: Annotated[
         Path | None, typer.Option("--export", help="Write the runs to a file for `python -m bymi.runs`; run nothing.")
@@ -120,7 +125,7 @@ def reproduce(
     host = _host(device, gradients, data, specs if todo else [])
     results = _with_progress(len(specs), todo, lambda progress: run_all(specs, folder, jobs=jobs, progress=progress, host=host))
     everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
-    paths, table = show(everything, folder, f"bymi reproduce {study}")
+    paths, table = show(everything, folder, f"bymi reproduce {study}" + ("" if seeds == 5 else f" --seeds {seeds}"))
     for path in paths:
         _say(console, f"Wrote {path}")
     if table is not None:

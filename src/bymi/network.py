@@ -77,6 +77,9 @@ class LocalNetwork:
         return Inbox.together([self._deliver(own, topic, step) for topic, own in vectors.items()])
 
     def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
+        if not bool(who.any()):
+            return
+        # Lists of neighbours are walked on the CPU: one copy here instead of a wait for each receiver.
         senders = [row.nonzero().flatten() for row in self.graph.hears.cpu()]
         largest = 1 + max(len(some) for some in senders)
         size = max(1, _NUMBERS // (largest * points.shape[1]))

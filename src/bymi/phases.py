@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from bymi.detection import Verdict, identify_asked, identify_neighbours
+from bymi.detection import REASONS, Verdict, identify_asked, identify_neighbours
 from bymi.inbox import Inbox, Round
 from bymi.network import Network
 from bymi.plan import Optimisation, Plan
@@ -114,6 +114,8 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
 
         (first,) = network.exchange(step, parameters=theta)
         verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes)), plan.detector, first.expected)
+        # Answers that were not usable count as messages not heard, like any other.
+        first = replace(first, heard=first.heard & (verdict.why != REASONS.index("not heard")))
     pruned = network.prune(forge.prune(verdict.flagged, nodes))
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
 

@@ -83,7 +83,7 @@ class OutOfDistribution(DataAttack):
 
     # Paper gap: the pixel scale is not stated, docs/adr/0007-images.md.
     kind: ClassVar[type] = Shards
-    scale: float = 0.05
+    scale: float = 0.12
     keep: float = 0.3
     push: float = 20.0
 
@@ -109,4 +109,6 @@ class LabelFlip(DataAttack):
         require(self.classes >= 2, "classes", self.classes, "2 or more")
 
     def __call__(self, shard: Shards, shared: Stream, fresh: Stream) -> Shards:
+        largest = int(shard.targets.max())
+        require(largest < self.classes, "attack.classes", self.classes, f"more than the largest label, {largest}")
         return shard._replace(targets=self.classes - 1 - shard.targets)

@@ -1,4 +1,4 @@
-"""Where and how a run happens. The numbers of a run agree on all hosts, to rounding; so this is no part of a spec."""
+"""Where and how a run happens. Every gradient is the same on all hosts, to rounding; so this is no part of a spec."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _conv2d(
         result: Tensor = original(inputs, weight, bias, stride, padding, dilation, groups)
         return result
     if (
-        kernels.available(inputs)
+        kernels.available(inputs, len(weight))
         and _pair(stride) == (1, 1)
         and all(p < k for p, k in zip(_pair(padding), weight.shape[-2:], strict=True))
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, Protocol
@@ -30,6 +31,7 @@ Path = Literal["auto", "loop", "batched", "captured"]
 
 _SAMPLES = 8192  # samples in one batched program: bounds its memory
 _SAMPLES_FORWARD = 65536  # the same for losses alone
+_NUMBERS = 1 << 28  # parameters of models copied for them
 _RECORDINGS = 4  # CUDA graphs kept, one a shape
 
 
@@ -85,9 +87,11 @@ class Loop:
         """Call `work(models, rows)` on every thread with its part of the rows, and wait."""
         count = len(self._workers)
         parts = [range(rows * at // count, rows * (at + 1) // count) for at in range(count)]
+        before = torch.get_num_threads()
         with exact():  # around all threads: the flags belong to the process
             for _ in self._pool.map(work, self._workers, parts):
                 pass
+        torch.set_num_threads(before)  # workers that have just started have changed what later threads of others begin with
 
 
 class Batched:
@@ -102,7 +106,7 @@ class Batched:
         return in_pieces(self.piece, theta, inputs, targets)
 
     def piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        with exact():
+        with exact(), _on(theta.device):
             return self._layout.join(self._all(self._layout.split(theta), inputs, targets))
 
     def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -113,7 +117,7 @@ class Batched:
         """Loss of models theta [b, k, D], those of a row on the same inputs, as [b, k]."""
         # The inner vmap is over models that share their inputs, the outer one over inputs.
         every = vmap(vmap(self._one, in_dims=(0, None, None)))
-        with torch.no_grad(), exact():
+        with torch.no_grad(), exact(), _on(theta.device):
             values: Tensor = every(self._layout.split(theta), inputs, targets)
             return values
 
@@ -146,22 +150,25 @@ class _Recording:
 
     def __init__(self, program: Program, example: tuple[Tensor, ...]) -> None:
         self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
-        # Libraries set themselves up at a first call, which a graph may not hold: that happens on a side stream.
-        side = torch.cuda.Stream(example[0].device)
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            program(*self._inputs)
-            program(*self._inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._output = program(*self._inputs)
+        self._device = example[0].device
+        with _on(self._device):
+            # Libraries set themselves up at a first call, which a graph may not hold: that happens on a side stream.
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                program(*self._inputs)
+                program(*self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._output = program(*self._inputs)
 
     def replay(self, *values: Tensor) -> Tensor:
-        for place, value in zip(self._inputs, values, strict=True):
-            place.copy_(value)
-        self._graph.replay()
-        return self._output.clone()
+        with _on(self._device):
+            for place, value in zip(self._inputs, values, strict=True):
+                place.copy_(value)
+            self._graph.replay()
+            return self._output.clone()
 
 
 def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -178,7 +185,8 @@ def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) 
 def losses_in_pieces(program: Program, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """The program on models vectors[index], at most `_SAMPLES_FORWARD` samples at a time."""
     output = torch.empty(index.shape, dtype=vectors.dtype, device=vectors.device)
-    for part in _pieces(len(index), _SAMPLES_FORWARD // max(1, inputs.shape[1] * index.shape[1])):
+    size = min(_SAMPLES_FORWARD // inputs.shape[1], _NUMBERS // vectors.shape[1]) // index.shape[1]
+    for part in _pieces(len(index), size):
         output[part] = program(vectors[index[part]], inputs[part], targets[part])
     return output
 
@@ -197,20 +205,28 @@ class _Exact:
     """
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._before = Lock(), 0, True
+        self._lock, self._inside = Lock(), 0
+        self._before: Any = None
 
     def __enter__(self) -> None:
         with self._lock:
             if not self._inside:
-                self._before = torch.backends.cudnn.allow_tf32
-                torch.backends.cudnn.allow_tf32 = False
+                try:
+                    self._before = torch.backends.cudnn.allow_tf32
+                    torch.backends.cudnn.allow_tf32 = False
+                except RuntimeError:  # somebody has used torch's newer words for it, and the two may not be mixed
+                    newer: Any = torch.backends.cudnn
+                    self._before, newer.conv.fp32_precision = newer.conv.fp32_precision, "ieee"
             self._inside += 1
 
     def __exit__(self, *reason: object) -> None:
         with self._lock:
             self._inside -= 1
-            if not self._inside:
+            if not self._inside and isinstance(self._before, bool):
                 torch.backends.cudnn.allow_tf32 = self._before
+            elif not self._inside:
+                newer: Any = torch.backends.cudnn
+                newer.conv.fp32_precision = self._before
 
 
 _EXACT = _Exact()
@@ -219,6 +235,11 @@ _EXACT = _Exact()
 def exact() -> _Exact:
     """A block in which float32 means float32."""
     return _EXACT
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which a GPU other than the first is the current one; graphs and kernels go there."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _one_thread() -> None:

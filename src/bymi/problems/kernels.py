@@ -20,12 +20,13 @@ except ImportError:  # a CPU build of torch
 Pair = tuple[int, int]
 
 _SUMS = 8192  # sums that a program of the forward kernel keeps: 64 registers of each of its 128 threads
+_MOST_OUTPUTS = 128  # channels whose weight gradient fits a program
 _SPLITS = 8  # programs that share the sum over pixels of one model's weight gradient
 
 
-def available(inputs: Tensor) -> bool:
-    """Whether the kernels can take these inputs."""
-    return triton is not None and inputs.is_cuda and inputs.dtype == torch.float32
+def available(inputs: Tensor, outputs: int = 1) -> bool:
+    """Whether the kernels can take these inputs, for so many output channels."""
+    return triton is not None and inputs.is_cuda and inputs.dtype == torch.float32 and outputs <= _MOST_OUTPUTS
 
 
 if triton is not None:

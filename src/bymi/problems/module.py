@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bymi.errors import InputError, require
 from bymi.problems.gradients import Batched, Captured, Gradients, Loop, Loss, Models, Path
-from bymi.problems.models import start_of
+from bymi.problems.layout import Layout
 from bymi.vectors import gather_members
 
 _POOLED = 2048  # samples in one pass over pooled data
@@ -25,7 +25,7 @@ class Shards(NamedTuple):
 
 
 class ModuleProblem:
-    """`loss(model(inputs), targets)` on each node's shard. The model is a template; every node starts from `start` [D].
+    """`loss(model(inputs), targets)` on each node's shard; every node starts from `start` [D], or from the model's own values.
 
     Everything lives where the shards live, parameters in the model's dtype. `gradients` picks the way they are computed:
     "auto" takes the fastest for the device and falls back, with a warning, when a model does not allow it; a named way is
@@ -39,7 +39,6 @@ class ModuleProblem:
         shards: Shards,
         *,
         start: Tensor | None = None,
-        seed: int = 0,
         gradients: Path = "auto",
         threads: int | None = None,
     ) -> None:
@@ -56,7 +55,8 @@ class ModuleProblem:
         self._together = _refuse_state(model, shards.inputs[0, :2].to("cpu"))
         self._models = Models(copy.deepcopy(model).to(device).requires_grad_(False), loss)
         dtype = next(model.parameters()).dtype
-        self._start = (start_of(model, seed=seed) if start is None else start).detach().to(device, dtype)
+        own = Layout.of(model).join(dict(model.named_parameters()))
+        self._start = (own if start is None else start).detach().to(device, dtype)
         require(self._start.shape == (self.dim,), "start", list(self._start.shape), f"[{self.dim}], one value a parameter")
         self._inputs, self._targets = shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)
         self._samples = samples
@@ -176,6 +176,9 @@ def _refuse_state(model: nn.Module, inputs: Tensor) -> bool:
     """
     if not any(True for _ in model.parameters()):
         raise InputError("model: it has no parameters, so there is nothing to learn")
+    frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
+    if frozen:
+        raise InputError(f"model: {frozen[0]} does not require gradients; make fixed values buffers, all parameters are learnt")
     for path, module in model.named_modules():
         name = path or "the model"
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
@@ -192,6 +195,8 @@ def _refuse_state(model: nn.Module, inputs: Tensor) -> bool:
     changed = [name for name, value in trial.named_buffers() if not torch.equal(value, before[name])]
     if changed:
         raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")
+    if not isinstance(first, Tensor):
+        return False
     if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(again)):
         raise InputError("model: two forward passes on the same inputs differ; it must not draw random numbers")
     try:

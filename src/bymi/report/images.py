@@ -84,7 +84,19 @@ def _page(study: ImageStudy, runs: Runs, command: str) -> str:
 
 def table(study: ImageStudy, runs: Runs) -> str:
     """Every rule alone and with detection, at one ratio."""
-    headings = ["attack", "rule", "column", "Acc (all)", "Acc (normal)", "Acc (scc)", "FDP", "P_a", "gradient norm", "runs"]
+    headings = [
+        "attack",
+        "rule",
+        "column",
+        "Acc (all)",
+        "Acc (normal)",
+        "Acc (scc)",
+        "FDP",
+        "P_a",
+        "gradient norm",
+        "runs",
+        "misses",
+    ]
     rows = []
     for attack in ATTACKS:
         for rule in ("none", *RULES):
@@ -105,6 +117,7 @@ def table(study: ImageStudy, runs: Runs) -> str:
                         _cell(found, "pa", detected and detected[1]),
                         _cell(found, "grad_norm", None, scale=1.0, digits=3),
                         _ended(found),
+                        "; ".join(_table_misses(study.data, attack, rule, column, runs)) or "-",
                     ]
                 )
     return markdown_table(headings, rows)
@@ -150,6 +163,20 @@ def ratios(study: ImageStudy, runs: Runs) -> str:
     return markdown_table(headings, rows)
 
 
+def _table_misses(data: str, attack: str, rule: str, column: str, runs: Runs) -> list[str]:
+    """Targets that a row of the table misses. An attack counts only if it brings the undefended run as low as the paper's."""
+    found = runs[attack, rule, 0.2, column]
+    if column == "undefended":
+        accuracy, published = 100 * mean(run["acc_all"] for run in found), RULES_ALONE[data, attack, "none"].acc_all
+        return [] if accuracy <= published else ["too weak an attack to count"]
+    if column == "paper":
+        return [] if mean(run["pa"] or 0.0 for run in found) >= 0.99 else ["P_a below 99"]
+    if column == "receiver":
+        published = WITH_DETECTION[data, attack, rule][0.2].acc_scc
+        return misses(data, published, found, runs.get((attack, rule, 0.2, "alone"), []))
+    return []
+
+
 def misses(data: str, published: float, found: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> list[str]:
     """Which targets the mean of a cell misses: everybody found, few wrongly, as accurate as the paper and the rule alone."""
     accuracy = 100 * mean(run["acc_scc"] or 0.0 for run in found)
@@ -166,7 +193,8 @@ def misses(data: str, published: float, found: Sequence[dict[str, Any]], alone: 
         best = 100 * mean(run["acc_normal"] for run in alone)
         if accuracy < best - _SLACK:
             missed.append(f"{best - accuracy:.1f} points below the rule alone")
-    if data == "mnist" and any(run["grad_norm"] is None or run["grad_norm"] > 0.1 for run in found):
+    norms = [float("inf") if run["grad_norm"] is None else run["grad_norm"] for run in found]
+    if data == "mnist" and mean(norms) > 0.1:
         missed.append("gradient norm above 0.1")
     return missed
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from bymi.detection import Verdict
@@ -88,7 +89,7 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
     """Any headings and rows for the terminal."""
     table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*[escape(value) for value in row])  # brackets in cells are no markup
     return table
 
 

@@ -24,6 +24,7 @@ from bymi.runs import store
 from bymi.runs.metrics import Recorder
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.sheet import Sheet
+from bymi.runs.tasks import TASKS
 
 Progress = Callable[[int, int], None]
 """(number of the sheet in the list, steps done since the last call)"""
@@ -31,6 +32,7 @@ Progress = Callable[[int, int], None]
 Result = dict[str, Any] | BymiError | None
 """A summary, why there is none, or None for a run that was not started in time."""
 
+_ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
 _TELL_EVERY = 0.1  # seconds between two words on progress
 _queue: Any = None  # of a worker process only: where it reports its progress
 
@@ -77,8 +79,8 @@ def run_all(
     store.prepare(out)
     tell = progress or (lambda index, steps: None)
     todo = [index for index, sheet in enumerate(sheets) if not store.is_complete(store.folder_of(out, sheet))]
-    jobs = min(len(todo), jobs or os.cpu_count() or 1)
     host = host or Host()
+    jobs = min(len(todo), jobs or _usual_jobs([sheets[index] for index in todo], host))
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
         work = partial(_work, out=out, host=host, until=until)
@@ -90,6 +92,12 @@ def run_all(
         made[index] if index in made else _attempt(sheet, out, partial(tell, index), host, None)
         for index, sheet in enumerate(sheets)
     ]
+
+
+def _usual_jobs(sheets: Sequence[Sheet], host: Host) -> int:
+    """One run a core, or a few that share a GPU."""
+    on_gpu = any(host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda" for sheet in sheets)
+    return min(_ON_ONE_GPU, os.cpu_count() or 1) if on_gpu else os.cpu_count() or 1
 
 
 def _spread(
@@ -140,6 +148,8 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
         return run(sheet, out, tell, host)
     except BymiError as problem:
         return problem
+    except torch.cuda.OutOfMemoryError:
+        return BymiError(f"{sheet.label}, seed {sheet.seed}: out of GPU memory; try fewer --jobs")
 
 
 def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host) -> None:

@@ -15,7 +15,10 @@ from typing import Any
 
 from bymi.errors import InputError
 
-_KEYS = {"method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "optimisation"}
+_KEYS = {
+    *("method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "optimisation"),
+    *("byzantine_ratio", "byzantine_mixing", "byzantine_pruning", "record_every"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +69,10 @@ class Sheet:
 
 def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
     """An entry of a table with its parameters: {"name": "ios", "share": 0.3} -> IOS(share=0.3)."""
-    return table[part["name"]](**{key: value for key, value in part.items() if key != "name"})
+    try:
+        return table[part["name"]](**{key: value for key, value in part.items() if key != "name"})
+    except (KeyError, TypeError) as problem:
+        raise InputError(f"{dict(part)}: not one of {', '.join(table)} with its parameters ({problem})") from None
 
 
 def write_sheets(path: Path, sheets: list[Sheet]) -> None:

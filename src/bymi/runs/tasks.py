@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from bymi import datasets
 from bymi.attacks import Attack, DataAttack
 from bymi.engine.host import Host
 from bymi.errors import InputError, require
-from bymi.problems import LinearShard, ModuleProblem, Problem, Shards, lenet, linear_problem, linear_shard
+from bymi.problems import LinearShard, ModuleProblem, Problem, Shards, lenet, linear_problem, linear_shard, start_of
 from bymi.runs.sheet import build_part
 from bymi.runs.shorthand import read_shorthand
 from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
@@ -97,12 +97,18 @@ class Images(Task):
         part = read_shorthand(self.partition)
         part["name"] = datasets.ALIASES.get(part["name"], part["name"])
         require(part["name"] in datasets.PARTITIONS, "partition", part["name"], ", ".join(datasets.PARTITIONS))
+        entry: Any = datasets.PARTITIONS[part["name"]]
+        known = {field.name: type(field.default) for field in fields(entry)}
+        for key, value in part.items():
+            if key == "name":
+                continue
+            allowed = ", ".join(f"{name}={kind.__name__}" for name, kind in known.items()) or "no parameters"
+            fits = key in known and (type(value) is known[key] or (known[key] is float and type(value) is int))
+            require(fits, "partition", self.partition, f"{part['name']} with {allowed}")
         try:
             made: datasets.Partition = build_part(datasets.PARTITIONS, part)
-        except (TypeError, InputError) as problem:
-            raise InputError(
-                f"partition: got {self.partition!r}, allowed: {part['name']} with its parameters ({problem})"
-            ) from None
+        except InputError as problem:
+            raise InputError(f"partition: got {self.partition!r} ({problem})") from None
         return made
 
     def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
@@ -123,9 +129,9 @@ class Images(Task):
             fresh = stream(seed, "attack data", node=wrong, device=device)
             made = attack(Shards(shards.inputs[wrong], shards.targets[wrong]), shared, fresh)
             shards = Shards(shards.inputs.index_copy(0, wrong, made.inputs), shards.targets.index_copy(0, wrong, made.targets))
-        problem = ModuleProblem(
-            lenet(images.classes), nnf.cross_entropy, shards, seed=seed, gradients=host.gradients, threads=host.threads
-        )
+        model = lenet(images.classes)
+        start = start_of(model, seed=seed)
+        problem = ModuleProblem(model, nnf.cross_entropy, shards, start=start, gradients=host.gradients, threads=host.threads)
         return problem, ImageYardstick(
             problem, normalised(images.test_images), images.test_labels.to(device), byzantine.to(device)
         )
