@@ -71,7 +71,15 @@ def _worth_figure(folders: Sequence[Path]) -> Figure:
         points = [(row["step"], row["acc_scc"] or row["acc_normal"]) if accuracy else (row["step"], row["gap"]) for row in rows]
         points = [(step, value) for step, value in points if value is not None and value > 0]
         label = str(store.read_json(folder / store.SUMMARY)["method"])
-        axes.plot([step for step, _ in points], [value for _, value in points], color=colour, label=label, linewidth=1.8)
+        marker = "o" if len(points) < 10 else None  # few points are to be seen as such
+        axes.plot(
+            [step for step, _ in points],
+            [value for _, value in points],
+            color=colour,
+            label=label,
+            linewidth=1.8,
+            marker=marker,
+        )
         detection = next((row["step"] for row in rows if row["phase"] == "detection"), detection)
     if detection is not None:
         axes.axvline(detection, color="0.4", linestyle="--", linewidth=1)
