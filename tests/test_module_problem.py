@@ -558,6 +558,16 @@ def test_a_model_that_cannot_be_batched_falls_back_once_with_a_warning() -> None
     assert bool(torch.isfinite(problem.losses(theta, nodes, chosen, torch.ones(2, 2, dtype=torch.bool))).all())
 
 
+def test_losses_fall_back_like_gradients() -> None:
+    problem, theta = fork()
+    nodes, chosen, wanted = torch.arange(2), torch.arange(5).expand(2, -1), torch.tensor([[True, False], [True, True]])
+    expected = problem.losses(theta, nodes, chosen, wanted)
+    problem._ways = [problem._batched, problem._loop]
+    with pytest.warns(UserWarning, match="batched does not work for this model, going on with loop"):
+        found = problem.losses(theta, nodes, chosen, wanted)
+    assert torch.equal(found, expected)
+
+
 def test_a_way_that_was_named_is_taken_or_fails() -> None:
     problem, theta = fork(gradients="batched")
     for _ in range(2):

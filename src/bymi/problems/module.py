@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import NamedTuple, get_args
 
 import torch
@@ -82,9 +83,13 @@ class ModuleProblem:
 
     def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         inputs, targets = self._pick(nodes, chosen)
+        return self._by_best_way(lambda way: way(theta, inputs, targets))
+
+    def _by_best_way(self, work: Callable[[Gradients], Tensor]) -> Tensor:
+        """The work by the first way that can do it; those that cannot are left behind with a warning."""
         while True:
             try:
-                return self._ways[0](theta, inputs, targets)
+                return work(self._ways[0])
             except Exception as problem:  # torch.func, a kernel's compiler and the recorder all fail in their own ways
                 if len(self._ways) == 1 or isinstance(problem, torch.cuda.OutOfMemoryError):
                     raise
@@ -92,21 +97,24 @@ class ModuleProblem:
                 failed = self.way
                 self._ways = self._ways[1:]
                 warnings.warn(
-                    f"gradients: {failed} does not work for this model, going on with {self.way} ({reason})", stacklevel=2
+                    f"gradients: {failed} does not work for this model, going on with {self.way} ({reason})", stacklevel=3
                 )
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
         inputs, targets = self._pick(nodes, chosen)
         output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
-        if isinstance(self._ways[0], Loop):
-            self._losses_by_loop(output, vectors, inputs, targets, wanted)
-            return output
         index, valid = gather_members(wanted)
         if not index.shape[1]:
             return output
-        way = self._ways[0] if isinstance(self._ways[0], Captured) else self._batched
-        found = way.losses(vectors, index, inputs, targets)
-        return output.scatter(1, index, torch.where(valid, found.to(output.dtype), torch.inf))
+
+        def work(way: Gradients) -> Tensor:
+            if isinstance(way, (Captured, Batched)):
+                found = way.losses(vectors, index, inputs, targets).to(output.dtype)
+                return output.scatter(1, index, torch.where(valid, found, torch.inf))
+            self._losses_by_loop(output, vectors, inputs, targets, wanted)
+            return output
+
+        return self._by_best_way(work)
 
     def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
