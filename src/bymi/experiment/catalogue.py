@@ -9,11 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bymi import aggregation, attacks, detection, topology
+from bymi import aggregation, attacks, datasets, detection, topology
 from bymi.errors import EXIT_CODES
 from bymi.experiment.component import Part
+from bymi.experiment.images import IMAGE_STUDIES
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
+from bymi.experiment.studies import STUDIES
 from bymi.runs import tasks
 
 Row = tuple[str, str, str]
@@ -28,8 +30,13 @@ def catalogue() -> dict[str, list[Row]]:
         "warm_up.rule": _rows(aggregation.RULES),
         "attack": _rows(attacks.ATTACKS),
         "data": _rows(tasks.TASKS),
+        "data.partition": _rows(datasets.PARTITIONS),
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
+        "study": [
+            *((name, "", _first_line(study)) for name, study in STUDIES.items()),
+            *((name, "", shown) for name, shown in IMAGE_STUDIES.items()),
+        ],
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
 

@@ -163,7 +163,15 @@ _KINDS: dict[str, tuple[Callable[[str, int], list[ImageCell]], str]] = {
 }
 _DATA = {"mnist": "mnist", "fashion": "fashion-mnist"}
 
-IMAGE_STUDIES = ("ood-scale", "table-mnist", "table-fashion", "ratios-mnist", "ratios-fashion", "curves-mnist")
+IMAGE_STUDIES: dict[str, str] = {
+    "ood-scale": "Undefended accuracy over the scale of the OOD noise: how strong an attack must be to count.",
+    "table-mnist": "Every attack, rule and detector on MNIST. Paper: tab:attack-results1.",
+    "table-fashion": "The same on Fashion-MNIST. Paper: tab:attack-results-fmnist.",
+    "ratios-mnist": "Detection on MNIST at ratios 0.1, 0.2 and 0.3. Paper: tab:attack-results2.",
+    "ratios-fashion": "The same on Fashion-MNIST. Paper: tab:attack-results3.",
+    "curves-mnist": "Gradient norm and accuracy over rounds. Paper: fig:comparison1 to fig:comparison3.",
+}
+"""Names, and what they show."""
 
 
 def build_image_study(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast: bool = False) -> ImageStudy:
