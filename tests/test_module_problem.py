@@ -3,133 +3,35 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as nnf
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from bymi import InputError
 from bymi.problems import ModuleProblem, Shards, gradients, lenet, module, start_of
-from bymi.problems.gradients import Batched, Captured, Loop, Models
+from bymi.problems.gradients import Batched, Loop, Models
 from bymi.problems.layout import Layout
-
-NODES, SAMPLES = 4, 6
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-class Scaled(nn.Module):
-    """A parameter of its own, with one dimension or none, beside ordinary ones, and one layer used twice."""
-
-    def __init__(self, *shape: int) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.full(shape, 1.5))
-        self.layer = nn.Linear(7, 7)
-        self.last = nn.Linear(7, 3, bias=False)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.last(self.layer(torch.tanh(self.layer(inputs))) * self.scale)
-
-
-class Fork(nn.Module):
-    """Decides by the data, which torch.func cannot follow for many models at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(7, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        said = self.layer(inputs)
-        return said if said.sum() > 0 else 2 * said
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(7, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3))
-
-
-def strided() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), nn.ReLU(), nn.Conv2d(3, 2, (2, 3)), nn.Flatten(), nn.Linear(18, 3)
-    )
-
-
-def grouped() -> nn.Module:
-    """Convolutions that are not written as products, between ones that are."""
-    return nn.Sequential(
-        nn.Conv2d(2, 4, 3, groups=2),
-        nn.Tanh(),
-        nn.Conv2d(4, 3, 2, dilation=2),
-        nn.Tanh(),
-        nn.Conv2d(3, 3, 3, padding="same"),
-        nn.Flatten(),
-        nn.Linear(45, 3),
-    )
-
-
-MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "lenet": (lenet, (1, 28, 28)),
-    "mlp": (mlp, (7,)),
-    "strided": (strided, (2, 7, 9)),
-    "grouped": (grouped, (2, 7, 9)),
-    "scaled": (lambda: Scaled(1), (7,)),
-}
-
-
-def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def make(name: str, dtype: torch.dtype, **how: Any) -> tuple[ModuleProblem, nn.Module, Shards]:
-    """A problem of four nodes with its model and shards."""
-    build, shape = MODELS[name]
-    model = build().to(dtype)
-    targets = torch.randint(0, 3, (NODES, SAMPLES), generator=torch.Generator().manual_seed(1))
-    shards = Shards(draw(NODES, SAMPLES, *shape, seed=0, dtype=dtype), targets)
-    return ModuleProblem(model, nnf.cross_entropy, shards, **{"start": start_of(model, seed=5), **how}), model, shards
-
-
-def spread(problem: ModuleProblem, rows: int) -> Tensor:
-    """Different models around the start."""
-    start = problem.initial(torch.zeros(rows, dtype=torch.int64))
-    return start + 0.05 * draw(*start.shape, seed=3, dtype=start.dtype)
-
-
-def chosen_of(rows: int, count: int = 4) -> Tensor:
-    return torch.randint(0, SAMPLES, (rows, count), generator=torch.Generator().manual_seed(4))
-
-
-def plain_loss(model: nn.Module, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    own = copy.deepcopy(model)
-    vector_to_parameters(theta.clone(), own.parameters())
-    return nnf.cross_entropy(own(inputs), targets)
-
-
-def plain_gradient(model: nn.Module, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """One model, one backward pass, nothing else."""
-    own = copy.deepcopy(model)
-    vector_to_parameters(theta.clone(), own.parameters())
-    own.zero_grad()
-    nnf.cross_entropy(own(inputs), targets).backward()
-    return parameters_to_vector([parameter.grad for parameter in own.parameters()])  # type: ignore[misc]
-
-
-def plain_gradients(model: nn.Module, theta: Tensor, shards: Shards, nodes: Tensor, chosen: Tensor) -> Tensor:
-    picked = [(shards.inputs[node, some], shards.targets[node, some]) for node, some in zip(nodes, chosen, strict=True)]
-    return torch.stack([plain_gradient(model, row, *pair) for row, pair in zip(theta, picked, strict=True)])
-
-
-def assert_close(found: Tensor, expected: Tensor, tolerance: float) -> None:
-    """To a part of each row's length."""
-    assert found.shape == expected.shape
-    assert found.dtype == expected.dtype
-    away = torch.linalg.vector_norm((found - expected).double(), dim=-1)
-    assert bool((away <= tolerance * torch.linalg.vector_norm(expected.double(), dim=-1)).all()), away
-
+from tests.modules import (
+    MODELS,
+    NODES,
+    SAMPLES,
+    TOLERANCE,
+    Scaled,
+    assert_close,
+    chosen_of,
+    draw,
+    make,
+    mlp,
+    plain_gradient,
+    plain_gradients,
+    plain_losses,
+    small,
+    spread,
+    with_layer,
+)
 
 # Layout
 
@@ -344,16 +246,6 @@ def test_every_node_starts_from_the_same_model() -> None:
 # Losses
 
 
-def plain_losses(model: nn.Module, vectors: Tensor, shards: Shards, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
-    """One forward pass a wanted pair."""
-    found = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype)
-    for place, (node, some) in enumerate(zip(nodes, chosen, strict=True)):
-        for row in wanted[place].nonzero().flatten():
-            with torch.no_grad():
-                found[place, row] = plain_loss(model, vectors[row], shards.inputs[node, some], shards.targets[node, some])
-    return found
-
-
 @pytest.mark.parametrize("way", ["loop", "batched", "products"])
 @pytest.mark.parametrize("name", MODELS)
 def test_losses_where_wanted_and_infinity_elsewhere(name: str, way: str) -> None:
@@ -431,266 +323,3 @@ def test_outputs_of_one_model(monkeypatch: pytest.MonkeyPatch, pooled: int) -> N
     vector_to_parameters(theta, own.parameters())
     with torch.no_grad():
         torch.testing.assert_close(problem.outputs(theta, inputs), own(inputs))
-
-
-# What cannot be
-
-
-class Counting(nn.Module):
-    """Counts its calls in a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(7, 3)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        return self.layer(inputs)
-
-
-class Noisy(nn.Module):
-    """Adds noise to what it says, without a layer that would tell."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(7, 3)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        said: Tensor = self.layer(inputs)
-        return said + torch.rand_like(said)
-
-
-def small(nodes: int = 2, samples: int = 5) -> tuple[Tensor, Tensor]:
-    return torch.zeros(nodes, samples, 7), torch.zeros(nodes, samples, dtype=torch.int64)
-
-
-def with_layer(layer: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Linear(7, 3), nn.Sequential(layer))
-
-
-START = 7 * 3 + 3
-REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
-    "batch norm": (with_layer(nn.BatchNorm1d(3)), small(), {}, r"^model: 1\.0 \(BatchNorm1d\) keeps running statistics"),
-    "instance norm": (
-        with_layer(nn.InstanceNorm1d(3, track_running_stats=True)),
-        small(),
-        {},
-        r"^model: 1\.0 \(InstanceNorm1d\)",
-    ),
-    "dropout": (with_layer(nn.Dropout(0.1)), small(), {}, r"^model: 1\.0 draws dropout .*set p = 0"),
-    "alpha dropout": (with_layer(nn.AlphaDropout(0.1)), small(), {}, r"^model: 1\.0 draws dropout"),
-    "buffer": (nn.Sequential(Counting()), small(), {}, r"^model: a forward pass changes the buffer 0\.calls"),
-    "captured": (
-        nn.Linear(7, 3),
-        small(),
-        {"gradients": "captured"},
-        r"^gradients: got 'captured' on cpu, allowed: a CUDA device",
-    ),
-    "way": (
-        nn.Linear(7, 3),
-        small(),
-        {"gradients": "fast"},
-        r"^gradients: got 'fast', allowed: auto, loop, batched, captured$",
-    ),
-    "start": (nn.Linear(7, 3), small(), {"start": torch.zeros(5)}, rf"^start: got \[5\], allowed: \[{START}\]"),
-    "start matrix": (nn.Linear(7, 3), small(), {"start": torch.zeros(1, START)}, rf"^start: got \[1, {START}\]"),
-    "nodes": (nn.Linear(7, 3), (small()[0], small(3)[1]), {}, r"^shards: inputs are of 2 x 5 samples, targets of \[3, 5\]"),
-    "samples": (nn.Linear(7, 3), (small()[0], small(2, 4)[1]), {}, r"^shards: inputs are of 2 x 5 .* targets of \[2, 4\]"),
-    "flat targets": (nn.Linear(7, 3), (small()[0], torch.zeros(2)), {}, r"^shards: .* shapes \[2, 5, 7\] and \[2\], allowed: "),
-    "nothing to learn": (nn.Flatten(), small(), {}, r"^model: it has no parameters, so there is nothing to learn$"),
-    "random": (Noisy(), small(), {}, r"^model: two forward passes on the same inputs differ"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_is_refused_in_one_line(case: str) -> None:
-    model, shards, how, pattern = REFUSED[case]
-    with pytest.raises(InputError, match=pattern) as problem:
-        ModuleProblem(model, nnf.cross_entropy, Shards(*shards), **how)
-    assert "\n" not in str(problem.value)
-
-
-def test_inputs_without_samples_are_refused_in_one_line() -> None:
-    with pytest.raises(InputError, match=r"^shards: "):
-        ModuleProblem(nn.Linear(7, 3), nnf.cross_entropy, Shards(torch.zeros(2), torch.zeros(2)))
-
-
-def test_a_start_is_taken_in_the_dtype_of_the_model() -> None:
-    problem = ModuleProblem(nn.Linear(7, 3), nnf.cross_entropy, Shards(*small()), start=torch.zeros(START).double())
-    assert problem.initial(torch.tensor([0])).dtype == torch.float32
-
-
-@pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.LayerNorm(3), nn.BatchNorm1d(3, track_running_stats=False)], ids=str)
-def test_layers_without_state_are_welcome(layer: nn.Module) -> None:
-    problem = ModuleProblem(with_layer(layer), nnf.cross_entropy, Shards(*small()))
-    nodes = torch.arange(2)
-    assert problem.gradient(problem.initial(nodes), nodes, torch.arange(5).expand(2, -1)).shape == (2, problem.dim)
-
-
-# Ways and fall-backs
-
-
-def fork(**how: Any) -> tuple[ModuleProblem, Tensor]:
-    inputs, targets = draw(2, 5, 7, seed=0, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.int64)
-    problem = ModuleProblem(Fork(), nnf.cross_entropy, Shards(inputs, targets), **how)
-    return problem, problem.initial(torch.arange(2))
-
-
-def test_a_cpu_loops_unless_told_otherwise() -> None:
-    assert make("mlp", torch.float32)[0].way == "loop"
-    assert make("mlp", torch.float32, gradients="batched")[0].way == "batched"
-
-
-def test_a_model_that_cannot_be_batched_falls_back_once_with_a_warning() -> None:
-    problem, theta = fork()
-    nodes, chosen = torch.arange(2), torch.arange(5).expand(2, -1)
-    expected = problem.gradient(theta, nodes, chosen)
-    problem._ways = [problem._batched, problem._loop]
-    with pytest.warns(
-        UserWarning, match=r"^gradients: batched does not work for this model, going on with loop \(.+\)$"
-    ) as said:
-        found = problem.gradient(theta, nodes, chosen)
-    assert len(said) == 1
-    assert torch.equal(found, expected)
-    assert problem.way == "loop"
-    assert torch.equal(problem.gradient(theta, nodes, chosen), expected)  # a warning would be an error here
-    assert bool(torch.isfinite(problem.losses(theta, nodes, chosen, torch.ones(2, 2, dtype=torch.bool))).all())
-
-
-def test_losses_fall_back_like_gradients() -> None:
-    problem, theta = fork()
-    nodes, chosen, wanted = torch.arange(2), torch.arange(5).expand(2, -1), torch.tensor([[True, False], [True, True]])
-    expected = problem.losses(theta, nodes, chosen, wanted)
-    problem._ways = [problem._batched, problem._loop]
-    with pytest.warns(UserWarning, match="batched does not work for this model, going on with loop"):
-        found = problem.losses(theta, nodes, chosen, wanted)
-    assert torch.equal(found, expected)
-
-
-def test_a_way_that_was_named_is_taken_or_fails() -> None:
-    problem, theta = fork(gradients="batched")
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="data-dependent control flow"):
-            problem.gradient(theta, torch.arange(2), torch.arange(5).expand(2, -1))
-        assert problem.way == "batched"
-
-
-def test_too_little_memory_is_no_reason_to_go_on_slowly() -> None:
-    class Full:
-        def __call__(self, *values: Tensor) -> Tensor:
-            raise torch.OutOfMemoryError("no room")
-
-    problem, theta = fork()
-    problem._ways = [Full(), problem._loop]
-    with pytest.raises(torch.OutOfMemoryError, match="no room"):
-        problem.gradient(theta, torch.arange(2), torch.arange(5).expand(2, -1))
-    assert problem.way == "full"
-
-
-def test_full_precision_holds_while_any_thread_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One thread leaves the block while another is inside, which had entered it later."""
-    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: True)
-    entered, both, left = threading.Event(), threading.Event(), threading.Event()
-    inside: list[bool] = []
-
-    def first() -> None:
-        with gradients.exact():
-            entered.set()
-            both.wait(10)
-        left.set()
-
-    def second() -> None:
-        entered.wait(10)
-        with gradients.exact():
-            both.set()
-            left.wait(10)
-            inside.append(torch.backends.cudnn.allow_tf32)
-
-    with torch.backends.cudnn.flags(allow_tf32=True):
-        threads = [threading.Thread(target=work) for work in (first, second)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        after = torch.backends.cudnn.allow_tf32
-    assert inside == [False]
-    assert after
-
-
-# On a GPU
-
-
-@needs_cuda
-@pytest.mark.parametrize("name", MODELS)
-def test_all_ways_agree_on_a_gpu(name: str) -> None:
-    problem, model, shards = make(name, torch.float32)
-    there = Shards(shards.inputs.cuda(), shards.targets.cuda())
-    nodes, theta, chosen = torch.tensor([2, 0, 2, 3, 1]), spread(problem, 5), chosen_of(5)
-    expected = plain_gradients(model.double(), theta.double(), Shards(shards.inputs.double(), shards.targets), nodes, chosen)
-    wanted = draw(5, 5, seed=8) > 0
-    losses = plain_losses(model, theta.double(), Shards(shards.inputs.double(), shards.targets), nodes, chosen, wanted)
-    model.float()
-    for way in ("loop", "batched", "captured", "auto"):
-        ours = ModuleProblem(model, nnf.cross_entropy, there, gradients=way)  # type: ignore[arg-type]
-        for _ in range(2):  # the second time a recording is replayed
-            found = ours.gradient(theta.cuda(), nodes.cuda(), chosen.cuda())
-            assert_close(found.cpu().double(), expected, 1e-5)
-            found = ours.losses(theta.cuda(), nodes.cuda(), chosen.cuda(), wanted.cuda())
-            torch.testing.assert_close(found.cpu().double(), losses, rtol=1e-5, atol=1e-6)
-        assert ours.way == ("captured" if way == "auto" else way)
-
-
-@needs_cuda
-def test_recordings_are_kept_by_shape_and_not_without_end() -> None:
-    problem, model, shards = make("mlp", torch.float32)
-    there = Shards(shards.inputs.cuda(), shards.targets.cuda())
-    ours = ModuleProblem(model, nnf.cross_entropy, there, gradients="captured")
-    for rows in (1, 2, 3, 4, 1, 2, 3, 4, 5, 6, 1):
-        nodes, theta, chosen = torch.arange(rows) % NODES, spread(problem, rows), chosen_of(rows)
-        found = ours.gradient(theta.cuda(), nodes.cuda(), chosen.cuda())
-        assert_close(found.cpu(), plain_gradients(model, theta, shards, nodes, chosen), 1e-5)
-    way = ours._ways[0]
-    assert isinstance(way, Captured)
-    assert len(way._recordings) == gradients._RECORDINGS
-
-
-@needs_cuda
-def test_a_gpu_falls_back_from_recording_to_looping() -> None:
-    inputs, targets = draw(2, 5, 7, seed=0, dtype=torch.float32).cuda(), torch.zeros(2, 5, dtype=torch.int64).cuda()
-    problem = ModuleProblem(Fork(), nnf.cross_entropy, Shards(inputs, targets))
-    nodes = torch.arange(2, device="cuda")
-    with pytest.warns(UserWarning, match="does not work for this model"):
-        found = problem.gradient(problem.initial(nodes), nodes, torch.arange(5, device="cuda").expand(2, -1))
-    assert problem.way == "loop"
-    assert bool(torch.isfinite(found).all())
-
-
-def test_the_models_own_values_are_the_start_unless_another_is_given() -> None:
-    model = nn.Linear(7, 3)
-    shards = Shards(draw(2, 5, 7, seed=0, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.int64))
-    problem = ModuleProblem(model, nnf.cross_entropy, shards)
-    own = torch.cat([value.detach().flatten() for value in model.parameters()])
-    assert torch.equal(problem.initial(torch.arange(2)), own.expand(2, -1))
-
-
-def test_frozen_parameters_are_refused() -> None:
-    model = nn.Sequential(nn.Linear(7, 3), nn.Linear(3, 3).requires_grad_(False))
-    shards = Shards(draw(2, 5, 7, seed=0, dtype=torch.float32), torch.zeros(2, 5, dtype=torch.int64))
-    with pytest.raises(InputError, match=r"model: 1\.weight does not require gradients"):
-        ModuleProblem(model, nnf.cross_entropy, shards)
-
-
-def test_other_threads_keep_their_number_of_torch_threads() -> None:
-    problem, _, _ = make("mlp", torch.float32, threads=2)
-    seen: list[int] = []
-
-    def look() -> None:
-        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-        thread.start()
-        thread.join()
-
-    look()
-    problem.gradient(problem.initial(torch.arange(2)), torch.arange(2), torch.zeros(2, 3, dtype=torch.int64))
-    look()
-    assert seen[0] == seen[1]

@@ -97,8 +97,8 @@ def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
 def top_eigenpair(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """Largest eigenvalue [b, 1] and its eigenvector [b, n] of symmetric matrices [b, n, n] without negative eigenvalues.
 
-    On an accelerator by repeated squaring: a few products, where a full decomposition of small matrices takes a thousand
-    times longer. Eigenvalues closer than about 1e-8 of each other it does not tell apart.
+    On an accelerator by repeated squaring: a few products, where a full decomposition of many small matrices takes far
+    longer. Eigenvalues closer than about 1e-8 of each other it does not tell apart.
     """
     if matrices.device.type == "cpu":
         values, vectors = torch.linalg.eigh(matrices)

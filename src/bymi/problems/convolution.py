@@ -148,10 +148,6 @@ class _Gather(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None: ...
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise NotImplementedError("second derivatives of batched convolutions are not needed")
-
-    @staticmethod
     def vmap(info: Any, dims: tuple[int | None, ...], spread: Tensor, size: torch.Size, stride: Pair, padding: Pair) -> Any:
         return _Gather.apply(spread.movedim(dims[0] or 0, 0), size, stride, padding), 0  # type: ignore[no-untyped-call]
 
