@@ -199,6 +199,9 @@ def rows(device: str) -> Iterator[Row]:
     expected = torch.stack(loop())
     got = iteration(stage, network, BALANCE())
     assert torch.linalg.vector_norm(got - expected) <= 1e-5 * torch.linalg.vector_norm(expected), "bymi and the loop differ"
+    one_by_one = stage.problem._loop(stage.theta, *stage.problem._pick(stage.nodes, stage.chosen))
+    difference = torch.linalg.vector_norm(stage.gradient() - one_by_one) / torch.linalg.vector_norm(one_by_one)
+    assert difference <= 1e-5, f"gradients differ from the loop's by {float(difference):.1e}"
     slow = seconds(loop, device, 3, warm=1)
     limits = {"BALANCE": 0.005, "IOS": None, "UBAR": 0.06} if device == "cuda" else {"BALANCE": 0.9, "IOS": 0.9, "UBAR": None}
     star = byzfl_step(stage)
@@ -206,7 +209,11 @@ def rows(device: str) -> Iterator[Row]:
     yield {"what": "the plain loop, gradients and BALANCE", "seconds": slow}
     name = "not installed" if star is None else f"{star[0]}, star graph, one trimmed mean"
     yield {"what": f"ByzFL {name}", "seconds": other}
-    yield {"what": f"gradients alone ({stage.problem.way})", "seconds": seconds(stage.gradient, device, 10)}
+    yield {
+        "what": f"gradients alone ({stage.problem.way})",
+        "seconds": seconds(stage.gradient, device, 10),
+        "difference": float(difference),
+    }
     for rule in (BALANCE(), IOS(), UBAR()):
         name = type(rule).__name__
         repeats = 10 if device == "cuda" else 1 if name == "UBAR" else 5
