@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
+from torch import Tensor
 
+from bymi.detection import Record, Trail
 from bymi.network import Network
-from bymi.phases import Forge, NoForge, Snapshot, detect, optimise, warm_up
+from bymi.phases import Forge, NoForge, Snapshot, detect, judge, optimise, warm_up
 from bymi.plan import Plan
 from bymi.problems import Problem, split_samples
 
@@ -16,9 +19,12 @@ def drsgd_bymi(problem: Problem, network: Network, plan: Plan, forge: Forge | No
     """Yield a Snapshot after every round. A plan without a detector is its warm-up rule alone, on all samples."""
     forge = forge or NoForge()
     nodes = network.nodes
+    everything = torch.arange(problem.samples, device=nodes.device).expand(len(nodes), -1)
     if plan.detector is None:
-        everything = torch.arange(problem.samples, device=nodes.device).expand(len(nodes), -1)
         yield from warm_up(problem, network, plan, everything, forge, rounds=plan.steps)
+        return
+    if plan.watch is not None:
+        yield from _watched(problem, network, plan, everything, forge)
         return
 
     split = split_samples(nodes, samples=problem.samples, identification=plan.identification, seed=plan.seed)
@@ -32,3 +38,29 @@ def drsgd_bymi(problem: Problem, network: Network, plan: Plan, forge: Forge | No
 
     assert detection.network is not None
     yield from optimise(problem, detection.network, plan, theta, forge)
+
+
+def _watched(problem: Problem, network: Network, plan: Plan, everything: Tensor, forge: Forge) -> Iterator[Snapshot]:
+    """The hardened profile: the same three phases, the last two in turns, with an eye on what neighbours really send."""
+    assert plan.watch is not None
+    window, moments = plan.watch.window, plan.detections
+    record = Record.blank(network.arcs, plan.watch.longest)
+    theta, trail = problem.initial(network.nodes), Trail()
+    for snapshot in warm_up(problem, network, plan, everything, forge, rounds=plan.warm_up_steps):
+        theta = snapshot.theta
+        if snapshot.step > plan.warm_up_steps - window:
+            trail.see(snapshot.inbox, plan.warm_up.step_size.at(snapshot.step - 1, plan.steps), None)
+        yield snapshot
+
+    rounds = plan.steps - plan.warm_up_steps
+    for start, end in pairwise([*moments, plan.steps]):
+        detection, record = judge(problem, network, plan, theta, forge, step=start, trail=trail, record=record)
+        yield detection
+        assert detection.network is not None
+        network, trail = detection.network, Trail()
+        for snapshot in optimise(problem, network, plan, theta, forge, steps=range(start, end)):
+            theta = snapshot.theta
+            if end < plan.steps and snapshot.step > end - window:
+                rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
+                trail.see(snapshot.inbox, rate, snapshot.blown)
+            yield snapshot

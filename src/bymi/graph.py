@@ -116,6 +116,23 @@ class Graph:
         # Rows without a cut keep their bits: dividing by a sum that is 1 up to rounding would not.
         return Graph(self.hears & ~cut, torch.where(cut.any(1, keepdim=True), kept / total, kept))
 
+    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> Graph:
+        """Cut every edge that an end of it flags, and give what is left Metropolis weights again: doubly stochastic.
+
+        A node whom more than the share `exile` of those who could hear it have flagged keeps listening to those whom it does
+        not flag itself, though they no longer hear it: else it would train alone and never find back.
+        """
+        cut = flagged & self.hears
+        kept = self.hears & ~cut & ~cut.T
+        graph = Graph.from_hears(kept)
+        if exile is None:
+            return graph
+        alone = cut.sum(0) > exile * self.hears.sum(0)
+        listens = self.hears & ~cut
+        rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
+        rows = rows + torch.diag(1 - rows.sum(1))
+        return Graph(torch.where(alone[:, None], listens, kept), torch.where(alone[:, None], rows, graph.mixing))
+
     def core(self) -> Core:
         """The largest strongly connected component; of equally large ones, the one with the smallest node."""
         components = nx.strongly_connected_components(self.to_networkx())

@@ -53,6 +53,7 @@ class Inbox:
     weight: Tensor  # [B, J] float64 mixing weights, zero where unheard
     self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
     own_at: Tensor  # [B] which message equals the own vector, -1 if none
+    senders: Tensor | None = None  # [J] who sent each; None: message j is node j's
 
     @staticmethod
     def receive(

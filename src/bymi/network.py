@@ -50,16 +50,26 @@ class Network(Protocol):
         """Whether the flag holds in every process of the network, so that all take the same turn."""
         ...
 
+    @property
+    def arcs(self) -> Tensor:
+        """[B, M] bool: whom each node held here can hear."""
+        ...
+
     def prune(self, flagged: Tensor) -> Network:
-        """The network without the in-arcs flagged [B, J]."""
+        """The network without the in-arcs flagged [B, M]."""
+        ...
+
+    def weigh(self, flagged: Tensor, *, exile: float | None) -> Network:
+        """The network in which edges that one end flags carry no weight. Messages travel on: who is watched can come back."""
         ...
 
 
 class LocalNetwork:
     """All nodes in this process: B = J = M, nothing is copied unless somebody tampers."""
 
-    def __init__(self, graph: Graph, tamper: Tamper | None = None) -> None:
+    def __init__(self, graph: Graph, tamper: Tamper | None = None, *, arcs: Tensor | None = None) -> None:
         self.graph = graph
+        self.arcs = graph.hears if arcs is None else arcs
         self._tamper = tamper
         self._nodes = torch.arange(graph.size, device=graph.hears.device)
         self._weight = graph.mixing * graph.hears
@@ -80,7 +90,7 @@ class LocalNetwork:
         if not bool(who.any()):
             return
         # Lists of neighbours are walked on the CPU: one copy here instead of a wait for each receiver.
-        senders = [row.nonzero().flatten() for row in self.graph.hears.cpu()]
+        senders = [row.nonzero().flatten() for row in self.arcs.cpu()]
         largest = 1 + max(len(some) for some in senders)
         size = max(1, _NUMBERS // (largest * points.shape[1]))
         for some in self._nodes[who].split(size):
@@ -102,6 +112,10 @@ class LocalNetwork:
     def prune(self, flagged: Tensor) -> LocalNetwork:
         return LocalNetwork(self.graph.prune(flagged), self._tamper)
 
+    def weigh(self, flagged: Tensor, *, exile: float | None) -> LocalNetwork:
+        whole = Graph.from_hears(self.arcs)
+        return LocalNetwork(whole.prune_mutually(flagged, exile=exile), self._tamper, arcs=self.arcs)
+
     def _deliver(self, own: Tensor, topic: str, step: int) -> Inbox:
         forged = self._tamper(own, self._nodes, topic, step) if self._tamper is not None else {}
         messages: Tensor | list[Tensor | None] = own
@@ -113,7 +127,7 @@ class LocalNetwork:
         return Inbox.receive(
             own,
             messages,
-            expected=self.graph.hears,
+            expected=self.arcs,
             weight=self._weight,
             self_weight=self._self_weight,
             own_at=own_at,

@@ -9,11 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bymi.detection import REASONS, Verdict, identify_asked, identify_neighbours
+from bymi.detection import REASONS, Answers, Claims, Record, Trail, Verdict, identify_asked, identify_neighbours, sit
+from bymi.detection.fuse import fused
 from bymi.inbox import Inbox, Round
 from bymi.network import Network
 from bymi.plan import Optimisation, Plan
-from bymi.problems import Problem, Split
+from bymi.problems import Problem, Split, fresh_halves
 from bymi.streams import stream
 
 _PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
@@ -67,6 +68,7 @@ class Snapshot:
     inbox: Inbox
     capped: Tensor | None = None  # [B] bool: local steps cut to the cap
     floored: Tensor | None = None  # [B] bool: tracker entries raised to the floor
+    blown: Tensor | None = None  # [B, J] bool: messages that the fuse left out
     verdict: Verdict | None = None
     network: Network | None = None
 
@@ -120,6 +122,56 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
 
 
+def judge(
+    problem: Problem, network: Network, plan: Plan, theta: Tensor, forge: Forge, *, step: int, trail: Trail, record: Record
+) -> tuple[Snapshot, Record]:
+    """The hardened detection: fresh halves at each receiver's point and at the common start, and the deeds so far.
+
+    Flags are put on record, and edges of flagged nodes lose their weight; their messages are still heard and watched.
+    """
+    detector, watch, nodes = plan.detector, plan.watch, network.nodes
+    assert detector is not None and watch is not None
+    count = plan.identification if detector.sample == "identification" else detector.sample
+    halves = fresh_halves(
+        nodes,
+        samples=problem.samples,
+        count=problem.samples if count == "all" else count,
+        seed=plan.seed,
+        step=step,
+    )
+
+    def told(points: Tensor, where: str) -> dict[str, Tensor]:
+        return {
+            topic + where: forge.gradients(problem.gradient(points, nodes, some), nodes, topic + where, step)
+            for topic, some in halves.items()
+        }
+
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+        place = torch.searchsorted(network.nodes, nodes)
+        return {
+            topic: _forge_each(forge, problem.gradient(points, nodes, some[place]), nodes, askers, topic, step)
+            for topic, some in halves.items()
+        }
+
+    asks = forge.asks(nodes)
+    deeds = trail.vectors() if trail.rounds else None
+    (parameters,) = network.exchange(step, parameters=theta)
+    claims: Answers | Claims
+    if detector.point == "receiver":
+        claims = Answers(network.ask(step, theta, answer, asks), deeds)
+    else:
+        first, second = network.exchange(step, **told(theta, ""))
+        claims = Claims(first, second, deeds)
+    probed = None
+    if detector.probe:
+        first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
+        probed = Claims(first, second)
+    verdict = sit(asks.nonzero().flatten(), network.arcs, nodes, claims, probed, trail, detector, watch)
+    record, verdict = record.add(verdict)
+    weighed = network.weigh(forge.prune(verdict.flagged, nodes), exile=detector.exile)
+    return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=weighed), record
+
+
 def _forge_each(forge: Forge, vectors: Tensor, nodes: Tensor, askers: Tensor, topic: str, step: int) -> Tensor:
     """Answers really given, question by question: whoever lies knows what the others answer to the same one."""
     numbers, counts = torch.unique_consecutive(askers, return_counts=True)
@@ -127,30 +179,39 @@ def _forge_each(forge: Forge, vectors: Tensor, nodes: Tensor, askers: Tensor, to
     return torch.cat([forge.gradients(part, who, f"{topic} for {asker}", step) for part, who, asker in parts])
 
 
-def optimise(problem: Problem, network: Network, plan: Plan, theta: Tensor, forge: Forge) -> Iterator[Snapshot]:
-    """SGD over the pruned graph, each local step divided by the node's entry of the tracker. Paper: eq:local_dsgdrs."""
+def optimise(
+    problem: Problem, network: Network, plan: Plan, theta: Tensor, forge: Forge, *, steps: range | None = None
+) -> Iterator[Snapshot]:
+    """SGD over the pruned graph, each local step divided by the node's entry of the tracker. Paper: eq:local_dsgdrs.
+
+    `steps`: which rounds of the plan, all after the warm-up by default. Mutual pruning leaves weights that are doubly
+    stochastic: the tracker would be 1 / M everywhere, so there is none.
+    """
     nodes, settings = network.nodes, plan.optimisation
     pool = torch.arange(problem.samples, device=theta.device).expand(len(nodes), -1)
     first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
-    tracker, settled = premix(network, settings)
-    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(first, plan.steps)):
+    even = plan.detector is not None and plan.detector.pruning == "mutual"
+    fuse = None if plan.watch is None else plan.watch.fuse
+    tracker, settled = (None, True) if even else premix(network, settings)
+    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, steps or range(first, plan.steps)):
         rate = settings.step_size.at(step - first, rounds)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
-        if settings.order == "adapt-then-combine":
+        adapt_first = settings.order == "adapt-then-combine"
+        if adapt_first:
             local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
-            parameters, tracker = _exchange(network, step, theta - local.to(theta.dtype)[:, None] * gradient, tracker, settled)
-            theta = forge.keep(parameters, parameters.mix(parameters.average()), nodes, averaged=True)
-        else:
-            parameters, tracker = _exchange(network, step, theta, tracker, settled)
+            theta = theta - local.to(theta.dtype)[:, None] * gradient
+        parameters, tracker = _exchange(network, step, theta, tracker, settled)
+        mixture, blown = (parameters.average(), None) if fuse is None else fused(parameters, fuse)
+        theta = forge.keep(parameters, parameters.mix(mixture), nodes, averaged=fuse is None)
+        if not adapt_first:
             local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
-            mixed = forge.keep(parameters, parameters.mix(parameters.average()), nodes, averaged=True)
-            theta = mixed - local.to(theta.dtype)[:, None] * gradient
-        yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored)
+            theta = theta - local.to(theta.dtype)[:, None] * gradient
+        yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored, blown)
 
 
-def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor, settled: bool) -> tuple[Inbox, Tensor]:
+def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None, settled: bool) -> tuple[Inbox, Tensor | None]:
     """What was heard of parameters, and the tracker after the round: unchanged once it has settled. Paper: eq:eupdate."""
-    if settled:
+    if settled or tracker is None:
         (parameters,) = network.exchange(step, parameters=theta)
         return parameters, tracker
     parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
@@ -181,8 +242,12 @@ def premix(network: Network, how: Optimisation) -> tuple[Tensor, bool]:
     return tracker, False
 
 
-def local_steps(tracker: Tensor, nodes: Tensor, rate: float, how: Optimisation, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def local_steps(
+    tracker: Tensor | None, nodes: Tensor, rate: float, how: Optimisation, size: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Each node's step, whether it was capped and whether its tracker entry was floored, each [B]."""
+    if tracker is None:
+        tracker = torch.full((len(nodes), size), 1 / size, dtype=torch.float64, device=nodes.device)
     entry = tracker.gather(1, nodes[:, None]).squeeze(1)
     floor = how.min_weight / size
     steps = rate / entry.clamp_min(floor)

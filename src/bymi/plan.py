@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from bymi.aggregation import BALANCE, Order, Rule
-from bymi.detection import Detector
+from bymi.detection import Detector, Watch
 from bymi.errors import require
 
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
@@ -85,13 +85,17 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` rounds in all, of which `warm_up_steps` warm up. Without a detector the warm-up runs for all of them."""
+    """`steps` rounds in all, of which `warm_up_steps` warm up. Without a detector the warm-up runs for all of them.
+
+    `watch`: what is done after the first detection, hardened profile only.
+    """
 
     steps: int
     warm_up_steps: int
     warm_up: WarmUp = field(default_factory=WarmUp)
     detector: Detector | None = field(default_factory=Detector)
     optimisation: Optimisation = field(default_factory=Optimisation)
+    watch: Watch | None = None
     identification: int = 50
     seed: int = 0
 
@@ -99,6 +103,18 @@ class Plan:
         if self.detector is not None:
             allowed = f"1 to steps - 1 = {self.steps - 1}"
             require(0 < self.warm_up_steps < self.steps, "warm_up_steps", self.warm_up_steps, allowed)
+        if self.watch is not None:
+            fits = self.detector is not None and self.detector.panel is not None and self.detector.pruning == "mutual"
+            require(fits, "watch", "on", "with a panel and mutual pruning: who is cut must be heard to come back")
+
+    @property
+    def detections(self) -> list[int]:
+        """The rounds before which nodes judge each other."""
+        if self.detector is None:
+            return []
+        if self.watch is None or self.watch.every is None:
+            return [self.warm_up_steps]
+        return list(range(self.warm_up_steps, self.steps, self.watch.every))
 
 
 def theorem_step(nodes: int, steps: int) -> float:

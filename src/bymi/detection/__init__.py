@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from bymi.aggregation import Filtering, GeometricMedian, Mean, Median, TrMean
 from bymi.detection.asked import identify_asked
-from bymi.detection.identify import REASONS, Detector, Verdict, identify, identify_neighbours
+from bymi.detection.identify import Detector, Verdict, identify, identify_neighbours
+from bymi.detection.panel import Panel
 from bymi.detection.products import Centre
+from bymi.detection.reasons import REASONS
+from bymi.detection.record import Record
 from bymi.detection.scale import Identity, Principal, Scale
 from bymi.detection.threshold import threshold
+from bymi.detection.trail import Trail
+from bymi.detection.tribunal import Answers, Claims, sit
+from bymi.detection.watch import Watch
 
 CENTRES: dict[str, type[Centre]] = {
     "filtering": Filtering,
@@ -23,14 +29,21 @@ __all__ = [
     "CENTRES",
     "REASONS",
     "SCALES",
+    "Answers",
     "Centre",
+    "Claims",
     "Detector",
     "Identity",
+    "Panel",
     "Principal",
+    "Record",
     "Scale",
+    "Trail",
     "Verdict",
+    "Watch",
     "identify",
     "identify_asked",
     "identify_neighbours",
+    "sit",
     "threshold",
 ]

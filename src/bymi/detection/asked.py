@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
-from bymi.detection.identify import REASONS, Detector, Verdict
+from bymi.detection.identify import Detector, Verdict
 from bymi.detection.products import Products, multiply, weigh
+from bymi.detection.reasons import REASONS
 from bymi.detection.threshold import threshold
 from bymi.inbox import Replies
 from bymi.vectors import inner

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import Filtering, SetRule
+from bymi.detection.panel import Panel
 from bymi.detection.products import Centre, multiply
+from bymi.detection.reasons import REASONS
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.threshold import threshold
 from bymi.errors import InputError, require
@@ -18,8 +20,7 @@ from bymi.vectors import Rows, norms
 
 Point = Literal["sender", "receiver"]
 
-REASONS = ("kept", "score", "not heard")
-"""What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
+Pruning = Literal["directed", "mutual"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Detector:
     `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
     still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
     `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
+
+    The rest is the hardened profile. `panel`: the tests that replace score and threshold. `probe`: a second look at the common
+    start, where lies about a gradient show that vanish with it at an optimum. `sample`: fresh random samples of each node for
+    every detection (a number, or "all"), instead of the identification set. `pruning`: "mutual" cuts an edge if either end
+    flags the other; `exile`: a node that more than this share of its neighbours have cut goes on listening to those it trusts.
     """
 
     fdr_level: float = 0.2
@@ -37,6 +43,11 @@ class Detector:
     scale: Scale = field(default_factory=Identity)
     point: Point = "sender"
     cross_fit: bool = False
+    panel: Panel | None = None
+    probe: bool = False
+    sample: int | Literal["identification", "all"] = "identification"
+    pruning: Pruning = "directed"
+    exile: float | None = 0.5
 
     def __post_init__(self) -> None:
         require(0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
@@ -44,6 +55,13 @@ class Detector:
         require(self.point in get_args(Point), "point", self.point, ", ".join(get_args(Point)))
         if self.cross_fit:
             require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")
+        require(self.pruning in get_args(Pruning), "pruning", self.pruning, ", ".join(get_args(Pruning)))
+        require(self.exile is None or 0 < self.exile <= 1, "exile", self.exile, "above 0, up to 1, or none")
+        if self.panel is None:
+            require(not self.probe, "probe", self.probe, "with a panel only")
+        else:
+            require(isinstance(self.scale, Identity), "scale", type(self.scale).__name__, "identity with a panel")
+            require(isinstance(self.centre, SetRule), "centre", type(self.centre).__name__, "a weighted mean with a panel")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +72,9 @@ class Verdict:
     threshold: Tensor  # [B] float64, +inf where nobody qualifies
     flagged: Tensor  # [B, J] bool
     why: Tensor  # [B, J] int8, an index into REASONS
+    figure: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] float64 behind the reason; empty: the scores
+    taken: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the panel's filter took
+    guarded: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: a majority was flagged, so soft evidence fell
 
 
 def identify(

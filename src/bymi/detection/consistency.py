@@ -1,0 +1,39 @@
+"""The screen before scoring: two halves of one honest sample differ by noise of the usual size, not more and not less."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bymi.detection.evidence import Evidence
+from bymi.detection.robust import log, standing
+from bymi.detection.spectrum import centred_diagonal
+
+_PASSES = 3  # whoever is found leaves the estimate, and others may stand out then
+
+
+def inconsistent(evidence: Evidence, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows whose halves differ too much or too little [b, n], and how many spreads they are off (signed) [b, n].
+
+    log |x1 - x2|^2 on both sides. Large: scores that push the count of negative ones up, halves turned away from each
+    other. Small: a mean of many where the noise of one is due, as inner product manipulation and ALIE send it. `high` and
+    `low` [b, 1] are the bounds.
+    """
+    return _screen(evidence, log(evidence.difference2), high, low)
+
+
+def too_good(evidence: Evidence, weights: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows too close to the centres [b, n] to be an honest sample's mean, and how many spreads they are off [b, n]."""
+    nearest = [centred_diagonal(products, weights) for products in (evidence.first, evidence.second)]
+    return _screen(evidence, log(torch.minimum(*nearest)), torch.full_like(low, torch.inf), low)
+
+
+def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    gone = torch.zeros_like(evidence.valid)
+    for _ in range(_PASSES):
+        off = standing(values, evidence.valid & ~gone)
+        found = evidence.judged & ((off > high) | (off < -low)) & ~gone
+        if not bool(found.any()):
+            break
+        gone = gone | found
+    return gone, standing(values, evidence.valid & ~gone)

@@ -1,0 +1,53 @@
+"""What neighbours do, against what the others do and what they claim: tests on the parameters that are really used."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import SetRule
+from bymi.detection.robust import log, standing, standing_above
+from bymi.detection.spectrum import centred_diagonal
+
+_PASSES = 4
+_ANSWER = (0.7, 2.0)  # by how much of its gradient a node may stand off the others
+
+
+def drifting(trail: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows whose parameters stood off for long [b, n], and by how many spreads of log |q - c|^2 [b, n].
+
+    `trail` [b, n, n] are products of q_j, the mean of theta_j / eta over a window of rounds: an honest node stands off by its
+    own gradient, more or less, at every step size.
+    """
+    gone = torch.zeros_like(valid)
+    off = torch.zeros_like(trail[:, 0])
+    for _ in range(_PASSES):
+        weights = centre.weights(trail, valid & ~gone)
+        off = standing(log(centred_diagonal(trail, weights)), valid & ~gone)
+        found = judged & (off > bound) & ~gone
+        if not bool(found.any()):
+            break
+        gone = gone | found
+    return gone, off
+
+
+def belying(
+    trail: Tensor, claims: Tensor, both: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows whose deeds do not follow from their claims [b, n], and by how many spreads of log |residual|^2 [b, n].
+
+    A node that uses the gradient g_j it claims stands off by about -g_j (less the mean). `claims` are products of the
+    g_j, `both` products <q_r, g_s>. Residual: q_j + kappa g_j about the centres, with the best kappa in a narrow range.
+    """
+    gone = torch.zeros_like(valid)
+    off = torch.zeros_like(trail[:, 0])
+    for _ in range(_PASSES):
+        weights = centre.weights(trail, valid & ~gone)
+        deed, claim, pair = (centred_diagonal(matrix, weights) for matrix in (trail, claims, both))
+        kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
+        off = standing_above(log(deed + 2 * kappa * pair + kappa.square() * claim), valid & ~gone)
+        found = judged & (off > bound) & ~gone
+        if not bool(found.any()):
+            break
+        gone = gone | found
+    return gone, off

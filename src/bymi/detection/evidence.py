@@ -1,0 +1,130 @@
+"""What B receivers can hold against their neighbours: inner products of the two halves, in any dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bymi.detection.spectrum import centred_diagonal
+from bymi.inbox import Inbox
+from bymi.vectors import gather_members
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """Float64 products of first halves x1 and second halves x2 [b, n, n] about one origin a receiver, padded to n rows.
+
+    `valid` [b, n] marks the rows that stand for a vector and count; `judged` leaves out the receiver's own.
+    """
+
+    first: Tensor  # <x1_r, x1_s>
+    second: Tensor  # <x2_r, x2_s>
+    cross: Tensor  # <x1_r, x2_s>
+    valid: Tensor
+    judged: Tensor
+    points: tuple[Tensor, Tensor] | None = None  # x1 and x2 themselves [b, n, d] about that origin, where d is small
+
+    def without(self, gone: Tensor) -> Evidence:
+        """The same without some rows [b, n], which leave all counts."""
+        return replace(self, valid=self.valid & ~gone, judged=self.judged & ~gone)
+
+    @property
+    def difference(self) -> Tensor:
+        """Products of x1 - x2: noise alone for whoever answers truthfully, wherever its mean is."""
+        return self.first + self.second - self.cross - self.cross.mT
+
+    @property
+    def difference2(self) -> Tensor:
+        """|x1 - x2|^2 [b, n]."""
+        first, second, cross = (part.diagonal(dim1=1, dim2=2) for part in (self.first, self.second, self.cross))
+        return first + second - 2 * cross
+
+    @property
+    def difference_points(self) -> Tensor | None:
+        return None if self.points is None else self.points[0] - self.points[1]
+
+    @property
+    def middle(self) -> Tensor:
+        """Products of (x1 + x2) / 2."""
+        return (self.first + self.second + self.cross + self.cross.mT) / 4
+
+    @property
+    def swapped(self) -> Evidence:
+        """First and second halves exchanged."""
+        points = None if self.points is None else (self.points[1], self.points[0])
+        return Evidence(self.second, self.first, self.cross.mT, self.valid, self.judged, points)
+
+    @property
+    def count(self) -> Tensor:
+        """How many neighbours each receiver judges [b, 1]."""
+        return self.judged.sum(1, keepdim=True).to(torch.float64)
+
+    def scores(self, weights: Tensor, *, cross_fit: bool = True) -> Tensor:
+        """(x1 - c1)'(x2 - c2) [b, n], c1 the weighted mean of first halves, c2 of second ones or, as published, c1 again.
+
+        Paper: eq:score.
+        """
+        if cross_fit:
+            return centred_diagonal(self.cross, weights)
+        first, second = (weights[:, None, :] @ part for part in (self.first, self.cross))
+        both = (first.squeeze(1) * weights).sum(1, keepdim=True)
+        return self.cross.diagonal(dim1=1, dim2=2) - first.squeeze(1) - second.squeeze(1) + both
+
+
+@dataclass(frozen=True, eq=False)
+class Seats:
+    """Who sits before each of b receivers, in one order for all evidence: its neighbours, then itself, then nobody."""
+
+    receivers: Tensor  # [b] places among the nodes held here
+    nodes: Tensor  # [b, n] node numbers
+    taken: Tensor  # [b, n] bool
+    judged: Tensor  # [b, n] bool: neighbours
+
+    @staticmethod
+    def of(arcs: Tensor, nodes: Tensor, receivers: Tensor) -> Seats:
+        """Seats before some receivers, from arcs [B, M] and the numbers of all held here [B]."""
+        index, judged = gather_members(arcs[receivers])
+        count = judged.sum(1, keepdim=True)
+        wide = torch.nn.functional.pad(torch.where(judged, index, 0), (0, 1)).scatter(1, count, nodes[receivers][:, None])
+        judged = torch.nn.functional.pad(judged, (0, 1))
+        return Seats(receivers, wide, judged.scatter(1, count, True), judged)
+
+    def columns(self, inbox: Inbox) -> Tensor:
+        """Which column of the inbox each neighbour's message to this receiver is [b, n]; 0 for other seats."""
+        expected = inbox.expected[self.receivers]
+        columns = torch.arange(expected.shape[1], device=expected.device)
+        senders = columns if inbox.senders is None else inbox.senders
+        size = 1 + max(int(senders.max()), int(self.nodes.max()))
+        # Of all columns of one sender a receiver expects one.
+        column = torch.zeros(len(expected), size, dtype=torch.int64, device=expected.device)
+        column.scatter_reduce_(1, senders.expand_as(expected), torch.where(expected, columns, 0), "amax")
+        return torch.where(self.judged, torch.gather(column, 1, self.nodes), 0)
+
+    def rows(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
+        """Which of the inbox's rows each seat's vector is [b, n], and whether it is there and was heard [b, n]."""
+        columns, own = self.columns(inbox), self.taken & ~self.judged
+        heard = self.judged & torch.gather(inbox.heard[self.receivers], 1, columns)
+        return torch.where(own, inbox.own_row[self.receivers][:, None], columns), heard | own
+
+    def spread(self, values: Tensor, into: Tensor) -> None:
+        """Write values of the judged seats [b, n] into a matrix of receivers and nodes [B, M]."""
+        place, seat = self.judged.nonzero(as_tuple=True)
+        into[self.receivers[place], self.nodes[place, seat]] = values[place, seat].to(into.dtype)
+
+
+def pick(products: Tensor, rows: Tensor) -> Tensor:
+    """Products [R, R] of common rows as those of each receiver's seats [b, n, n]."""
+    return products[rows[:, :, None], rows[:, None, :]]
+
+
+def stack(matrices: Sequence[Tensor], size: int) -> Tensor:
+    """Square matrices of different size as one stack, zero around them."""
+    return torch.stack([torch.nn.functional.pad(m, (0, size - m.shape[1], 0, size - m.shape[0])) for m in matrices])
+
+
+def stack_rows(matrices: Sequence[Tensor], size: int) -> Tensor:
+    """Matrices with different numbers of rows as one stack, zero below them."""
+    return torch.stack([torch.nn.functional.pad(m, (0, 0, 0, size - len(m))) for m in matrices])

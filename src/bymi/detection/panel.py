@@ -1,0 +1,136 @@
+"""The hardened detection: a panel of tests on the two halves, in order, each a switch of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import SetRule
+from bymi.detection.consistency import inconsistent, too_good
+from bymi.detection.direction import shifted
+from bymi.detection.evidence import Evidence
+from bymi.detection.hybrid import outstanding
+from bymi.detection.noise_edge import Centre, NoiseEdge
+from bymi.detection.reasons import reason
+from bymi.detection.rejects import absurd, duplicates
+from bymi.detection.threshold import threshold
+from bymi.errors import require
+
+_SEVERE = 3.0  # times the bound of a strong score: no honest node's bad luck
+_EDGE = 1.2  # where the directional test looks for a stretched cloud without the filter
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Bounds of the tests; None switches a test off. docs/hardened.md explains the order, ADR 0010 the numbers.
+
+    `absurd`: halves so many times longer than usual. `duplicate`: closer to another than this part of the usual distance.
+    `high`, `low`: halves that differ by too much or too little, in spreads of the logarithm. `edge`, `most`: the filter's
+    noise edge and the most it may take; None for the detector's own centre. `strong`, `weak`: scores in units of noise; None
+    for the published threshold. `direction`: joint shifts, in spreads. `guard`: the share of neighbours above which a verdict
+    is taken for a failure of the estimator. `widen`: all bounds grow by 1 + widen / n with n neighbours.
+    """
+
+    absurd: float | None = 1e3
+    duplicate: float | None = 1e-3
+    high: float | None = 5.0
+    low: float | None = 6.0
+    edge: float | None = 1.2
+    most: float = 0.49
+    strong: float | None = 8.0
+    weak: float = 5.0
+    direction: float | None = 4.5
+    guard: float | None = 0.5
+    widen: float = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("absurd", "duplicate", "high", "low", "strong", "weak", "direction", "guard"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, value, "above 0, or none to switch it off")
+        require(self.edge is None or self.edge >= 1, "edge", self.edge, "1 or above, or none to switch it off")
+        require(self.widen >= 0, "widen", self.widen, "0 or above")
+        require(0 <= self.most < 0.5, "most", self.most, "0 <= most < 0.5")
+
+
+@dataclass(frozen=True, eq=False)
+class Findings:
+    """What the panel found [b, n]: codes into REASONS, and the figure behind each; and what it did to its estimates [b]."""
+
+    code: Tensor  # [b, n] int8
+    figure: Tensor  # [b, n] float64: spreads or units of noise; a kept row's is its score
+    scores: Tensor  # [b, n] float64
+    taken: Tensor  # [b] share of weight that the filter took
+    guarded: Tensor  # [b] bool: the guard acted
+
+    @property
+    def flagged(self) -> Tensor:
+        return self.code != 0
+
+
+def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, centre: SetRule, cross_fit: bool) -> Findings:
+    """Judge every neighbour: the first test that finds something has the word."""
+    wider = 1 + panel.widen / evidence.count.clamp_min(1)
+    code = torch.zeros(evidence.valid.shape, dtype=torch.int8, device=evidence.valid.device)
+    figure = torch.zeros_like(evidence.first[:, 0])
+
+    def note(found: Tensor, name: str, value: Tensor) -> None:
+        new = found & (code == 0)
+        code.masked_fill_(new, reason(name))
+        figure.copy_(torch.where(new, value, figure))
+
+    if panel.absurd is not None:
+        size = absurd(evidence)
+        note(evidence.judged & (size > panel.absurd), "absurd", size)
+    if panel.duplicate is not None:
+        found, off = duplicates(evidence.without(code != 0), panel.duplicate)
+        note(found, "duplicate", off)
+    high, low = (wider * (torch.inf if bound is None else bound) for bound in (panel.high, panel.low))
+    found, off = inconsistent(evidence.without(code != 0), high, low)
+    note(found, "inconsistent", off)
+    middle = _centre(evidence.without(code != 0), panel, centre)
+    found, off = too_good(evidence.without(code != 0), middle.weights, low)
+    if bool(found.any()):
+        note(found, "too good", off)
+        middle = _centre(evidence.without(code != 0), panel, centre)
+
+    # Whoever was found so far has left all counts; what follows is soft evidence.
+    hard, left = code.clone(), evidence.without(code != 0)
+    scores = left.scores(middle.weights, cross_fit=cross_fit)
+    if panel.strong is None:
+        limit = threshold(torch.where(left.judged, scores, 0.0), left.judged, fdr_level=fdr_level, offset=offset)
+        units, found = scores, left.judged & (scores >= limit[:, None])
+    else:
+        strong, weak = panel.strong * wider, panel.weak * wider
+        found, units = outstanding(scores, left.judged, fdr_level=fdr_level, strong=strong, weak=weak)
+        note(found & (units >= _SEVERE * strong), "strong score", units)
+    note(found, "score", units)
+    if panel.direction is not None:
+        found, off = shifted(left, middle, edge=panel.edge or _EDGE, bound=panel.direction * wider)
+        note(found, "direction", off)
+    guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
+    if panel.guard is not None:
+        code, guarded = _guard(code, hard, evidence, panel.guard)
+    figure = torch.where((code == 0) & left.judged, units, figure)
+    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded)
+
+
+def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:
+    """By the noise edge, or without it by the detector's rule; noise and stretch are measured either way."""
+    if panel.edge is not None:
+        return NoiseEdge(panel.edge, panel.most).weights(evidence)
+    return replace(NoiseEdge(_EDGE, 0.0).weights(evidence), weights=rule.weights(evidence.first, evidence.valid))
+
+
+def _guard(code: Tensor, hard: Tensor, whole: Evidence, share: float) -> tuple[Tensor, Tensor]:
+    """A receiver with an honest majority of neighbours is never right to flag a majority: its estimate has failed.
+
+    Then only hard evidence counts; and if the screen alone flags a majority, not even that.
+    """
+    count = whole.judged.sum(1)
+    failed = (code != 0).sum(1) > share * count
+    code = torch.where(failed[:, None], hard, code)
+    screened = (hard == reason("inconsistent")) | (hard == reason("too good"))
+    worse = (hard != 0).sum(1) > share * count
+    return torch.where((worse & failed)[:, None] & screened, torch.zeros_like(code), code), failed

@@ -1,0 +1,28 @@
+"""Why a neighbour is not heard any more: one word a test."""
+
+from __future__ import annotations
+
+REASONS = (
+    "kept",
+    "score",
+    "not heard",
+    "absurd",
+    "duplicate",
+    "inconsistent",
+    "too good",
+    "strong score",
+    "direction",
+    "fuse",
+    "drift",
+    "deed",
+    "serving time",
+)
+"""What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
+
+SEVERE = ("not heard", "absurd", "inconsistent", "too good", "strong score", "fuse")
+"""Reasons that no honest node gives by bad luck: flagged for longer and longer, not for one window."""
+
+
+def reason(name: str) -> int:
+    """The code of a reason."""
+    return REASONS.index(name)

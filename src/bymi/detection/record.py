@@ -1,0 +1,50 @@
+"""How long a flag lasts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.detection.identify import Verdict
+from bymi.detection.reasons import REASONS, SEVERE, reason
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """Of every neighbour [B, M]: for how many detections more it stays flagged, and how often it was severely flagged.
+
+    A mild flag, which an honest node may get by bad luck, is forgotten at the next detection. A severe one lasts 2, 4, 8, ...
+    windows, up to `longest`.
+    """
+
+    left: Tensor  # [B, M] int64
+    strikes: Tensor  # [B, M] int64
+    longest: int = 16
+
+    @staticmethod
+    def blank(arcs: Tensor, longest: int) -> Record:
+        nothing = torch.zeros(arcs.shape, dtype=torch.int64, device=arcs.device)
+        return Record(nothing, nothing, longest)
+
+    def add(self, verdict: Verdict) -> tuple[Record, Verdict]:
+        """The record after one more detection, and the verdict with those who still serve time."""
+        severe = torch.zeros_like(verdict.flagged)
+        for name in SEVERE:
+            severe |= verdict.why == REASONS.index(name)
+        strikes = self.strikes + severe
+        terms = (2 ** strikes.clamp_max(30)).clamp_max(self.longest)
+        left = torch.where(severe, torch.maximum(terms, self.left), self.left)
+        serving = (left > 0) & ~verdict.flagged
+        why = torch.where(serving, reason("serving time"), verdict.why)
+        told = Verdict(
+            verdict.scores,
+            verdict.threshold,
+            verdict.flagged | serving,
+            why,
+            verdict.figure,
+            verdict.taken,
+            verdict.guarded,
+        )
+        return Record((left - 1).clamp_min(0), strikes, self.longest), told

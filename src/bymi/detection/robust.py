@@ -1,0 +1,36 @@
+"""Medians and spreads over part of a row, which a minority of liars cannot move far."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal variable
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def median(values: Tensor, among: Tensor) -> Tensor:
+    """Lower median of each row over the entries `among` [b, n], as [b, 1]; NaN for a row without any."""
+    return torch.where(among, values, torch.nan).nanmedian(dim=1, keepdim=True).values
+
+
+def spread(values: Tensor, among: Tensor) -> Tensor:
+    """Median absolute deviation of each row as a standard deviation [b, 1]."""
+    return _NORMAL * median((values - median(values, among)).abs(), among)
+
+
+def standing(values: Tensor, among: Tensor) -> Tensor:
+    """How many spreads above the median each value stands [b, n]; NaN where the spread is nothing."""
+    return (values - median(values, among)) / spread(values, among)
+
+
+def standing_above(values: Tensor, among: Tensor) -> Tensor:
+    """The same with a spread taken below the median only, for rows whose upper half may be crowded with liars."""
+    middle = median(values, among)
+    below = among & (values <= middle)
+    return (values - middle) / (_NORMAL * median(middle - values, below))
+
+
+def log(values: Tensor) -> Tensor:
+    """Logarithm of something that cannot be negative but for rounding."""
+    return values.clamp_min(_TINY).log()

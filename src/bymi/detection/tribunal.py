@@ -1,0 +1,208 @@
+"""The hardened verdict: the panel on what neighbours claim at two points, then a look at what they did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation import GeometricMedian
+from bymi.aggregation.base import SetRule
+from bymi.detection.deeds import belying, drifting
+from bymi.detection.evidence import Evidence, Seats, pick, stack, stack_rows
+from bymi.detection.identify import Detector, Verdict
+from bymi.detection.panel import Findings, hear
+from bymi.detection.reasons import reason
+from bymi.detection.spectrum import FEW_DIMENSIONS
+from bymi.detection.trail import Trail
+from bymi.detection.watch import Watch
+from bymi.inbox import Inbox, Replies
+from bymi.vectors import inner
+
+_RECEIVERS = 128  # whose products are held at a time
+_MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # of deeds: their noise has no edge that is known
+
+
+class Claims:
+    """Half gradients that neighbours sent of their own accord, the same to all."""
+
+    def __init__(self, first: Inbox, second: Inbox, deeds: Tensor | None = None) -> None:
+        self._first, self._second, self._deeds = first, second, deeds
+
+    def before(self, seats: Seats, rows: Tensor | None) -> tuple[Evidence, Tensor | None]:
+        """Evidence, and products <q, (x1 + x2) / 2> [b, n, n] if deeds are known: `rows` [b, n] has those of each seat."""
+        at, there = seats.rows(self._first)
+        first, second, cross = (pick(products, at) for products in self._products)
+        points = None if self._points is None else (self._points[0][at], self._points[1][at])
+        evidence = Evidence(first, second, cross, there, there & seats.judged, points)
+        if self._deeds is None or rows is None:
+            return evidence, None
+        return evidence, self._crossed[rows[:, :, None], at[:, None, :]]
+
+    @cached_property
+    def _products(self) -> tuple[Tensor, Tensor, Tensor]:
+        return _multiply(self._first, self._second)
+
+    @cached_property
+    def _points(self) -> tuple[Tensor, Tensor] | None:
+        return _points(self._first, self._second)
+
+    @cached_property
+    def _crossed(self) -> Tensor:
+        assert self._deeds is not None
+        return _cross(self._deeds, self._first, self._second)
+
+
+class Answers:
+    """Half gradients at each receiver's own point: its neighbours' and, last, its own. Walked through once, in order."""
+
+    def __init__(self, replies: Iterator[Replies], deeds: Tensor | None = None) -> None:
+        self._replies, self._deeds = replies, deeds
+
+    def before(self, seats: Seats, rows: Tensor | None) -> tuple[Evidence, Tensor | None]:
+        there = torch.zeros_like(seats.taken)
+        products, points, crossed = [], [], []
+        for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
+            first, second = reply.inboxes
+            products.append(_multiply(first, second))
+            there[place, : len(reply.senders) + 1] = first.member[0]
+            if (near := _points(first, second)) is not None:
+                points.append(near)
+            if self._deeds is not None and rows is not None:
+                crossed.append(_cross(self._deeds[rows[place, : len(reply.senders) + 1]], first, second))
+        size = seats.taken.shape[1]
+        one, two, cross = (stack([each[part] for each in products], size) for part in range(3))
+        both = None
+        if points:
+            both = (stack_rows([each[0] for each in points], size), stack_rows([each[1] for each in points], size))
+        evidence = Evidence(one, two, cross, there, there & seats.judged, both)
+        return evidence, stack(crossed, size) if crossed else None
+
+
+def _multiply(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor, Tensor]:
+    origin, one, two = first.rows.origin, first.rows.vectors, second.rows.vectors
+    return first.rows.gram, inner(two, two, origin), inner(one, two, origin)
+
+
+def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:
+    if first.own.shape[1] > FEW_DIMENSIONS:
+        return None
+    origin = first.rows.origin
+    return _about(first.rows.vectors, origin), _about(second.rows.vectors, origin)
+
+
+def _cross(deeds: Tensor, first: Inbox, second: Inbox) -> Tensor:
+    middle = (first.rows.vectors + second.rows.vectors) / 2
+    return inner(deeds, middle, torch.zeros_like(middle[0]))
+
+
+def _about(vectors: Tensor, origin: Tensor) -> Tensor:
+    return vectors.to(torch.float64) - origin.to(torch.float64)
+
+
+def sit(
+    receivers: Tensor,
+    arcs: Tensor,
+    nodes: Tensor,
+    claims: Answers | Claims,
+    probed: Claims | None,
+    trail: Trail | None,
+    detector: Detector,
+    watch: Watch,
+) -> Verdict:
+    """The receivers [b], given by place, judge all whom they can hear, arcs [B, M]; the first reason found counts."""
+    panel = detector.panel
+    assert panel is not None
+    deeds = _Deeds(trail) if trail is not None and trail.rounds else None
+    verdict = _blank(arcs)
+    for some in receivers.split(_RECEIVERS):
+        seats = Seats.of(arcs, nodes, some)
+        rows = None if deeds is None else deeds.rows(seats)
+        evidence, crossed = claims.before(seats, rows)
+        found = _hear(evidence, detector)
+        code = torch.where(evidence.judged, found.code, reason("not heard"))
+        figure = found.figure
+        guarded = found.guarded
+        if probed is not None:
+            there, _ = probed.before(seats, None)
+            more = _hear(there, detector)
+            extra = torch.where(there.judged, more.code, reason("not heard"))
+            new = (code == 0) & (extra != 0)
+            code, figure = torch.where(new, extra, code), torch.where(new, more.figure, figure)
+            guarded = guarded | more.guarded
+        if deeds is not None:
+            bounds = 1 + panel.widen / seats.judged.sum(1, keepdim=True).clamp_min(1)
+            code, figure = deeds.judge(seats, evidence, crossed, code, figure, watch, bounds, panel.guard)
+        seats.spread(code, verdict.why)
+        seats.spread(code != 0, verdict.flagged)
+        seats.spread(found.scores, verdict.scores)
+        seats.spread(figure, verdict.figure)
+        verdict.taken[some], verdict.guarded[some] = found.taken, guarded
+    return verdict
+
+
+def _hear(evidence: Evidence, detector: Detector) -> Findings:
+    assert detector.panel is not None and isinstance(detector.centre, SetRule)
+    how = {"fdr_level": detector.fdr_level, "offset": detector.offset}
+    return hear(evidence, detector.panel, centre=detector.centre, cross_fit=detector.cross_fit, **how)  # type: ignore[arg-type]
+
+
+class _Deeds:
+    """The trail of all nodes, ready to be looked at by groups of receivers."""
+
+    def __init__(self, trail: Trail) -> None:
+        assert trail.inbox is not None and trail.refused is not None
+        self.vectors = trail.vectors()
+        self._inbox, self._refused, self._rounds = trail.inbox, trail.refused, trail.rounds
+        self._gram = inner(self.vectors, self.vectors, self.vectors[0])
+
+    def rows(self, seats: Seats) -> Tensor:
+        """Which row of `vectors` each seat's deeds are [b, n]."""
+        own = seats.taken & ~seats.judged
+        count = self._inbox.expected.shape[1]
+        return torch.where(own, count + seats.receivers[:, None], seats.columns(self._inbox))
+
+    def judge(
+        self,
+        seats: Seats,
+        claims: Evidence,
+        crossed: Tensor | None,
+        code: Tensor,
+        figure: Tensor,
+        watch: Watch,
+        wider: Tensor,
+        guard: float | None,
+    ) -> tuple[Tensor, Tensor]:
+        rows = self.rows(seats)
+        refused = torch.gather(self._refused[seats.receivers], 1, seats.columns(self._inbox)) / self._rounds
+        blown = seats.judged & (refused > watch.fuse_share) & (code == 0)
+        code, figure = torch.where(blown, reason("fuse"), code), torch.where(blown, refused.to(figure), figure)
+        trail, valid = pick(self._gram, rows), seats.taken & (code == 0)
+        before = code
+        if watch.drift is not None:
+            found, off = drifting(trail, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
+            code, figure = torch.where(found, reason("drift"), code), torch.where(found, off, figure)
+            valid = valid & ~found
+        if watch.deed is not None and crossed is not None:
+            found, off = belying(trail, claims.middle, crossed, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
+            code, figure = torch.where(found, reason("deed"), code), torch.where(found, off, figure)
+        if guard is not None:
+            failed = (code != 0).sum(1, keepdim=True) > guard * seats.judged.sum(1, keepdim=True)
+            code = torch.where(failed, before, code)
+        return code, figure
+
+
+def _blank(arcs: Tensor) -> Verdict:
+    shape, device = arcs.shape, arcs.device
+    return Verdict(
+        scores=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
+        threshold=torch.full(shape[:1], torch.inf, dtype=torch.float64, device=device),
+        flagged=torch.zeros(shape, dtype=torch.bool, device=device),
+        why=torch.zeros(shape, dtype=torch.int8, device=device),
+        figure=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
+        taken=torch.zeros(shape[0], dtype=torch.float64, device=device),
+        guarded=torch.zeros(shape[0], dtype=torch.bool, device=device),
+    )
