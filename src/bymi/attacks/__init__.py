@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from bymi.attacks.adversary import Adversary, Attack
+from bymi.attacks.adversary import Adversary, Attack, Shown, check_options
+from bymi.attacks.base import Moment, PerReceiver, Plot, VectorAttack
 from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack
-from bymi.attacks.gradient import GradientAttack, InnerProductManipulation, VectorAttack
+from bymi.attacks.gradient import GradientAttack, InnerProductManipulation
+from bymi.attacks.levels import Level
 from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
 from bymi.attacks.statistical import ALIE, Mimic, MinMax
@@ -53,16 +55,22 @@ __all__ = [
     "Inf",
     "InnerProductManipulation",
     "LabelFlip",
+    "Level",
     "MessageAttack",
     "Mimic",
     "MinMax",
     "Misshapen",
+    "Moment",
     "NaN",
     "OutOfDistribution",
     "ParameterAttack",
+    "PerReceiver",
+    "Plot",
     "SameValue",
+    "Shown",
     "SignFlip",
     "Silent",
     "VectorAttack",
     "Zero",
+    "check_options",
 ]

@@ -43,13 +43,13 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
     problem, yardstick = task.build(byzantine, attack, host, seed)
     device = host.place(gains=task.gains)
     byzantine = byzantine.to(device)
-    mixing, pruning = sheet["byzantine_mixing"], sheet["byzantine_pruning"]
+    options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
     return Scene(
         byzantine=byzantine,
         graph=graph.to(device),
         problem=problem,
         yardstick=yardstick,
-        adversary=Adversary(byzantine, attack, mixing=mixing, pruning=pruning, seed=seed),
+        adversary=Adversary(byzantine, attack, seed=seed, **options),
         plan=_plan(sheet, task.identification_of(problem.samples)),
     )
 
