@@ -266,6 +266,7 @@ CHANGES = [
     "attack=ipm byzantine_start=10",
     "attack=ipm byzantine_period=10",
     "attack=ipm byzantine_faces=two",
+    "byzantine_placement=high-degree",
     "steps=3001",
     "seed=1",
     "record_every=51",

@@ -85,8 +85,10 @@ class Adversary:
     # The forge of the algorithm.
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
-        part = part_of(topic)
-        if self._tailored is not None or part is None or part not in (self._parts or ()) or not self.acts(step):
+        part, parts = part_of(topic), self._parts
+        if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
+            return vectors
+        if part is None or part not in parts or not self.acts(step):
             return vectors
         if self.faces == "two":
             asker = asker_of(topic)

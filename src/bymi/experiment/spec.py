@@ -93,6 +93,7 @@ class Spec(Section):
     byzantine_start: int = Field(0, ge=0)
     byzantine_period: int | None = Field(None, ge=2)
     byzantine_faces: attacks.Shown = "one"
+    byzantine_placement: attacks.Placement = "random"
     steps: int = Field(3000, ge=2)
     seed: int = Field(0, ge=0)
     record_every: int = Field(50, ge=1)
