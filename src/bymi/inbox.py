@@ -173,7 +173,7 @@ class Inbox:
             # Far more messages than receivers: most products of two messages would never be looked at.
             own, sent = rows.vectors[at], rows.vectors[:count]
             lengths = [(part.to(torch.float64) - rows.origin).square().sum(1) for part in (own, sent)]
-            return (lengths[0][:, None] + lengths[1] - 2 * inner(own, sent, rows.origin)).clamp_min(0.0)
+            return inner(own, sent, rows.origin).mul_(-2).add_(lengths[0][:, None]).add_(lengths[1]).clamp_min_(0.0)
         gram = rows.gram
         square = gram.diagonal()
         return (square[None, :count] + square[at][:, None] - 2 * gram[at][:, :count]).clamp_min(0.0)
