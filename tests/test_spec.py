@@ -262,6 +262,11 @@ CHANGES = [
     "byzantine_ratio=0.25",
     "byzantine_mixing=none",
     "byzantine_pruning=all",
+    "attack=ipm byzantine_level=message",
+    "attack=ipm byzantine_start=10",
+    "attack=ipm byzantine_period=10",
+    "attack=ipm byzantine_faces=two",
+    "byzantine_placement=high-degree",
     "steps=3001",
     "seed=1",
     "record_every=51",
@@ -301,14 +306,14 @@ CHANGES = [
 
 
 def test_the_digest_tells_any_two_specs_apart_and_equal_ones_not() -> None:
-    specs = [Spec(), *[load(None, [change]) for change in CHANGES]]
+    specs = [Spec(), *[load(None, change.split()) for change in CHANGES]]
     images = [load(None, ["attack=ipm", f"data={name}"]) for name in TASKS if name != "linear"]
     assert len({spec.digest for spec in [*specs, *images]}) == len(specs) + len(images)
     assert len({spec.digest for spec in specs}) == len(specs) == len(CHANGES) + 1
     for change in CHANGES:
-        assert load(None, [change]).digest == load(None, [change]).digest
+        assert load(None, change.split()).digest == load(None, change.split()).digest
     assert load(None, ["attack.mu=5", "seed=0"]).digest == Spec().digest == read_spec({}).digest
-    touched = {change.split("=")[0].split(".")[0] for change in CHANGES}
+    touched = {word.split("=")[0].split(".")[0] for change in CHANGES for word in change.split()}
     assert touched == set(Spec.model_fields) - {"profile"}, "a new key belongs in the list of changes; profile has one value"
 
 

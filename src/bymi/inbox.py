@@ -13,13 +13,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bymi.vectors import Rows, norms
+from bymi.vectors import Rows, inner, inner_square, norms
 
 ABSURD = 1e6
 """A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
 
 OVERFLOW = 1e100
 """A node whose own vector is longer than this has diverged: it hears nobody and takes part in nothing. Squares stay finite."""
+
+_MANY = 4  # messages a receiver above which products of pairs of messages are avoided
 
 Losses = Callable[[Tensor, Tensor], Tensor]
 """(vectors [R, D], wanted [B, R] bool) -> loss of each wanted vector on the receiver's current samples [B, R]."""
@@ -53,7 +55,7 @@ class Inbox:
     weight: Tensor  # [B, J] float64 mixing weights, zero where unheard
     self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
     own_at: Tensor  # [B] which message equals the own vector, -1 if none
-    senders: Tensor | None = None  # [J] who sent each; None: message j is node j's
+    senders: Tensor | None = None  # [J] which node sent each message; None: message j comes from node j
 
     @staticmethod
     def receive(
@@ -64,6 +66,7 @@ class Inbox:
         weight: Tensor,
         self_weight: Tensor,
         own_at: Tensor | None = None,
+        senders: Tensor | None = None,
     ) -> Inbox:
         """The one door for vectors from other nodes. `weight` [B, J] is zero where nothing is expected.
 
@@ -76,7 +79,7 @@ class Inbox:
         reach = ABSURD * own_length.clamp_min(1.0)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
-            return Inbox(own, stacked, expected, expected, weight, self_weight, position)
+            return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders)
 
         fine = (length[None, :] <= reach[:, None]) & (own_length < OVERFLOW)[:, None]  # NaN compares false
         if present is not None:
@@ -86,15 +89,18 @@ class Inbox:
         if len(stacked):
             position = torch.where((position >= 0) & usable[position.clamp_min(0)], position, -1)
         heard = expected & fine
-        return Inbox(own, stacked, expected, heard, weight * heard, self_weight, position)
+        return Inbox(own, stacked, expected, heard, weight * heard, self_weight, position, senders)
 
     @staticmethod
     def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
         """Inboxes of one round made alike: a sender is heard in all of them or in none, and their rows line up."""
-        if all(inbox.complete for inbox in inboxes):
+        complete = all(inbox.complete for inbox in inboxes)
+        if complete and all(inbox.own_at is inboxes[0].own_at for inbox in inboxes):
             return tuple(inboxes)
-        heard = torch.stack([inbox.heard for inbox in inboxes]).all(0)
         own_at = torch.stack([inbox.own_at for inbox in inboxes]).amin(0)
+        if complete:
+            return tuple(replace(inbox, own_at=own_at) for inbox in inboxes)
+        heard = torch.stack([inbox.heard for inbox in inboxes]).all(0)
         return tuple(replace(inbox, heard=heard, weight=inbox.weight * heard, own_at=own_at) for inbox in inboxes)
 
     def of(self, receivers: Tensor) -> Inbox:
@@ -108,7 +114,12 @@ class Inbox:
             self.weight.index_select(0, receivers),
             self.self_weight.index_select(0, receivers),
             self.own_at.index_select(0, receivers),
+            self.senders,
         )
+
+    def by_sender(self, mask: Tensor, size: int) -> Tensor:
+        """A mask over messages [B, J] as one over the nodes that sent them [B, size]: true where it is for any message."""
+        return mask if self.senders is None else fold(mask, self.senders, size)
 
     @property
     def complete(self) -> bool:
@@ -157,10 +168,13 @@ class Inbox:
 
     def dist2_to_own(self) -> Tensor:
         """Squared distance of each message to the receiver's own vector [B, J], float64."""
-        gram, at = self.rows.gram, self.own_row
-        square = gram.diagonal()
-        count = self.heard.shape[1]
-        return (square[None, :count] + square[at][:, None] - 2 * gram[at][:, :count]).clamp_min(0.0)
+        rows, at, count = self.rows, self.own_row, self.heard.shape[1]
+        if count > 2 * len(self.own):  # messages that differ by receiver: most pairs of them are never compared
+            square, vectors = inner_square(rows.vectors, rows.origin), rows.vectors
+            products = inner(vectors[at], vectors[:count], rows.origin)
+        else:
+            square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
+        return (square[None, :count] + square[at][:, None] - 2 * products).clamp_min(0.0)
 
     def average(self) -> Mixture:
         """The mixing weights, shared over what was heard (rows sum to one)."""
@@ -191,6 +205,12 @@ class Replies:
     receiver: int  # its place among the nodes held here
     senders: Tensor  # [J] which columns of the network's arcs they are
     inboxes: tuple[Inbox, ...]
+
+
+def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:
+    """From columns [B, J], each of one sender [J], to senders [B, size]: true where any of the columns is."""
+    counts = torch.zeros(len(mask), size, dtype=torch.int64, device=mask.device)
+    return counts.index_add_(1, senders, mask.to(torch.int64)) > 0
 
 
 def _stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:

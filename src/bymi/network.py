@@ -3,21 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bymi.graph import Graph
-from bymi.inbox import Inbox, Replies
+from bymi.inbox import Inbox, Replies, fold
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
 
 
-class Tamper(Protocol):
-    """What some senders really put on the wire: messages by row, None for silence; others send the vector they hold."""
+Sent = Mapping[int, Tensor | None] | Tensor
+"""Messages that are not what their sender holds, by row, None for silence; or all messages of the round in one stack."""
 
-    def __call__(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Mapping[int, Tensor | None]: ...
+
+class Tamper(Protocol):
+    """What senders really put on the wire."""
+
+    def __call__(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Faces:
+    """Further messages: number c comes from `senders[c]` for those in `audience[:, c]`, who hear this one of it only."""
+
+    senders: Tensor  # [C]
+    audience: Tensor  # [M, C] bool
+
+    @cached_property
+    def receivers(self) -> Tensor:
+        """The first receiver in the audience of each [C]."""
+        return self.audience.to(torch.uint8).argmax(0)
+
+
+class TwoFaced(Protocol):
+    """Senders who tell different receivers different things."""
+
+    def layout(self, hears: Tensor) -> Faces | None:
+        """Which further messages there are in all rounds over these arcs; None for none."""
+        ...
+
+    def differs(self, topic: str) -> bool:
+        """Whether receivers are ever told different things under this topic."""
+        ...
+
+    def show(self, vectors: Tensor, faces: Faces, graph: Graph, topic: str, step: int) -> Tensor | list[Tensor | None]:
+        """The further messages of one round [C, D], from the vectors that all nodes hold [M, D]."""
+        ...
+
+    def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: str, step: int) -> Sent:
+        """What `senders` really answer to one asker."""
+        ...
 
 
 class Answer(Protocol):
@@ -64,15 +103,37 @@ class Network(Protocol):
         ...
 
 
-class LocalNetwork:
-    """All nodes in this process: B = J = M, nothing is copied unless somebody tampers."""
+@dataclass(frozen=True, eq=False)
+class _Wiring:
+    """Who hears which column of an inbox, with which weight."""
 
-    def __init__(self, graph: Graph, tamper: Tamper | None = None, *, arcs: Tensor | None = None) -> None:
+    expected: Tensor  # [M, J] bool
+    weight: Tensor  # [M, J] float64
+    senders: Tensor | None  # [J]
+
+
+class LocalNetwork:
+    """All nodes in this process: B = J = M, nothing is copied unless somebody tampers.
+
+    With senders of two faces an exchange in which they may differ has their further messages as columns after the first M:
+    the same ones in every round and after any pruning, each arc in exactly one of its sender's columns.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        tamper: Tamper | None = None,
+        two_faced: TwoFaced | None = None,
+        *,
+        faces: Faces | None = None,
+        arcs: Tensor | None = None,
+    ) -> None:
         self.graph = graph
         self.arcs = graph.hears if arcs is None else arcs
-        self._tamper = tamper
+        self._tamper, self._two_faced = tamper, two_faced
+        self._faces = two_faced.layout(graph.hears) if two_faced is not None and faces is None else faces
         self._nodes = torch.arange(graph.size, device=graph.hears.device)
-        self._weight = graph.mixing * graph.hears
+        self._plain = _Wiring(self.arcs, graph.mixing * graph.hears, None)
         self._self_weight = graph.mixing.diagonal().clone()
 
     @property
@@ -83,8 +144,13 @@ class LocalNetwork:
     def size(self) -> int:
         return self.graph.size
 
+    def over(self, graph: Graph, *, arcs: Tensor | None = None) -> LocalNetwork:
+        """The same nodes over another graph; over more `arcs` than it has messages are heard and carry no weight."""
+        return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, arcs=arcs)
+
     def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
-        return Inbox.together([self._deliver(own, topic, step) for topic, own in vectors.items()])
+        split = self._two_faced is not None and self._faces is not None and any(map(self._two_faced.differs, vectors))
+        return Inbox.together([self._deliver(own, topic, step, split=split) for topic, own in vectors.items()])
 
     def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
         if not bool(who.any()):
@@ -110,39 +176,73 @@ class LocalNetwork:
         return flag
 
     def prune(self, flagged: Tensor) -> LocalNetwork:
-        return LocalNetwork(self.graph.prune(flagged), self._tamper)
+        """Columns of `flagged` are senders [M, M] or the messages of an exchange [M, J]."""
+        if flagged.shape[1] > self.size and self._faces is not None:
+            flagged = fold(flagged, torch.cat([self._nodes, self._faces.senders]), self.size)
+        return self.over(self.graph.prune(flagged))
 
     def weigh(self, flagged: Tensor, *, exile: float | None) -> LocalNetwork:
         whole = Graph.from_hears(self.arcs)
-        return LocalNetwork(whole.prune_mutually(flagged, exile=exile), self._tamper, arcs=self.arcs)
+        return self.over(whole.prune_mutually(flagged, exile=exile), arcs=self.arcs)
 
-    def _deliver(self, own: Tensor, topic: str, step: int) -> Inbox:
+    @cached_property
+    def _split(self) -> _Wiring:
+        """With the further messages as columns."""
+        assert self._faces is not None
+        senders, audience = self._faces.senders, self._faces.audience
+        first = ~fold(audience, senders, self.size)
+        extra = audience & self.arcs.index_select(1, senders)
+        weight = self._plain.weight
+        return _Wiring(
+            torch.cat([self.arcs & first, extra], 1),
+            torch.cat([weight * first, weight.index_select(1, senders) * extra], 1),
+            torch.cat([self._nodes, senders]),
+        )
+
+    def _deliver(self, own: Tensor, topic: str, step: int, *, split: bool) -> Inbox:
         forged = self._tamper(own, self._nodes, topic, step) if self._tamper is not None else {}
-        messages: Tensor | list[Tensor | None] = own
-        own_at = self._nodes
-        if forged:
-            messages = [forged.get(node, own[node]) for node in range(self.size)]
+        messages, own_at = _replace(own, forged), self._nodes
+        if isinstance(forged, Tensor):
+            own_at = torch.where((forged == own).all(1), own_at, -1) if forged is not own else own_at
+        elif forged:
             own_at = own_at.clone()
             own_at[list(forged)] = -1
+        wiring = self._plain
+        if split:
+            assert self._two_faced is not None
+            assert self._faces is not None
+            wiring = self._split
+            shown = self._two_faced.show(own, self._faces, self.graph, topic, step)
+            if isinstance(messages, Tensor) and isinstance(shown, Tensor):
+                messages = torch.cat([messages, shown])
+            else:
+                messages = [*messages, *shown]
         return Inbox.receive(
             own,
             messages,
-            expected=self.arcs,
-            weight=self._weight,
+            expected=wiring.expected,
+            weight=wiring.weight,
             self_weight=self._self_weight,
             own_at=own_at,
+            senders=wiring.senders,
         )
 
     def _reply(self, vectors: Tensor, node: int, senders: Tensor, topic: str, step: int) -> Inbox:
         """The inbox of one receiver: answers of the senders, and its own in the last row."""
-        messages: Tensor | list[Tensor | None] = vectors[:-1]
-        forged = self._tamper(vectors[:-1], senders, topic, step) if self._tamper is not None else {}
-        if forged:
-            messages = [forged.get(row, vectors[row]) for row in range(len(senders))]
+        forged: Sent = self._tamper(vectors[:-1], senders, topic, step) if self._tamper is not None else {}
+        if self._two_faced is not None and self._faces is not None and self._two_faced.differs(topic):
+            forged = self._two_faced.reply(vectors[:-1], senders, node, topic, step)
         return Inbox.receive(
             vectors[-1:],
-            messages,
+            _replace(vectors[:-1], forged),
             expected=torch.ones(1, len(senders), dtype=torch.bool, device=vectors.device),
-            weight=self._weight[node, senders][None],
+            weight=self._plain.weight[node, senders][None],
             self_weight=self._self_weight[node][None],
         )
+
+
+def _replace(vectors: Tensor, forged: Sent) -> Tensor | list[Tensor | None]:
+    """What is on the wire when rows hold `vectors`."""
+    if isinstance(forged, Tensor):
+        return forged
+    return [forged.get(row, vector) for row, vector in enumerate(vectors)] if forged else vectors

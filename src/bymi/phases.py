@@ -29,15 +29,15 @@ class Forge(Protocol):
         """Gradients really used, in place of those computed [B, D]."""
         ...
 
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         """Vectors really kept after a round, in place of the rule's output [B, D]; `averaged`: that is the plain average."""
         ...
 
-    def asks(self, nodes: Tensor) -> Tensor:
+    def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
         """Which nodes ask their neighbours when they should [B] bool."""
         ...
 
-    def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
+    def prune(self, flagged: Tensor, nodes: Tensor, step: int | None = None) -> Tensor:
         """In-arcs really cut, in place of those flagged [B, J]."""
         ...
 
@@ -48,13 +48,13 @@ class NoForge:
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
         return vectors
 
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         return mixed
 
-    def asks(self, nodes: Tensor) -> Tensor:
+    def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
         return torch.ones_like(nodes, dtype=torch.bool)
 
-    def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
+    def prune(self, flagged: Tensor, nodes: Tensor, step: int | None = None) -> Tensor:
         return flagged
 
 
@@ -87,10 +87,10 @@ def warm_up(problem: Problem, network: Network, plan: Plan, pool: Tensor, forge:
         moment = Round(step, plan.steps, losses)
         if rule.order == "adapt-then-combine":
             (inbox,) = network.exchange(step, parameters=theta - rate * gradient)
-            theta = forge.keep(inbox, rule(inbox, moment), nodes)
+            theta = forge.keep(inbox, rule(inbox, moment), nodes, step=step)
         else:
             (inbox,) = network.exchange(step, parameters=theta)
-            theta = forge.keep(inbox, rule(inbox, moment), nodes) - rate * gradient
+            theta = forge.keep(inbox, rule(inbox, moment), nodes, step=step) - rate * gradient
         yield Snapshot(step + 1, "warm-up", theta, inbox)
 
 
@@ -115,10 +115,10 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
             }
 
         (first,) = network.exchange(step, parameters=theta)
-        verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes)), plan.detector, first.expected)
+        verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes, step)), plan.detector, first.expected)
         # Answers that were not usable count as messages not heard, like any other.
         first = replace(first, heard=first.heard & (verdict.why != REASONS.index("not heard")))
-    pruned = network.prune(forge.prune(verdict.flagged, nodes))
+    pruned = network.prune(forge.prune(verdict.flagged, nodes, step))
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
 
 
@@ -130,7 +130,8 @@ def judge(
     Flags are put on record, and edges of flagged nodes lose their weight; their messages are still heard and watched.
     """
     detector, watch, nodes = plan.detector, plan.watch, network.nodes
-    assert detector is not None and watch is not None
+    assert detector is not None
+    assert watch is not None
     count = plan.identification if detector.sample == "identification" else detector.sample
     halves = fresh_halves(
         nodes,
@@ -153,7 +154,7 @@ def judge(
             for topic, some in halves.items()
         }
 
-    asks = forge.asks(nodes)
+    asks = forge.asks(nodes, step)
     deeds = trail.vectors() if trail.rounds else None
     (parameters,) = network.exchange(step, parameters=theta)
     claims: Answers | Claims
@@ -168,7 +169,7 @@ def judge(
         probed = Claims(first, second)
     verdict = sit(asks.nonzero().flatten(), network.arcs, nodes, claims, probed, trail, detector, watch)
     record, verdict = record.add(verdict)
-    weighed = network.weigh(forge.prune(verdict.flagged, nodes), exile=detector.exile)
+    weighed = network.weigh(forge.prune(verdict.flagged, nodes, step), exile=detector.exile)
     return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=weighed), record
 
 
@@ -202,7 +203,7 @@ def optimise(
             theta = theta - local.to(theta.dtype)[:, None] * gradient
         parameters, tracker = _exchange(network, step, theta, tracker, settled)
         mixture, blown = (parameters.average(), None) if fuse is None else fused(parameters, fuse)
-        theta = forge.keep(parameters, parameters.mix(mixture), nodes, averaged=fuse is None)
+        theta = forge.keep(parameters, parameters.mix(mixture), nodes, averaged=fuse is None, step=step)
         if not adapt_first:
             local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
             theta = theta - local.to(theta.dtype)[:, None] * gradient

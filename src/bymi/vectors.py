@@ -32,6 +32,12 @@ def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     return total
 
 
+def inner_square(vectors: Tensor, origin: Tensor) -> Tensor:
+    """Float64 squared distances |row - origin|^2 [R], a block of rows at a time."""
+    centre = origin.to(torch.float64)
+    return torch.cat([(block.to(torch.float64) - centre).square().sum(1) for block in vectors.split(_COLUMNS)])
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A stack of finite vectors with what every rotation-equivariant rule needs of them, computed once.

@@ -1,19 +1,27 @@
-"""Attacks by what they touch: data, gradients, messages. To add one: write it and list it in ATTACKS."""
+"""Attacks by what they touch: data, gradients, halves, messages, trackers. To add one: write it and list it in ATTACKS."""
 
 from __future__ import annotations
 
-from bymi.attacks.adversary import Adversary, Attack
-from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack
-from bymi.attacks.gradient import GradientAttack, InnerProductManipulation, VectorAttack
+from bymi.attacks.adversary import Adversary, Attack, Shown, check_options
+from bymi.attacks.base import Moment, PerReceiver, Plot, VectorAttack
+from bymi.attacks.collusion import Deed, Shift, Steer, Victim
+from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
+from bymi.attacks.gradient import GradientAttack, InnerProductManipulation
+from bymi.attacks.levels import Level
 from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
+from bymi.attacks.pair import Decorrelated, Decoy, NegativeInjection
+from bymi.attacks.parameters import Dissensus, Isolation, Poison
+from bymi.attacks.placement import PLACEMENTS, Placement, place
 from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
 from bymi.attacks.statistical import ALIE, Mimic, MinMax
+from bymi.attacks.tracker import TrackerPoison
 
 ATTACKS: dict[str, type[Attack]] = {
     "parameter": ParameterAttack,
     "covariate": CovariateAttack,
     "ood": OutOfDistribution,
     "label-flip": LabelFlip,
+    "response-flip": ResponseFlip,
     "gradient": GradientAttack,
     "ipm": InnerProductManipulation,
     "sign-flip": SignFlip,
@@ -23,6 +31,17 @@ ATTACKS: dict[str, type[Attack]] = {
     "alie": ALIE,
     "min-max": MinMax,
     "mimic": Mimic,
+    "shift": Shift,
+    "deed": Deed,
+    "steer": Steer,
+    "victim": Victim,
+    "negative-injection": NegativeInjection,
+    "decorrelated": Decorrelated,
+    "decoy": Decoy,
+    "poison": Poison,
+    "dissensus": Dissensus,
+    "isolation": Isolation,
+    "y-poison": TrackerPoison,
     "nan": NaN,
     "inf": Inf,
     "huge": Huge,
@@ -37,32 +56,54 @@ ALIASES: dict[str, str] = {
     "crash": "silent",
     "little": "alie",
     "bit-flip": "sign-flip",
+    "sub-threshold": "shift",
 }
 
 __all__ = [
     "ALIASES",
     "ALIE",
     "ATTACKS",
+    "PLACEMENTS",
     "Adversary",
     "Attack",
     "CovariateAttack",
     "DataAttack",
+    "Decorrelated",
+    "Decoy",
+    "Deed",
+    "Dissensus",
     "Gaussian",
     "GradientAttack",
     "Huge",
     "Inf",
     "InnerProductManipulation",
+    "Isolation",
     "LabelFlip",
+    "Level",
     "MessageAttack",
     "Mimic",
     "MinMax",
     "Misshapen",
+    "Moment",
     "NaN",
+    "NegativeInjection",
     "OutOfDistribution",
     "ParameterAttack",
+    "PerReceiver",
+    "Placement",
+    "Plot",
+    "Poison",
+    "ResponseFlip",
     "SameValue",
+    "Shift",
+    "Shown",
     "SignFlip",
     "Silent",
+    "Steer",
+    "TrackerPoison",
     "VectorAttack",
+    "Victim",
     "Zero",
+    "check_options",
+    "place",
 ]

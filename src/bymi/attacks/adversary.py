@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from bymi.attacks.base import Moment, PerReceiver, VectorAttack, is_finite_row
 from bymi.attacks.data import DataAttack
-from bymi.attacks.gradient import VectorAttack, is_finite_row
+from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
 from bymi.attacks.message import MessageAttack
 from bymi.errors import require
+from bymi.graph import Graph
 from bymi.inbox import Inbox
+from bymi.network import Faces
 from bymi.streams import stream
 
-Attack = DataAttack | VectorAttack | MessageAttack
+Attack = DataAttack | VectorAttack | PerReceiver | MessageAttack
 Mixing = Literal["plain", "none", "rule"]
 Pruning = Literal["none", "all", "rule"]
+Shown = Literal["one", "two"]
+Sent = Mapping[int, Tensor | None] | Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Adversary:
-    """Serves as the `forge` of the algorithm and, through `tamper`, as the wire of its nodes.
+    """Serves as the `forge` of the algorithm and, through `tamper` and `show`, as the wire of its nodes.
 
     `mixing`: what its nodes keep after a round: the plain average of what they heard, their own vector, or the rule's
     output like everybody. `pruning`: which in-arcs they cut: none, all, or those the detector flagged.
+    `level`: where the attack acts, by default where it belongs. `start`: its nodes follow the protocol before that round;
+    with `period` they attack in the first half of every so many rounds from then on. `faces` "two": the attack is shown to
+    a random half of the honest nodes, the others see true vectors; as a training gradient is shown to nobody, such nodes
+    train truthfully and do to their parameters, on the wire, what the attack does to gradients.
     """
 
     members: Tensor  # [M] bool
@@ -33,14 +44,134 @@ class Adversary:
     mixing: Mixing = "plain"
     pruning: Pruning = "none"
     seed: int = 0
+    level: Level | None = None
+    start: int = 0
+    period: int | None = None
+    faces: Shown = "one"
 
     def __post_init__(self) -> None:
         require(self.mixing in get_args(Mixing), "mixing", self.mixing, ", ".join(get_args(Mixing)))
         require(self.pruning in get_args(Pruning), "pruning", self.pruning, ", ".join(get_args(Pruning)))
+        check_options(self.attack, self.level, self.start, self.period, self.faces)
+
+    def started(self, step: int | None) -> bool:
+        """Whether its nodes have left the protocol; None stands for a moment after that."""
+        return step is None or step >= self.start
+
+    def acts(self, step: int) -> bool:
+        """Whether it attacks in this round."""
+        return self.started(step) and (self.period is None or 2 * ((step - self.start) % self.period) < self.period)
+
+    @cached_property
+    def _parts(self) -> frozenset[Part] | None:
+        """What it lies about; None for everything on the wire."""
+        if self.level is not None:
+            return PARTS[self.level]
+        return PARTS[self.attack.level] if isinstance(self.attack, (VectorAttack, PerReceiver)) else None
+
+    @cached_property
+    def _tailored(self) -> PerReceiver | None:
+        return self.attack if isinstance(self.attack, PerReceiver) and self.attack.tailored else None
+
+    @cached_property
+    def fooled(self) -> Tensor:
+        """Receivers to whom the attack is shown [M]: with one face everybody honest, with two a random half of them."""
+        if self.faces == "one":
+            return ~self.members
+        order = stream(self.seed, "faces", device=self.members.device).permutation(len(self.members))
+        order = order[~self.members[order]]
+        return torch.zeros_like(self.members).index_fill(0, order[: (len(order) + 1) // 2], True)
+
+    # The forge of the algorithm.
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
-        if not isinstance(self.attack, VectorAttack):
+        part, parts = part_of(topic), self._parts
+        if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
             return vectors
+        if part is None or part not in parts or not self.acts(step):
+            return vectors
+        if self.faces == "two":
+            asker = asker_of(topic)
+            if asker is None or not bool(self.fooled[asker]):
+                return vectors
+        return self._forged(vectors, nodes, topic, step, part)
+
+    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
+        if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
+            return mixed
+        mine = self.members[nodes].nonzero().flatten()
+        ours = inbox.of(mine)
+        kept = ours.own if self.mixing == "none" else ours.mix(ours.average())
+        return mixed.index_copy(0, mine, kept)
+
+    def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
+        """Its nodes do not ask when they will not act on the answers."""
+        follows = self.pruning == "rule" or not self.started(step)
+        return torch.ones_like(nodes, dtype=torch.bool) if follows else ~self.members[nodes]
+
+    def prune(self, flagged: Tensor, nodes: Tensor, step: int | None = None) -> Tensor:
+        if self.pruning == "rule" or not self.started(step):
+            return flagged
+        return torch.where(self.members[nodes][:, None], self.pruning == "all", flagged)
+
+    # The wire of its nodes.
+
+    def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent:
+        return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step)
+
+    def layout(self, hears: Tensor) -> Faces | None:
+        if self._tailored is None and self.faces == "one":
+            return None
+        if self._tailored is None:
+            senders = self.members.nonzero().flatten()
+            return Faces(senders, self.fooled[:, None].expand(-1, len(senders)))
+        # A message has one sender, so there is one for each arc, although those to one receiver are alike.
+        receivers, senders = (hears & self.fooled[:, None] & self.members).nonzero().unbind(1)
+        return Faces(senders, torch.nn.functional.one_hot(receivers, len(hears)).T.bool())
+
+    def differs(self, topic: str) -> bool:
+        part = part_of(topic)
+        return part == "message" if self._tailored is not None else self.faces == "two" and self._on_wire(part)
+
+    def show(self, vectors: Tensor, faces: Faces, graph: Graph, topic: str, step: int) -> Tensor | list[Tensor | None]:
+        if not self.differs(topic) or not self.acts(step):
+            return vectors[faces.senders]
+        if self._tailored is not None:
+            place = torch.cumsum(~self.members, 0) - 1
+            return self._tailor(self._tailored, vectors, graph)[place[faces.receivers]]
+        sent = self._sent(vectors, torch.arange(len(vectors), device=vectors.device), topic, step)
+        if isinstance(sent, Tensor):
+            return sent[faces.senders]
+        return [sent.get(sender, vectors[sender]) for sender in faces.senders.tolist()]
+
+    def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: str, step: int) -> Sent:
+        # Vectors in an answer were forged when it was made.
+        if not isinstance(self.attack, MessageAttack) or not bool(self.fooled[asker]) or not self.acts(step):
+            return {}
+        return self._sent(vectors, senders, topic, step)
+
+    def _on_wire(self, part: Part | None) -> bool:
+        """Whether what is sent in this part may differ from what its nodes hold."""
+        parts = self._parts
+        if isinstance(self.attack, MessageAttack):
+            return parts is None or part in parts
+        if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
+            return False
+        if self.faces == "two":
+            return part in parts or (part == "message" and "training" in parts)
+        return part in parts and part in ("message", "tracker")
+
+    def _sent(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent:
+        part = part_of(topic)
+        if not self._on_wire(part):
+            return {}
+        if isinstance(self.attack, MessageAttack):
+            return {row: self.attack(vectors[row]) for row in self.members[senders].nonzero().flatten().tolist()}
+        assert part is not None
+        return self._forged(vectors, senders, topic, step, part)
+
+    def _forged(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, part: Part) -> Tensor:
+        """The vectors with those of its own nodes replaced."""
         under = self.members[nodes]
         mine, others = under.nonzero().flatten(), (~under).nonzero().flatten()
         if not len(mine):
@@ -48,32 +179,41 @@ class Adversary:
         honest = vectors.index_select(0, others)
         sane = is_finite_row(honest)
         if not bool(sane.all()):
-            honest = honest[sane]
+            honest, others = honest[sane], others[sane]
         if not len(honest):
             return vectors
-        device = vectors.device
+        assert isinstance(self.attack, VectorAttack)
+        device, own = vectors.device, nodes[mine]
         shared = stream(self.seed, "attack", device=device)
-        fresh = stream(self.seed, f"attack {topic}", node=nodes[mine], step=step, device=device)
-        return vectors.index_copy(0, mine, self.attack(honest, vectors.index_select(0, mine), shared, fresh))
+        fresh = stream(self.seed, f"attack {topic}", node=own, step=step, device=device)
+        moment = Moment(part, nodes[others], own, self.members, self.seed)
+        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), shared, fresh, moment))
 
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False) -> Tensor:
-        if self.mixing == "rule" or (averaged and self.mixing == "plain"):
-            return mixed
-        mine = self.members[nodes].nonzero().flatten()
-        ours = inbox.of(mine)
-        kept = ours.own if self.mixing == "none" else ours.mix(ours.average())
-        return mixed.index_copy(0, mine, kept)
+    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph) -> Tensor:
+        """One message for each honest node, in order."""
+        honest = (~self.members).nonzero().flatten()
+        own = vectors.index_select(0, honest)
+        sane = is_finite_row(own)
+        own = torch.where(sane[:, None], own, torch.zeros_like(own))
+        weight = (graph.mixing * graph.hears).index_select(0, honest)
+        within, outside = weight.index_select(1, honest) * sane, (weight * self.members).sum(1)
+        return attack.tailor(own, within, outside, stream(self.seed, "attack", device=vectors.device))
 
-    def asks(self, nodes: Tensor) -> Tensor:
-        """Its nodes do not ask when they will not act on the answers."""
-        return ~self.members[nodes] if self.pruning != "rule" else torch.ones_like(nodes, dtype=torch.bool)
 
-    def prune(self, flagged: Tensor, nodes: Tensor) -> Tensor:
-        if self.pruning == "rule":
-            return flagged
-        return torch.where(self.members[nodes][:, None], self.pruning == "all", flagged)
-
-    def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
-        if not isinstance(self.attack, MessageAttack):
-            return {}
-        return {row: self.attack(vectors[row]) for row in self.members[senders].nonzero().flatten().tolist()}
+def check_options(attack: Attack | None, level: Level | None, start: int, period: int | None, faces: Shown) -> None:
+    """An InputError, in the words of a spec, unless the attack can be used like that."""
+    require(level is None or level in PARTS, "byzantine_level", level, ", ".join(PARTS))
+    require(start >= 0, "byzantine_start", start, "0 or more")
+    require(period is None or period >= 2, "byzantine_period", period, "2 or more")
+    require(faces in get_args(Shown), "byzantine_faces", faces, ", ".join(get_args(Shown)))
+    if isinstance(attack, DataAttack):
+        only = "with attacks on vectors or messages, not on data, which are rewritten before the run"
+        require(level is None, "byzantine_level", level, only)
+        require(start == 0, "byzantine_start", start, f"{only}; 0 here")
+        require(period is None, "byzantine_period", period, only)
+        require(faces == "one", "byzantine_faces", faces, only)
+    elif isinstance(attack, PerReceiver) and attack.tailored:
+        require(level in (None, "message"), "byzantine_level", level, "message for an attack that differs by receiver")
+    elif isinstance(attack, MessageAttack):
+        allowed = [name for name in PARTS if name != "training"]
+        require(level in (None, *allowed), "byzantine_level", level, f"{', '.join(allowed)}: training gradients are not sent")

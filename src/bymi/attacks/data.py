@@ -112,3 +112,13 @@ class LabelFlip(DataAttack):
         largest = int(shard.targets.max())
         require(largest < self.classes, "attack.classes", self.classes, f"more than the largest label, {largest}")
         return shard._replace(targets=self.classes - 1 - shard.targets)
+
+
+@dataclass(frozen=True)
+class ResponseFlip(DataAttack):
+    """Responses of the linear model become their negative: flipped labels where labels are numbers."""
+
+    kind: ClassVar[type] = LinearShard
+
+    def __call__(self, shard: LinearShard, shared: Stream, fresh: Stream) -> LinearShard:
+        return shard._replace(targets=-shard.targets)

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from bymi.attacks.base import VectorAttack
 from bymi.streams import Stream
-
-
-class VectorAttack(ABC):
-    """Omniscient: sees every honest vector of the round [h, D] and what its own nodes would send [b, D].
-
-    `shared` is one stream a run, common to all attackers; `fresh` has one key an attacker, new each round and each half.
-    """
-
-    @abstractmethod
-    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
-        """The vectors that the attackers use instead [b, D]."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +39,3 @@ class InnerProductManipulation(VectorAttack):
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
         return (-self.a * honest.mean(0)).expand_as(would_send).clone()
-
-
-def is_finite_row(vectors: Tensor) -> Tensor:
-    """Which rows hold numbers only [R]: an attacker does not learn from honest nodes that have diverged."""
-    return torch.isfinite(vectors).all(1)

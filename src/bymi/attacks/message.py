@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class MessageAttack(ABC):
-    """What an attacker that holds `vector` [D] puts on the wire; None is silence."""
+    """What an attacker that holds `vector` [D] puts on the wire, under every topic; None is silence."""
 
     @abstractmethod
     def __call__(self, vector: Tensor) -> Tensor | None: ...

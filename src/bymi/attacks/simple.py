@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.attacks.gradient import VectorAttack
+from bymi.attacks.base import VectorAttack
 from bymi.errors import require
 from bymi.streams import Stream
 

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from bymi.attacks.gradient import VectorAttack
+from bymi.attacks.base import VectorAttack
 from bymi.errors import require
 from bymi.streams import Stream
 from bymi.vectors import Rows

@@ -19,7 +19,7 @@ def absurd(evidence: Evidence) -> Tensor:
 def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     """Rows [b, n] whose first half repeats an earlier one's, up to `closeness` of the median distance; own is never one.
 
-    One member of a group stays: to cut all would let one liar kill an honest node by repeating it. Also the distance of each row
+    One member of a group stays: to cut all would let one liar kill an honest node by repeating it. Also each row's distance
     to its nearest, as a part of the usual one.
     """
     square = evidence.first.diagonal(dim1=1, dim2=2)

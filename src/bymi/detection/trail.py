@@ -41,6 +41,8 @@ class Trail:
 
     def vectors(self) -> Tensor:
         """q of every column and of every receiver itself [J + B, D]."""
-        assert self.messages is not None and self.own is not None and self.times is not None
+        assert self.messages is not None
+        assert self.own is not None
+        assert self.times is not None
         mean = self.messages / self.times.clamp_min(1)[:, None].to(self.messages)
         return torch.cat([mean, self.own / max(1, self.rounds)])

@@ -145,7 +145,8 @@ def sit(
 
 
 def _hear(evidence: Evidence, detector: Detector) -> Findings:
-    assert detector.panel is not None and isinstance(detector.centre, SetRule)
+    assert detector.panel is not None
+    assert isinstance(detector.centre, SetRule)
     how = {"fdr_level": detector.fdr_level, "offset": detector.offset}
     return hear(evidence, detector.panel, centre=detector.centre, cross_fit=detector.cross_fit, **how)  # type: ignore[arg-type]
 
@@ -154,7 +155,8 @@ class _Deeds:
     """The trail of all nodes, ready to be looked at by groups of receivers."""
 
     def __init__(self, trail: Trail) -> None:
-        assert trail.inbox is not None and trail.refused is not None
+        assert trail.inbox is not None
+        assert trail.refused is not None
         self.vectors = trail.vectors()
         self._inbox, self._refused, self._rounds = trail.inbox, trail.refused, trail.rounds
         self._gram = inner(self.vectors, self.vectors, self.vectors[0])

@@ -18,7 +18,7 @@ from bymi.problems import Problem
 
 def simulate(problem: Problem, graph: Graph, plan: Plan, adversary: Adversary | None = None) -> Iterator[Snapshot]:
     """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round."""
-    network = LocalNetwork(graph, adversary.tamper if adversary is not None else None)
+    network = LocalNetwork(graph, adversary.tamper if adversary is not None else None, adversary)
     return drsgd_bymi(problem, network, plan, adversary)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bymi import aggregation, attacks, detection, topology
+from bymi.errors import InputError
 from bymi.experiment.component import Part, PartOf
 from bymi.experiment.mistakes import first_mistake
 from bymi.runs import tasks
@@ -88,6 +89,11 @@ class Spec(Section):
     byzantine_ratio: float = Field(0.2, ge=0, lt=0.5)
     byzantine_mixing: Literal["plain", "none", "rule"] = "plain"
     byzantine_pruning: Literal["none", "all", "rule"] = "none"
+    byzantine_level: attacks.Level | None = None
+    byzantine_start: int = Field(0, ge=0)
+    byzantine_period: int | None = Field(None, ge=2)
+    byzantine_faces: attacks.Shown = "one"
+    byzantine_placement: attacks.Placement = "random"
     steps: int = Field(3000, ge=2)
     seed: int = Field(0, ge=0)
     record_every: int = Field(50, ge=1)
@@ -113,13 +119,18 @@ class Spec(Section):
         return self
 
     def _check_attack(self) -> None:
-        """A data attack knows one kind of data."""
+        """A data attack knows one kind of data, and it is done before the first round."""
         attack, task = attacks.ATTACKS[self.attack.name], tasks.TASKS[self.data.name]
         if issubclass(attack, attacks.DataAttack) and not issubclass(task, tasks.TASKS_OF[attack.kind]):
             fitting = [name for name, entry in tasks.TASKS.items() if issubclass(entry, tasks.TASKS_OF[attack.kind])]
             raise ValueError(
                 f"attack: got {self.attack.name!r} with data {self.data.name!r}, allowed: with {', '.join(fitting)}"
             )
+        when = self.byzantine_start, self.byzantine_period
+        try:
+            attacks.check_options(self.attack.build(), self.byzantine_level, *when, self.byzantine_faces)
+        except InputError as problem:
+            raise ValueError(str(problem)) from None
 
     @property
     def warm_up_steps(self) -> int:

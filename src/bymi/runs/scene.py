@@ -35,32 +35,35 @@ class Scene:
 def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
     """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was."""
     host = host or Host()
-    seed, nodes = sheet.seed, sheet["nodes"]
-    byzantine = _roles(sheet)
+    seed = sheet.seed
     attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
     task: Task = build_part(TASKS, sheet["data"])
-    graph = build_part(topology.TOPOLOGIES, sheet["graph"]).draw(nodes, seed=seed, must_connect=~byzantine)
+    byzantine, graph = _roles_and_graph(sheet)
     problem, yardstick = task.build(byzantine, attack, host, seed)
     device = host.place(gains=task.gains)
     byzantine = byzantine.to(device)
-    mixing, pruning = sheet["byzantine_mixing"], sheet["byzantine_pruning"]
+    options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
     return Scene(
         byzantine=byzantine,
         graph=graph.to(device),
         problem=problem,
         yardstick=yardstick,
-        adversary=Adversary(byzantine, attack, mixing=mixing, pruning=pruning, seed=seed),
+        adversary=Adversary(byzantine, attack, seed=seed, **options),
         plan=_plan(sheet, task.identification_of(problem.samples)),
     )
 
 
-def _roles(sheet: Sheet) -> Tensor:
-    """floor(ratio m) Byzantine nodes, drawn uniformly."""
-    nodes = sheet["nodes"]
+def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph]:
+    """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it."""
+    nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
     count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)
+    recipe: topology.Topology = build_part(topology.TOPOLOGIES, sheet["graph"])
+    if how != "random":
+        graph = recipe.draw(nodes, seed=seed)
+        return attacks.place(graph, count, how, seed=seed), graph
     byzantine = torch.zeros(nodes, dtype=torch.bool)
-    byzantine[stream(sheet.seed, "roles").permutation(nodes)[:count]] = True
-    return byzantine
+    byzantine[stream(seed, "roles").permutation(nodes)[:count]] = True
+    return byzantine, recipe.draw(nodes, seed=seed, must_connect=~byzantine)
 
 
 def _plan(sheet: Sheet, identification: int) -> Plan:

@@ -1,0 +1,87 @@
+"""Attacks by a common small push: each attacker keeps the noise of its own data and moves with all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bymi.attacks.base import Moment, Plot, VectorAttack, directions, spread_of
+from bymi.attacks.levels import Level
+from bymi.errors import require
+from bymi.streams import Stream
+
+
+@dataclass(frozen=True)
+class Shift(VectorAttack):
+    """g = own + size u with one unit vector u a run: below the noise of a gradient nobody can see it.
+
+    `size` is absolute. While it is not found, it moves the optimum by about the share of attackers times `size`.
+    """
+
+    size: float = 0.7
+
+    def __post_init__(self) -> None:
+        require(self.size >= 0, "size", self.size, "0 or above")
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        return would_send + self.size * directions(shared, 1, would_send.shape[1], would_send)[0]
+
+
+@dataclass(frozen=True)
+class Deed(Shift):
+    """Claims honest halves and trains with g = own + size u: a test of gradients that were asked for sees nothing."""
+
+    level: ClassVar[Level] = "training"
+    size: float = 0.6
+
+
+@dataclass(frozen=True)
+class Steer(VectorAttack):
+    """g = own + size s v along the direction v in which honest gradients spread most: it drags a filtered mean along.
+
+    s is the root mean square distance of the honest gradients to their mean. Honest nodes on the other side look worse.
+    """
+
+    size: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.size >= 0, "size", self.size, "0 or above")
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        push = self.size * spread_of(honest) * _widest(honest, shared).to(honest)
+        return would_send + push
+
+
+@dataclass(frozen=True)
+class Victim(Plot):
+    """g = own + size s (unit vector from the mean to one honest node): that node alone shall look like an attacker.
+
+    The victim is drawn once a run; where it has no say, the next honest node takes its place.
+    """
+
+    size: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.size >= 0, "size", self.size, "0 or above")
+
+    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: Moment) -> Tensor:
+        everybody = (~moment.members).nonzero().flatten()
+        drawn = everybody[shared.integers(len(everybody), 1)]
+        chosen = ((moment.honest - drawn) % len(moment.members)).argmin()
+        away = honest[chosen] - honest.mean(0)
+        return would_send + self.size * spread_of(honest) * torch.nn.functional.normalize(away, dim=0)
+
+
+def _widest(vectors: Tensor, shared: Stream) -> Tensor:
+    """Unit eigenvector of the largest eigenvalue of the covariance, on the side of a direction drawn once a run."""
+    away = vectors.to(torch.float64) - vectors.mean(0).to(torch.float64)
+    count, dim = away.shape
+    if dim <= count:
+        found = torch.linalg.eigh(away.T @ away).eigenvectors[:, -1]
+    else:
+        # Fewer nodes than coordinates: the same vector from the smaller matrix of inner products.
+        found = torch.nn.functional.normalize(torch.linalg.eigh(away @ away.T).eigenvectors[:, -1] @ away, dim=0)
+    return torch.where(found @ shared.normal(dim) < 0, -found, found)

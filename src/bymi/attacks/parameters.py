@@ -1,0 +1,95 @@
+"""Attacks on parameters as they are sent: gradients stay honest, so a test of gradients alone sees nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from bymi.attacks.base import PerReceiver, VectorAttack, directions
+from bymi.attacks.levels import Level
+from bymi.attacks.statistical import ALIE
+from bymi.errors import require
+from bymi.streams import Stream
+from bymi.vectors import Rows
+
+_How = Literal["large", "fuse", "alie"]
+_BELOW = 0.95  # of the fuse: rounding and the receiver's other neighbours must not blow it
+
+
+@dataclass(frozen=True)
+class Poison(VectorAttack, PerReceiver):
+    """Honest gradients, poisoned parameters: mean + size u ("large"), just under a fuse ("fuse"), or mean - z std ("alie").
+
+    "fuse" tells each receiver its own vector plus 0.95 factor (median distance of its honest neighbours) u, which a receiver
+    that ignores whatever is farther than `factor` medians lets pass. u is one unit vector a run.
+    """
+
+    level: ClassVar[Level] = "message"
+    how: Literal["large", "fuse", "alie"] = "large"
+    size: float = 10.0
+    factor: float = 3.0
+    z: float = 1.5
+
+    def __post_init__(self) -> None:
+        require(self.how in get_args(_How), "how", self.how, ", ".join(get_args(_How)))
+        require(self.size >= 0, "size", self.size, "0 or above")
+        require(self.factor >= 0, "factor", self.factor, "0 or above")
+
+    @property
+    def tailored(self) -> bool:
+        return self.how == "fuse"
+
+    def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
+        if self.how == "alie":
+            return ALIE(self.z)(honest, would_send, shared, fresh)
+        there = honest.mean(0) + self.size * directions(shared, 1, honest.shape[1], honest)[0]
+        return there.expand_as(would_send).clone()
+
+    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream) -> Tensor:
+        gram = Rows(own).gram
+        square = gram.diagonal()
+        away = (square[:, None] + square - 2 * gram).clamp_min(0).sqrt()
+        middle = torch.where(within > 0, away, torch.nan).nanmedian(1).values.nan_to_num(nan=0.0)
+        along = directions(shared, 1, own.shape[1], own)[0]
+        return own + (_BELOW * self.factor * middle).to(own)[:, None] * along
+
+
+@dataclass(frozen=True)
+class Dissensus(PerReceiver):
+    """Tells each receiver x_i - eps sum_j W_ij (x_j - x_i) / sum_b W_ib: at eps = 1 averaging leaves it where it is.
+
+    j runs over its honest neighbours, b over the attackers. Above 1 it drives the honest nodes apart (He et al. 2022).
+    """
+
+    eps: float = 1.5
+
+    def __post_init__(self) -> None:
+        require(self.eps >= 0, "eps", self.eps, "0 or above")
+
+    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream) -> Tensor:
+        return own - self.eps * _pull(own, within) / _weight(outside, own)
+
+
+@dataclass(frozen=True)
+class Isolation(PerReceiver):
+    """Tells each receiver what makes its weighted average, sum_j W_ij x_j, its own vector: it learns from nobody.
+
+    With weights that sum to one this is dissensus with eps = 1.
+    """
+
+    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream) -> Tensor:
+        return own - _pull(own, within) / _weight(outside, own)
+
+
+def _pull(own: Tensor, within: Tensor) -> Tensor:
+    """How far honest neighbours move each receiver, sum_j W_ij (x_j - x_i) [h, D]."""
+    weights = within.to(own)
+    return weights @ own - weights.sum(1, keepdim=True) * own
+
+
+def _weight(outside: Tensor, own: Tensor) -> Tensor:
+    """The weight of attackers [h, 1]; one where there are none and nobody will hear what is told."""
+    return torch.where(outside > 0, outside, 1.0).to(own)[:, None]
