@@ -206,3 +206,11 @@ def test_a_round_of_150_nodes_stays_cheap(attack: Shift | Dissensus, allowed: fl
         inbox.mix(inbox.average())
         times.append(time.perf_counter() - start)
     assert min(times) < allowed
+
+
+@pytest.mark.parametrize("words", ["attack=dissensus", "attack=shift byzantine_faces=two", "attack=nan byzantine_faces=two"])
+def test_faces_of_nobody(words: str) -> None:
+    tiny = ("nodes=20", "steps=10", "data.dim=5", "data.samples=40", "method=drsgd-bymi", "byzantine_ratio=0.0")
+    scene = build_scene(load(None, [*tiny, *words.split()]).sheet)
+    *_, last = simulate(scene.problem, scene.graph, scene.plan, scene.adversary)
+    assert last.inbox.heard.shape == (20, 20)
