@@ -9,6 +9,7 @@ from bymi.detection.evidence import Evidence
 from bymi.detection.robust import log, standing
 from bymi.detection.spectrum import centred_diagonal
 
+_TINY = torch.finfo(torch.float64).tiny
 _PASSES = 3  # whoever is found leaves the estimate, and others may stand out then
 
 
@@ -26,6 +27,28 @@ def too_good(evidence: Evidence, weights: Tensor, low: Tensor) -> tuple[Tensor, 
     """Rows too close to the centres [b, n] to be an honest sample's mean, and how many spreads they are off [b, n]."""
     nearest = [centred_diagonal(products, weights) for products in (evidence.first, evidence.second)]
     return _screen(evidence, log(torch.minimum(*nearest)), torch.full_like(low, torch.inf), low)
+
+
+def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows whose x1 - x2 resembles that of others [b, n], and by how many spreads they are off [b, n].
+
+    Noise of different nodes is independent; colluders who follow one plan share it, also where their halves point apart so
+    that no score can see them. Measured by the sum of squared cosines with all others.
+    """
+    products = evidence.difference
+    length = products.diagonal(dim1=1, dim2=2).clamp_min(_TINY)
+    square = products.square() / (length[:, :, None] * length[:, None, :])
+    gone = torch.zeros_like(evidence.valid)
+    off = torch.zeros_like(length)
+    for _ in range(_PASSES):
+        left = evidence.valid & ~gone
+        kinship = (square @ left.to(square)[:, :, None]).squeeze(2) - left.to(square)
+        off = standing(kinship, left)
+        found = evidence.judged & (off > high) & ~gone
+        if not bool(found.any()):
+            break
+        gone = gone | found
+    return gone, off
 
 
 def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:

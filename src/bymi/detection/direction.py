@@ -7,45 +7,56 @@ from torch import Tensor
 
 from bymi.detection.evidence import Evidence
 from bymi.detection.noise_edge import Centre
-from bymi.detection.robust import spread
+from bymi.detection.robust import median, spread
 from bymi.detection.spectrum import directions, uniform
+from bymi.detection.threshold import threshold
 
 _DIRECTIONS = 3
 
 
-def shifted(evidence: Evidence, centre: Centre, *, edge: float, bound: Tensor) -> tuple[Tensor, Tensor]:
+def shifted(
+    evidence: Evidence, centre: Centre, *, edge: float, strong: Tensor, weak: Tensor, fdr_level: float
+) -> tuple[Tensor, Tensor]:
     """Rows to flag [b, n], and the largest |z| of each over the directions looked at [b, n].
 
-    Colluders stretch the cloud: directions u are the top eigenvectors of the first halves' covariance whose variance
-    exceeds `edge` x that of noise. z = u'((x1 + x2) / 2 - c) over the spread of u'(x1 - x2) / 2, which is noise alone.
-    Beyond `bound` [b, 1], only the side that holds most of those beyond it is flagged: a victim that liars try to drag
-    along stands on the other.
+    Colluders stretch the cloud: directions u are the top eigenvectors of a half's covariance whose variance exceeds `edge`
+    times that of noise. Each half lies along the direction found on the other, so that nobody's noise has shaped its own ruler:
+    z is the mean of the two, over the spread of half their difference, which is noise alone. Flagged are rows beyond
+    `strong` [b, 1], and rows beyond `weak` as far as the false discovery rate allows, with the other side to count by.
+    Only the side that holds most of those far out is flagged: a victim that liars try to drag along stands on the other.
     """
     flagged, largest = torch.zeros_like(evidence.valid), torch.zeros_like(centre.weights)
     at = centre.stretched.nonzero().flatten()
     if not len(at):
         return flagged, largest
     valid, judged, weights = evidence.valid[at], evidence.judged[at], centre.weights[at]
-    votes, sizes = [], []
-    # A direction found on some vectors fits their noise, too: both halves must agree, each with directions of its own.
-    for side in (evidence, evidence.swapped):
-        points = None if side.points is None else side.points[0][at]
-        found, size = torch.zeros_like(valid), torch.zeros_like(weights)
-        for value, combination in directions(side.first[at], points, uniform(valid), _DIRECTIONS):
-            one, two = (_project(part[at], combination, weights) for part in (side.first, side.cross))
-            z = (one + two) / 2 / spread((one - two) / 2, valid)
-            looked = value > edge * centre.noise[at]
-            outside = judged & (z.abs() > bound[at]) & looked
-            up, down = (outside & (z > 0)).sum(1, keepdim=True), (outside & (z < 0)).sum(1, keepdim=True)
-            found = found | (outside & torch.where(z > 0, up >= down, down > up))
-            size = torch.where(looked, torch.maximum(size, z.abs()), size)
-        votes.append(found)
-        sizes.append(size)
-    flagged[at], largest[at] = votes[0] & votes[1], torch.minimum(*sizes)
+    first, second, cross = evidence.first[at], evidence.second[at], evidence.cross[at]
+    points = (None, None) if evidence.points is None else (evidence.points[0][at], evidence.points[1][at])
+    ones = directions(first, points[0], uniform(valid), _DIRECTIONS)
+    twos = torch.stack([own for _, own in directions(second, points[1], uniform(valid), _DIRECTIONS)], 1)
+    for value, one in ones:
+        looked = value > edge * centre.noise[at]
+        likeness = (twos @ cross.mT @ one[:, :, None]).squeeze(2)
+        best = likeness.abs().argmax(1, keepdim=True)
+        two = twos.gather(1, best[:, :, None].expand(-1, -1, twos.shape[2])).squeeze(1) * likeness.gather(1, best).sign()
+        ahead, back = _project(cross, one, weights), _project(cross.mT, two, weights)
+        z = (ahead + back) / 2 / spread((ahead - back) / 2, valid)
+        z = z - median(z, valid)
+        z = z * _heavier(z, judged, weak[at])
+        limit = threshold(torch.where(judged, z, 0.0), judged, fdr_level=fdr_level, offset=1)
+        found = looked & judged & ((z > strong[at]) | ((z > weak[at]) & (z >= limit[:, None])))
+        flagged[at] |= found
+        largest[at] = torch.where(looked, torch.maximum(largest[at], z.abs()), largest[at])
     return flagged, largest
 
 
+def _heavier(z: Tensor, judged: Tensor, beyond: Tensor) -> Tensor:
+    """Sign [b, 1] of the side with more rows far out."""
+    up, down = ((judged & (side > beyond)).sum(1, keepdim=True) for side in (z, -z))
+    return torch.where(up >= down, 1.0, -1.0).to(z)
+
+
 def _project(products: Tensor, combination: Tensor, weights: Tensor) -> Tensor:
-    """Products of u with rows, about the weighted mean of those rows [b, n]."""
+    """Products of u with rows, about the weighted mean of those rows [b, n]: u combines the rows of the first side."""
     along = (combination[:, None, :] @ products).squeeze(1)
     return along - (along * weights).sum(1, keepdim=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection.evidence import Evidence
+from bymi.detection.robust import median
 from bymi.detection.spectrum import uniform, widest
 from bymi.errors import require
 
@@ -55,7 +56,10 @@ class NoiseEdge:
             some = kept[active]
             share = some / some.sum(1, keepdim=True).clamp_min(_TINY)
             value, along = widest(evidence.first[active], None if points is None else points[active], share)
-            value, away = value.squeeze(1), torch.where(share > 0, along.square(), 0.0)
+            value = value.squeeze(1)
+            # From the median, not the mean: a large and far minority drags the mean towards itself, and the honest rows would
+            # lose weight with it until nothing more may be taken.
+            away = torch.where(share > 0, (along - median(along, share > 0)).square(), 0.0)
             room = some.sum(1) - (1 - self.most) * total[active]
             on = (value > bound[active]) & (room > 1e-9 * total[active])
             if turn == 0:

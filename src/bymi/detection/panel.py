@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
-from bymi.detection.consistency import inconsistent, too_good
+from bymi.detection.consistency import alike, inconsistent, too_good
 from bymi.detection.direction import shifted
 from bymi.detection.evidence import Evidence
 from bymi.detection.hybrid import outstanding
@@ -18,6 +18,7 @@ from bymi.detection.rejects import absurd, duplicates
 from bymi.detection.threshold import threshold
 from bymi.errors import require
 
+_MANY = 60  # neighbours from which on bounds hold as they are
 _SEVERE = 3.0  # times the bound of a strong score: no honest node's bad luck
 _EDGE = 1.2  # where the directional test looks for a stretched cloud without the filter
 
@@ -27,31 +28,38 @@ class Panel:
     """Bounds of the tests; None switches a test off. docs/hardened.md explains the order, ADR 0010 the numbers.
 
     `absurd`: halves so many times longer than usual. `duplicate`: closer to another than this part of the usual distance.
-    `high`, `low`: halves that differ by too much or too little, in spreads of the logarithm. `edge`, `most`: the filter's
-    noise edge and the most it may take; None for the detector's own centre. `strong`, `weak`: scores in units of noise; None
-    for the published threshold. `direction`: joint shifts, in spreads. `guard`: the share of neighbours above which a verdict
-    is taken for a failure of the estimator. `widen`: all bounds grow by 1 + widen / n with n neighbours.
+    `high`, `low`: halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves that
+    resemble those of others, in spreads. `edge`, `most`: the filter's noise edge and the most it may take; None for the
+    detector's own centre. `strong`, `weak`: scores in units of noise; None for the published threshold. `direction`, `joint`:
+    shifts in one direction, alone and together with others, in spreads. `guard`: the share of neighbours above which a
+    verdict is taken for a failure of the estimator. `widen`: bounds grow by widen / n with few neighbours n.
     """
 
     absurd: float | None = 1e3
     duplicate: float | None = 1e-3
     high: float | None = 5.0
     low: float | None = 6.0
+    alike: float | None = 6.0
     edge: float | None = 1.2
     most: float = 0.49
     strong: float | None = 8.0
     weak: float = 5.0
     direction: float | None = 4.5
+    joint: float = 2.5
     guard: float | None = 0.5
     widen: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("absurd", "duplicate", "high", "low", "strong", "weak", "direction", "guard"):
+        for name in ("absurd", "duplicate", "high", "low", "alike", "strong", "weak", "direction", "guard"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "above 0, or none to switch it off")
         require(self.edge is None or self.edge >= 1, "edge", self.edge, "1 or above, or none to switch it off")
         require(self.widen >= 0, "widen", self.widen, "0 or above")
         require(0 <= self.most < 0.5, "most", self.most, "0 <= most < 0.5")
+
+    def wider(self, neighbours: Tensor) -> Tensor:
+        """The factor of all bounds with so many neighbours: medians and spreads of few are worth little."""
+        return 1 + self.widen * (1 / neighbours.clamp_min(1) - 1 / _MANY).clamp_min(0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +79,7 @@ class Findings:
 
 def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, centre: SetRule, cross_fit: bool) -> Findings:
     """Judge every neighbour: the first test that finds something has the word."""
-    wider = 1 + panel.widen / evidence.count.clamp_min(1)
+    wider = panel.wider(evidence.count)
     code = torch.zeros(evidence.valid.shape, dtype=torch.int8, device=evidence.valid.device)
     figure = torch.zeros_like(evidence.first[:, 0])
 
@@ -89,6 +97,9 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     high, low = (wider * (torch.inf if bound is None else bound) for bound in (panel.high, panel.low))
     found, off = inconsistent(evidence.without(code != 0), high, low)
     note(found, "inconsistent", off)
+    if panel.alike is not None:
+        found, off = alike(evidence.without(code != 0), panel.alike * wider)
+        note(found, "alike", off)
     middle = _centre(evidence.without(code != 0), panel, centre)
     found, off = too_good(evidence.without(code != 0), middle.weights, low)
     if bool(found.any()):
@@ -107,7 +118,8 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         note(found & (units >= _SEVERE * strong), "strong score", units)
     note(found, "score", units)
     if panel.direction is not None:
-        found, off = shifted(left, middle, edge=panel.edge or _EDGE, bound=panel.direction * wider)
+        strong, weak = panel.direction * wider, panel.joint * wider
+        found, off = shifted(left, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level)
         note(found, "direction", off)
     guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:

@@ -16,10 +16,11 @@ REASONS = (
     "drift",
     "deed",
     "serving time",
+    "alike",
 )
 """What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
 
-SEVERE = ("not heard", "absurd", "inconsistent", "too good", "strong score", "fuse")
+SEVERE = ("not heard", "absurd", "inconsistent", "alike", "too good", "strong score", "fuse")
 """Reasons that no honest node gives by bad luck: flagged for longer and longer, not for one window."""
 
 

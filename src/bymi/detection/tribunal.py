@@ -123,18 +123,18 @@ def sit(
         rows = None if deeds is None else deeds.rows(seats)
         evidence, crossed = claims.before(seats, rows)
         found = _hear(evidence, detector)
-        code = torch.where(evidence.judged, found.code, reason("not heard"))
+        code = torch.where(seats.judged & ~evidence.judged, reason("not heard"), found.code)
         figure = found.figure
         guarded = found.guarded
         if probed is not None:
             there, _ = probed.before(seats, None)
             more = _hear(there, detector)
-            extra = torch.where(there.judged, more.code, reason("not heard"))
+            extra = torch.where(seats.judged & ~there.judged, reason("not heard"), more.code)
             new = (code == 0) & (extra != 0)
             code, figure = torch.where(new, extra, code), torch.where(new, more.figure, figure)
             guarded = guarded | more.guarded
         if deeds is not None:
-            bounds = 1 + panel.widen / seats.judged.sum(1, keepdim=True).clamp_min(1)
+            bounds = panel.wider(seats.judged.sum(1, keepdim=True).to(torch.float64))
             code, figure = deeds.judge(seats, evidence, crossed, code, figure, watch, bounds, panel.guard)
         seats.spread(code, verdict.why)
         seats.spread(code != 0, verdict.flagged)

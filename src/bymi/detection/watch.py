@@ -22,7 +22,7 @@ class Watch:
     fuse: float | None = 3.0
     fuse_share: float = 0.2
     drift: float | None = 5.0
-    deed: float | None = 4.0
+    deed: float | None = 5.0
     longest: int = 16
 
     def __post_init__(self) -> None:
