@@ -58,7 +58,7 @@ class WarmUp(Section):
 
 
 class Detection(Section):
-    """Level of the false discovery rate, offset of the threshold, robust mean, Omega, where gradients are taken, how edges go."""
+    """Level of the false discovery rate, offset of the threshold, robust mean, Omega, where gradients are taken, pruning."""
 
     fdr_level: float = Field(0.2, gt=0, lt=1)
     offset: Literal[0, 1] = 0

@@ -121,7 +121,7 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, hears: torch.Tens
     receivers = []
     arcs, flags, limits = hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
     all_scores, reasons = verdict.scores.cpu(), verdict.why.cpu()
-    hardened = bool(verdict.figure.numel())
+    hardened, figures = bool(verdict.figure.numel()), verdict.figure.cpu()
     for node, limit in enumerate(limits):
         neighbours = arcs[node].nonzero().flatten()
         scores = all_scores[node, neighbours].tolist()
@@ -134,7 +134,7 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, hears: torch.Tens
             "why": [REASONS[code] for code in reasons[node, neighbours].tolist()],
         }
         if hardened:
-            entry["figures"] = [_plain(figure) for figure in verdict.figure[node, neighbours.to(verdict.figure.device)].tolist()]
+            entry["figures"] = [_plain(figure) for figure in figures[node, neighbours].tolist()]
             entry["taken"], entry["guarded"] = float(verdict.taken[node]), bool(verdict.guarded[node])
         receivers.append(entry)
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
