@@ -31,6 +31,7 @@ from tests.rounds import Lone, draw_lone
 
 NODES, SAMPLES, TEST = 8, 40, 90
 WORDS = (
+    "profile=paper",
     f"nodes={NODES}",
     f"data=mnist:samples={SAMPLES},identification=12",
     "byzantine_ratio=0.25",
