@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,13 +26,18 @@ class Filtering(SetRule):
     With weights c (all 1 at first), mean mu_c and top eigenvector v of the weighted covariance: tau_j = <x_j - mu_c, v>^2,
     c_j <- c_j (1 - tau_j / max tau), until `share` of all weight is gone; the last step is shortened to end there. Too small
     a share leaves liars in, too large a one costs little. Paper: prop:robust_est.
+
+    `about`: "median" takes tau from the median of the projections instead of mu_c. A third of far liars drags mu_c so far that
+    the good points lose weight with them, `share` is used up, and what is left of the liars still rules the mean.
     """
 
     # Paper gap: the share is not stated and the printed feasible set has a typo, docs/adr/0003-filtering.md.
     share: float = 0.45
+    about: Literal["mean", "median"] = "mean"
 
     def __post_init__(self) -> None:
         require(0 <= self.share < 0.5, "share", self.share, "0 <= share < 0.5")
+        require(self.about in ("mean", "median"), "about", self.about, "mean, median")
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         kept = self._filter(spread_of_products, gram, valid.to(torch.float64))
@@ -56,7 +62,12 @@ class Filtering(SetRule):
             active = excess > 1e-12 * goal
             if not bool(active.any()):
                 break
-            tau = spread(cloud[active], weight[active])
+            along = spread(cloud[active], weight[active])
+            if self.about == "median":
+                there = weight[active] > 0
+                along = along - torch.where(there, along, torch.nan).nanmedian(1, keepdim=True).values
+                along = torch.where(there, along, 0.0)
+            tau = along.square()
             peak = tau.amax(1, keepdim=True)
             # tau / peak first: it is exactly 1 at the peak, so that the farthest point loses exactly all of its weight.
             loss = weight[active] * (tau / torch.where(peak > 0, peak, 1.0))
@@ -71,12 +82,12 @@ class Filtering(SetRule):
 
 
 def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
-    """Squared projections [b, n] of points [b, n, d] on the top eigenvector of their weighted covariance, 0 without weight."""
+    """Projections [b, n] of points [b, n, d], about their mean, on their covariance's top eigenvector; 0 without weight."""
     share = weight / weight.sum(1, keepdim=True)
     centred = points - share[:, None, :] @ points
     scaled = share.sqrt()[:, :, None] * centred
     direction = torch.linalg.eigh(scaled.mT @ scaled).eigenvectors[:, :, -1:]
-    return torch.where(weight > 0, (centred @ direction).squeeze(2).square(), 0.0)
+    return torch.where(weight > 0, (centred @ direction).squeeze(2), 0.0)
 
 
 def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
@@ -91,7 +102,7 @@ def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
     root = share.sqrt()[:, :, None]
     value, vector = top_eigenpair(root * centred * root.mT)
     projections = (centred @ (root * vector[:, :, None])).squeeze(2) / value.clamp_min(_TINY).sqrt()
-    return torch.where((weight > 0) & (value > 0), projections.square(), 0.0)
+    return torch.where((weight > 0) & (value > 0), projections, 0.0)
 
 
 def top_eigenpair(matrices: Tensor) -> tuple[Tensor, Tensor]:

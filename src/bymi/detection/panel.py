@@ -119,7 +119,10 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     note(found, "score", units)
     if panel.direction is not None:
         strong, weak = panel.direction * wider, panel.joint * wider
-        found, off = shifted(left, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level)
+        # Liars who stand far off by themselves would make room in the count for others; half the level, as the direction was
+        # chosen for being wide.
+        some = left.without(code == reason("strong score"))
+        found, off = shifted(some, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2)
         note(found, "direction", off)
     guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
