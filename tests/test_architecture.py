@@ -21,7 +21,7 @@ ROWS = [
     {"phases"},
     {"algorithm"},
     {"engine"},
-    {"runs"},
+    {"runs", "outlook"},
     {"experiment"},
     {"report"},
     {"cli"},

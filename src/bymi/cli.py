@@ -169,6 +169,31 @@ def detect(
         _say(console, "With --offset 0 even a clean set loses a row or two on average; use 20 rows or more.")
 
 
+@app.command()
+def plan(
+    nodes: Annotated[int, typer.Option("--nodes", help="Nodes in all.")],
+    degree: Annotated[int, typer.Option("--degree", help="Neighbours of a node; of the one with the fewest, to be safe.")],
+    ratio: Annotated[float, typer.Option("--ratio", help="Share of Byzantine nodes.")] = 0.2,
+    alpha: Annotated[float, typer.Option("--alpha", help="Target false discovery rate.")] = 0.2,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
+) -> None:
+    """Say before a run what a detection can reach with so many neighbours, and what to change."""
+    import json
+
+    from bymi.outlook import Question, recall
+    from bymi.report.outlook import advice, outlook_json, outlook_table, outlook_title
+
+    outlook = recall(Question(nodes, degree, ratio, alpha))
+    if as_json:
+        print(json.dumps(outlook_json(outlook)))
+        return
+    console = _console()
+    _say(console, outlook_title(outlook))
+    console.print(outlook_table(outlook))
+    for line in advice(outlook):
+        _say(console, f"* {line}")
+
+
 @app.command("list")
 def list_parts() -> None:
     """List recipes, graphs, rules, attacks, robust means and scales, with their parameters, and the exit codes."""

@@ -60,9 +60,13 @@ def cells(summary: dict[str, Any], shown: Sequence[tuple[str, str]] | None = Non
 def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:
     """A table for the terminal, 80 columns wide for usual names: headings may fold, values never do."""
     shown = columns(summaries)
-    rows = [cells(summary, shown) for summary in summaries]
+    return narrow_table([heading for heading, _ in shown], [cells(summary, shown) for summary in summaries], title)
+
+
+def narrow_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
+    """Any headings, folded at every blank where they are wider than what is below them, and rows, never folded."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
-    for index, (heading, _) in enumerate(shown):
+    for index, heading in enumerate(headings):
         width = max(len(word) for word in [*heading.split(), *[row[index] for row in rows]])
         table.add_column(heading, justify="left" if index == 0 else "right", width=width)
     for row in rows:

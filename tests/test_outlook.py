@@ -1,0 +1,375 @@
+"""What `bymi plan` foresees: counts of liars, ideal neighbourhoods, the cache and the command."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from bymi.detection import Panel
+from bymi.errors import InputError
+from bymi.outlook import Outlook, Question, cache, recall
+from bymi.outlook.foresight import SHIFTS, forecast
+from bymi.outlook.ideal import DIMENSIONS, JUDGES, LARGEST, Judge, Scene, draw, found, rates
+from bymi.report.outlook import advice, outlook_cells
+from tests.commands import bymi, files_in, mistake
+
+PAGE = (Path(__file__).parents[1] / "docs" / "plan.md").read_text()
+SMALL = Question(30, 8, 0.2, 0.2)
+RULES = [judge.name for judge in JUDGES]
+once = functools.cache(forecast)
+
+
+@pytest.fixture(scope="module")
+def outlooks() -> dict[int, Outlook]:
+    return {degree: once(Question(150, degree)) for degree in (10, 20, 75)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and forecasts that these tests make but once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cache, "forecast", once)
+    return tmp_path / "bymi" / "plan"
+
+
+# How liars fall into neighbourhoods
+
+
+@pytest.mark.parametrize(
+    ("nodes", "degree", "ratio"), [(150, 75, 0.2), (150, 10, 0.4), (12, 11, 0.4), (9, 1, 0.3), (40, 39, 0.0)]
+)
+def test_odds_are_hypergeometric(nodes: int, degree: int, ratio: float) -> None:
+    question = Question(nodes, degree, ratio)
+    liars, others = math.floor(ratio * nodes + 1e-9), nodes - 1
+    exact = [math.comb(liars, k) * math.comb(others - liars, degree - k) / math.comb(others, degree) for k in range(degree + 1)]
+    torch.testing.assert_close(question.odds(), torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+    assert question.outnumbered() == pytest.approx(sum(p for k, p in enumerate(exact) if 2 * k > degree), abs=1e-12)
+    assert question.overwhelmed() == pytest.approx(sum(p for k, p in enumerate(exact) if k > 0.49 * (degree + 1)), abs=1e-12)
+
+
+def test_everybody_hears_everybody_leaves_nothing_to_chance() -> None:
+    question = Question(20, 19, 0.4)
+    assert question.odds()[8] == pytest.approx(1)
+    assert (question.outnumbered(), question.anywhere(0.0), question.anywhere(1.0)) == (0.0, 0.0, 1.0)
+
+
+def test_more_neighbours_and_fewer_liars_are_outnumbered_less() -> None:
+    """Odd degrees: with even ones a tie is no majority, so that one neighbour more may be worse."""
+    by_degree = [Question(200, degree, 0.3).outnumbered() for degree in range(3, 120, 2)]
+    assert by_degree == sorted(by_degree, reverse=True)
+    by_ratio = [Question(200, 21, ratio / 100).outnumbered() for ratio in range(50)]
+    assert by_ratio == sorted(by_ratio)
+
+
+# Ideal neighbourhoods
+
+
+def test_a_scene_has_the_liars_that_the_odds_say() -> None:
+    """4000 neighbourhoods: the mean count within six standard errors, false alarm below 1e-8; likewise the scores below.
+
+    An honest ideal score is a sum of 30 products of normal variables of variance 2: mean 0, variance 30 * 4. A liar off by
+    s has mean s^2 and variance 30 * 4 + 4 s^2.
+    """
+    question, shift = Question(60, 12, 0.3), 7.0
+    scene = draw(question, 4000, shift, ways="apart", seed=3)
+    share = 18 / 59
+    error = math.sqrt(12 * share * (1 - share) * (59 - 12) / 58 / 4000)
+    assert float(scene.lies.sum(1, dtype=torch.float64).mean()) == pytest.approx(12 * share, abs=6 * error)
+    assert not bool(scene.lies[:, -1].any())
+    scores, honest = scene.scores(), scene.judged & ~scene.lies
+    for mean, variance, who in ((0.0, 4 * DIMENSIONS, honest), (shift**2, 4 * DIMENSIONS + 4 * shift**2, scene.lies)):
+        some = scores[who]
+        assert float(some.mean()) == pytest.approx(mean, abs=6 * math.sqrt(variance / len(some)))
+        assert float(some.var()) == pytest.approx(variance, rel=0.1)
+
+
+def test_the_same_seed_has_the_same_noise_for_every_shift_and_way() -> None:
+    near, far = draw(SMALL, 20, 0.0, seed=5), draw(SMALL, 20, 9.0, ways="apart", seed=5)
+    assert torch.equal(near.lies, far.lies)
+    assert torch.equal(near.first[~near.lies], far.first[~far.lies])
+    off = (far.first - near.first)[far.lies]
+    torch.testing.assert_close(off.norm(dim=1), torch.full((len(off),), 9.0, dtype=torch.float64))
+    assert not torch.equal(near.first, draw(SMALL, 20, 0.0, seed=6).first)
+
+
+def test_many_neighbours_are_simulated_as_fewer_with_as_many_liars_among_them() -> None:
+    scene = draw(Question(2000, 1999, 0.25), 5, 1.0)
+    assert scene.lies.shape == (5, LARGEST + 1)
+    assert scene.lies.sum(1).tolist() == [LARGEST // 4] * 5
+
+
+def literal(scores: list[float], lies: list[bool], level: float, rule: str) -> list[bool]:
+    """The rules on ideal scores, once more, by hand."""
+
+    def limit(offset: int) -> float:
+        for r in sorted(abs(score) for score in scores):
+            if (offset + sum(score <= -r for score in scores)) / max(1, sum(score >= r for score in scores)) <= level:
+                return r
+        return math.inf
+
+    if rule.startswith("paper"):
+        return [score >= limit(int(rule[-1])) for score in scores]
+    below = sorted(-score for score in scores if score < 0)
+    if not below:
+        return [False] * len(scores)
+    noise = 1.4826 * below[(len(below) - 1) // 2]
+    wider = 1 + 10 * max(0.0, 1 / len(scores) - 1 / 60)
+    weak = limit(1)
+    return [score >= 8 * wider * noise or (score >= 5 * wider * noise and score >= weak) for score in scores]
+
+
+@pytest.mark.parametrize("judge", JUDGES[:3], ids=RULES[:3])
+def test_rules_on_ideal_scores_agree_with_a_literal_loop(judge: Judge) -> None:
+    question = Question(60, 14, 0.3, 0.25)
+    scene = draw(question, 80, 12.0, seed=1)
+    flagged = judge.flag(scene, question.fdr_level)
+    wrong, honest, fdp, sure = 0, 0, 0.0, 0
+    for scores, lies, marks in zip(scene.scores().tolist(), scene.lies.tolist(), flagged.tolist(), strict=True):
+        assert marks[-1] is False
+        expected = literal(scores[:-1], lies[:-1], question.fdr_level, judge.name)
+        assert marks[:-1] == expected
+        false = sum(mark and not lie for mark, lie in zip(expected, lies, strict=False))
+        wrong, honest = wrong + false, honest + lies[:-1].count(False)
+        fdp += false / max(1, sum(expected))
+        sure += all(mark for mark, lie in zip(expected, lies, strict=False) if lie)
+    assert rates(scene, flagged) == pytest.approx((wrong / honest, fdp / 80, sure / 80), abs=1e-12)
+
+
+def test_rates_by_hand() -> None:
+    """Two receivers of three neighbours and themselves: one with two liars, one of them found, and one without, that errs."""
+    nothing = torch.zeros(2, 4, 1, dtype=torch.float64)
+    scene = Scene(nothing, nothing, torch.tensor([[True, True, False, False], [False] * 4]))
+    flagged = torch.tensor([[True, False, True, False], [True, False, False, False]])
+    assert rates(scene, flagged) == (2 / 4, (1 / 2 + 1) / 2, 1 / 2)
+    assert found(scene, flagged, 2).tolist() == [0.5, 0.0]
+
+
+# The forecast
+
+
+def test_without_liars_every_node_that_flags_is_wrong_and_none_misses_anybody(outlooks: dict[int, Outlook]) -> None:
+    """FDP without liars is the share of nodes that flag anybody, whatever the ratio asked for."""
+    calm = forecast(Question(150, 20, 0.0))
+    for row, beside in zip(calm.rows, outlooks[20].rows, strict=True):
+        assert (row.lost, row.fdp, row.sure) == (row.lost_without, row.fdp_without, 1.0)
+        assert (row.lost_without, row.fdp_without) == (beside.lost_without, beside.fdp_without)
+        assert row.alone is row.together is None
+    assert (calm.outnumbered, calm.overwhelmed, calm.anywhere) == (0.0, 0.0, 0.0)
+    scene = draw(Question(150, 20, 0.0), 400, 0.0)
+    flagged = JUDGES[0].flag(scene, 0.2)
+    assert calm.rows[0].fdp_without == pytest.approx(float(flagged.any(1).double().mean()))
+
+
+def test_offset_0_flags_somebody_in_half_of_the_clean_neighbourhoods_and_offset_1_within_the_level() -> None:
+    """The largest |score| is positive in half of them, and then qualifies; smaller ones may, too. With offset 1 the FDP is
+    at most the level. 4000 neighbourhoods: five standard errors are 0.04 and 0.032, false alarm below 1e-6.
+    """
+    scene = draw(Question(150, 20, 0.0), 4000, 0.0, seed=11)
+    _, zero, _ = rates(scene, JUDGES[0].flag(scene, 0.2))
+    _, one, _ = rates(scene, JUDGES[1].flag(scene, 0.2))
+    assert zero > 0.5 - 0.04
+    assert one < 0.2 + 0.032
+
+
+def test_offset_1_finds_nobody_with_few_neighbours() -> None:
+    """1 / 0.2 = 5 have to be flagged at once; there are four neighbours."""
+    row = forecast(Question(30, 4, 0.2)).rows[1]
+    assert (row.lost, row.fdp, row.lost_without) == (0.0, 0.0, 0.0)
+    assert row.sure < 1
+    assert row.alone is row.together is None
+
+
+def test_more_neighbours_are_not_worse(outlooks: dict[int, Outlook]) -> None:
+    """Hardened, degrees 10, 20, 75, with the noise of 120 to 400 neighbourhoods: edges lost within 2 points."""
+    rows = [outlooks[degree].hardened for degree in (10, 20, 75)]
+    for fewer, more in pairwise(rows):
+        assert more.lost_without <= fewer.lost_without + 0.02
+        assert more.lost <= fewer.lost + 0.02
+        assert more.sure >= fewer.sure - 0.02
+        for less, least in ((more.alone, fewer.alone), (more.together, fewer.together)):
+            assert (less or math.inf) <= (least or math.inf) + 1
+        assert more.rule == fewer.rule == "hardened"
+    assert outlooks[75].bearable > outlooks[20].bearable > outlooks[10].bearable
+
+
+def test_what_is_known_of_the_usual_network(outlooks: dict[int, Outlook]) -> None:
+    """Degree 75, a fifth lie: all far liars are found, hardly anybody is lost, and a common shift shows earlier."""
+    outlook = outlooks[75]
+    row = outlook.hardened
+    assert outlook.does
+    assert row.sure == 1.0
+    assert row.lost_without <= 0.01
+    assert row.alone is not None
+    assert row.together is not None
+    assert row.together < row.alone
+    assert outlook.enough is not None
+    assert outlook.enough < 75
+    assert [each.rule for each in outlook.rows] == RULES
+
+
+def test_a_higher_degree_is_advised_where_this_one_does_not_do() -> None:
+    outlook = forecast(Question(150, 5, 0.2))
+    assert not outlook.does
+    assert outlook.enough is not None
+    assert outlook.enough > 5
+    assert forecast(Question(150, outlook.enough, 0.2)).does
+    assert forecast(Question(9, 4, 0.45)).enough is None
+
+
+def test_a_forecast_depends_on_its_seed_alone() -> None:
+    threads = torch.get_num_threads()
+    assert forecast(SMALL, seed=4) == forecast(SMALL, seed=4) != forecast(SMALL, seed=5)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("question", [Question(2, 1, 0.0), Question(3, 2, 0.4), Question(10, 1, 0.4), Question(5, 4, 0.4, 0.9)])
+def test_the_smallest_networks_get_an_answer(question: Question) -> None:
+    outlook = forecast(question)
+    for row in outlook.rows:
+        assert all(0 <= share <= 1 for share in (row.lost_without, row.fdp_without, row.lost, row.fdp, row.sure))
+        assert row.alone is None or row.alone in SHIFTS
+    assert json.loads(json.dumps(outlook.plain(), allow_nan=False))
+    assert advice(outlook)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"nodes": 1}, {"degree": 30}, {"degree": 0}, {"ratio": 0.5}, {"ratio": -0.1}, {"fdr_level": 0.0}]
+)
+def test_impossible_questions_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=r"got .* allowed: "):
+        replace(SMALL, **changes)  # type: ignore[arg-type]
+
+
+# The cache
+
+
+def test_a_forecast_is_made_once(folder: Path) -> None:
+    made = recall(SMALL)
+    assert len(files_in(folder)) == 1
+    with mock.patch.object(cache, "forecast", side_effect=AssertionError("made again")):
+        assert recall(SMALL) == made
+    assert recall(replace(SMALL, degree=9)) != made
+    assert len(files_in(folder)) == 2
+
+
+def test_other_code_asks_again(folder: Path) -> None:
+    recall(SMALL)
+    with mock.patch.object(cache, "_code", return_value="other"):
+        recall(SMALL)
+    assert len(files_in(folder)) == 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", "null", "\xff\x00", '{"outlook": {"rows": []}, "digest": "1"}', "[" * 100_000]
+)
+def test_a_damaged_file_is_ignored_and_written_anew(folder: Path, text: str) -> None:
+    made = recall(SMALL)
+    (place,) = folder.iterdir()
+    good = place.read_bytes()
+    place.write_bytes(text.encode("latin-1"))
+    assert recall(SMALL) == made
+    assert place.read_bytes() == good
+    assert list(folder.iterdir()) == [place]
+
+
+def test_a_changed_figure_is_noticed(folder: Path) -> None:
+    made = recall(SMALL)
+    (place,) = folder.iterdir()
+    kept = json.loads(place.read_text())
+    kept["outlook"]["rows"][3]["sure"] = 0.123
+    place.write_text(json.dumps(kept))
+    assert recall(SMALL) == made
+
+
+def test_a_cache_that_cannot_be_used_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    made = recall(SMALL)
+    with mock.patch.object(cache, "cache_folder", side_effect=InputError("no home")):
+        assert recall(SMALL) == made
+    assert files_in(tmp_path) == {"file"}
+
+
+def test_an_interrupted_write_leaves_nothing(folder: Path) -> None:
+    with mock.patch.object(cache.os, "replace", side_effect=OSError("full")):
+        recall(SMALL)
+    assert files_in(folder) == set()
+
+
+# The command
+
+
+def test_the_command_prints_the_table_and_the_advice(folder: Path) -> None:
+    answer = bymi("plan", "--nodes", 150, "--degree", 10, "--ratio", 0.4)
+    assert (answer.code, answer.err) == (0, "")
+    outlook = recall(Question(150, 10, 0.4))
+    for cells in outlook_cells(outlook):
+        assert " ".join(cells).split() in answer.rows
+    for line in advice(outlook):
+        assert f"* {line}\n" in answer.out
+    said = " ".join(advice(outlook))
+    assert f"raise the degree to about {outlook.enough}" in said
+    assert f"more than the 49% that the filter may take in {outlook.overwhelmed:.2%}" in said
+    assert "1/alpha = 5 neighbours or nobody" in said
+    wider = float(Panel().wider(torch.tensor(10.0)))
+    assert f"{wider:.2f} times as wide" in said
+
+
+def test_json_is_strict_and_complete(folder: Path) -> None:
+    answer = bymi("plan", "--nodes", 30, "--degree", 8, "--json")
+    told = json.loads(answer.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    outlook = recall(SMALL)
+    assert told.pop("advice") == advice(outlook)
+    assert told.pop("does") == outlook.does
+    assert Outlook.read(told) == outlook
+
+
+def test_without_liars_there_is_nothing_said_of_them(folder: Path) -> None:
+    answer = bymi("plan", "--nodes", 30, "--degree", 20, "--ratio", 0)
+    assert answer.code == 0
+    assert "P_a >=" not in answer.out
+    assert next(words for words in answer.rows if words[0] == "hardened")[-5:] == ["-"] * 5
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nodes", 1], "nodes: got 1, allowed: 2 to 100000"),
+        (["--nodes", 100_001], "nodes: got 100001, allowed: 2 to 100000"),
+        (["--nodes", 10.5], "Invalid value for '--nodes'"),
+        (["--degree", 30], "degree: got 30, allowed: 1 to nodes - 1 = 29"),
+        (["--degree", 0], "degree: got 0, allowed: 1 to nodes - 1 = 29"),
+        (["--ratio", 0.5], "ratio: got 0.5, allowed: 0 <= ratio < 0.5"),
+        (["--ratio", -0.1], "ratio: got -0.1, allowed: 0 <= ratio < 0.5"),
+        (["--ratio", "nan"], "ratio: got nan, allowed: 0 <= ratio < 0.5"),
+        (["--alpha", 0], "alpha: got 0.0, allowed: strictly between 0 and 1"),
+        (["--alpha", "inf"], "alpha: got inf, allowed: strictly between 0 and 1"),
+        (["--alfa", 0.1], "No such option: --alfa"),
+    ],
+)
+def test_wrong_words_are_one_line(folder: Path, words: list[object], expected: str) -> None:
+    assert mistake("plan", "--nodes", 30, "--degree", 8, *words).startswith(expected)
+    assert not folder.exists()
+
+
+def test_nodes_and_degree_are_needed() -> None:
+    assert mistake("plan", "--degree", 8).startswith("Missing option '--nodes'")
+    assert mistake("plan", "--nodes", 8).startswith("Missing option '--degree'")
+
+
+def test_the_page_shows_what_the_command_prints(folder: Path) -> None:
+    shown = re.findall(r"```sh\nbymi (plan [^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert len(shown) == 3
+    for words, text in shown:
+        answer = bymi(*words.split())
+        assert answer.code == 0
+        assert [line.split() for line in text.splitlines() if line.strip()] == answer.rows
