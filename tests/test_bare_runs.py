@@ -21,7 +21,10 @@ from tests.idx_files import write_image_set
 
 MISSING = ("pydantic", "pydantic_core", "typer", "click", "rich", "matplotlib", "sklearn", "jinja2")
 LINEAR = ("profile=paper", "nodes=20", "steps=20", "data.dim=5", "data.samples=40", "record_every=5")
-IMAGES = ("profile=paper", "nodes=6", "graph=complete", "steps=4", "warm_up.steps=2", "record_every=2", "attack=ood", "method=drsgd-bymi")
+IMAGES = (
+    *("profile=paper", "nodes=6", "graph=complete", "steps=4", "warm_up.steps=2"),
+    *("record_every=2", "attack=ood", "method=drsgd-bymi"),
+)
 
 
 def specs() -> list[Spec]:

@@ -436,7 +436,13 @@ def test_cross_fitting_takes_the_noise_of_the_centre_out_of_the_scores() -> None
 
 def test_the_receivers_point_sees_what_the_senders_point_is_blind_to(tmp_path: Path) -> None:
     """Scenario A with 80 % of the entries wrong; liars that run the rule end among themselves, at their own optimum."""
-    words = ["profile=paper", "method=drsgd-bymi", "steps=301", "warm_up.steps=300", "warm_up.step_size=0.5", "attack.share=0.8"]
-    words += ["warm_up.rule=balance:gamma=1.0", "data.samples=1000", "data.identification=50", "byzantine_mixing=rule"]
+    words = ["profile=paper", "method=drsgd-bymi", "steps=301", "warm_up.steps=300", "warm_up.step_size=0.5"]
+    words += [
+        "attack.share=0.8",
+        "warm_up.rule=balance:gamma=1.0",
+        "data.samples=1000",
+        "data.identification=50",
+        "byzantine_mixing=rule",
+    ]
     found = {point: run(load(None, [*words, f"detection.point={point}"]), tmp_path)["pa"] for point in ("sender", "receiver")}
     assert found == {"sender": 0.0, "receiver": 1.0}

@@ -1,4 +1,4 @@
-"""The screen before scoring: two halves of one honest sample differ by noise of the usual size, not more and not less."""
+"""The screen before scoring: two halves of one good sample differ by noise of the usual size, not more and not less."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def inconsistent(evidence: Evidence, high: Tensor, low: Tensor) -> tuple[Tensor,
 
 
 def too_good(evidence: Evidence, weights: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows too close to the centres [b, n] to be an honest sample's mean, and how many spreads they are off [b, n]."""
+    """Rows too close to the centres [b, n] to be a good sample's mean, and how many spreads they are off [b, n]."""
     nearest = [centred_diagonal(products, weights) for products in (evidence.first, evidence.second)]
     return _screen(evidence, log(torch.minimum(*nearest)), torch.full_like(low, torch.inf), low)
 

@@ -15,7 +15,7 @@ def fused(inbox: Inbox, factor: float) -> tuple[Mixture, Tensor]:
     """The mixing weights without messages farther off than `factor` x the median distance, and who was left out [B, J].
 
     Where distances of one round differ widely, as those of networks late in training do, the limit is that many spreads of
-    their logarithm above the median that an honest one does not reach. The median is over those who carry weight; the weight
+    their logarithm above the median that a good one does not reach. The median is over those who carry weight; the weight
     of whoever is left out goes to the own vector. A fuse, not a rule: it bounds what one round can do, and how often it
     blew counts at the next detection.
     """

@@ -10,7 +10,7 @@ from bymi.detection.threshold import threshold
 
 
 def noise_of(scores: Tensor, judged: Tensor) -> Tensor:
-    """The usual size of an honest score [b, 1]: of the negative ones, which liars have no reason to have. NaN without any."""
+    """The usual size of a good score [b, 1]: of the negative ones, which liars have no reason to have. NaN without any."""
     return 1.4826 * median(scores.abs(), judged & (scores < 0))
 
 
@@ -18,7 +18,7 @@ def outstanding(scores: Tensor, judged: Tensor, *, fdr_level: float, strong: Ten
     """Rows to flag [b, n], and each score in units of the noise [b, n].
 
     Flagged: scores of `strong` [b, 1] units; and of `weak` units if they also pass the threshold with offset 1, which
-    alone would flag honest nodes in every neighbourhood without liars, and with few liars nobody. Paper: eq:thold.
+    alone would flag good nodes in every neighbourhood without liars, and with few liars nobody. Paper: eq:thold.
     """
     units = scores / noise_of(scores, judged)
     limit = threshold(torch.where(judged, scores, 0.0), judged, fdr_level=fdr_level, offset=1)

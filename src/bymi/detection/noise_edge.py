@@ -57,7 +57,7 @@ class NoiseEdge:
             share = some / some.sum(1, keepdim=True).clamp_min(_TINY)
             value, along = widest(evidence.first[active], None if points is None else points[active], share)
             value = value.squeeze(1)
-            # From the median, not the mean: a large and far minority drags the mean towards itself, and the honest rows would
+            # From the median, not the mean: a large and far minority drags the mean towards itself, and the good rows would
             # lose weight with it until nothing more may be taken.
             away = torch.where(share > 0, (along - median(along, share > 0)).square(), 0.0)
             room = some.sum(1) - (1 - self.most) * total[active]

@@ -19,7 +19,7 @@ from bymi.detection.threshold import threshold
 from bymi.errors import require
 
 _MANY = 60  # neighbours from which on bounds hold as they are
-_SEVERE = 3.0  # times the bound of a strong score: no honest node's bad luck
+_SEVERE = 3.0  # times the bound of a strong score: no good node's bad luck
 _EDGE = 1.2  # where the directional test looks for a stretched cloud without the filter
 
 
@@ -139,7 +139,7 @@ def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:
 
 
 def _guard(code: Tensor, hard: Tensor, whole: Evidence, share: float) -> tuple[Tensor, Tensor]:
-    """A receiver with an honest majority of neighbours is never right to flag a majority: its estimate has failed.
+    """A receiver with a good majority of neighbours is never right to flag a majority: its estimate has failed.
 
     Then only hard evidence counts; and if the screen alone flags a majority, not even that.
     """

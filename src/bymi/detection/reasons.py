@@ -21,7 +21,7 @@ REASONS = (
 """What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
 
 SEVERE = ("not heard", "absurd", "inconsistent", "alike", "too good", "strong score", "fuse")
-"""Reasons that no honest node gives by bad luck: flagged for longer and longer, not for one window."""
+"""Reasons that no good node gives by bad luck: flagged for longer and longer, not for one window."""
 
 
 def reason(name: str) -> int:

@@ -15,7 +15,7 @@ from bymi.detection.reasons import REASONS, SEVERE, reason
 class Record:
     """Of every neighbour [B, M]: for how many detections more it stays flagged, and how often it was severely flagged.
 
-    A mild flag, which an honest node may get by bad luck, is forgotten at the next detection. A severe one lasts 2, 4, 8, ...
+    A mild flag, which a good node may get by bad luck, is forgotten at the next detection. A severe one lasts 2, 4, 8, ...
     windows, up to `longest`.
     """
 

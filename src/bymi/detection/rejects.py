@@ -1,4 +1,4 @@
-"""Neighbours that no honest one can look like: far beyond everybody, or copies of each other."""
+"""Neighbours that no good one can look like: far beyond everybody, or copies of each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def absurd(evidence: Evidence) -> Tensor:
 def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     """Rows [b, n] whose first half repeats an earlier one's, up to `closeness` of the median distance; own is never one.
 
-    One member of a group stays: to cut all would let one liar kill an honest node by repeating it. Also each row's distance
+    One member of a group stays: to cut all would let one liar kill a good node by repeating it. Also each row's distance
     to its nearest, as a part of the usual one.
     """
     square = evidence.first.diagonal(dim1=1, dim2=2)
