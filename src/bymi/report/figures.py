@@ -110,6 +110,8 @@ def _scores_figure(folder: Path) -> Figure:
     """All scores in units of their receiver's threshold: honest ones around zero, Byzantine ones beyond one."""
     verdict = store.read_json(folder / store.VERDICT)
     bad = set(verdict["byzantine"])
+    if any("figures" in receiver for receiver in verdict["receivers"]):
+        return _reasons_figure(folder, verdict, bad)
     shares: dict[bool, list[float]] = {False: [], True: []}
     for receiver in verdict["receivers"]:
         if receiver["node"] in bad or receiver["threshold"] is None:
@@ -123,6 +125,31 @@ def _scores_figure(folder: Path) -> Figure:
     spec = Spec.model_validate(store.read_json(folder / store.SPEC))
     axes.set(xlabel="score / threshold of the receiver", ylabel="arcs", title=describe(spec))
     axes.legend(frameon=False)
+    return figure
+
+
+def _reasons_figure(folder: Path, verdict: dict[str, Any], bad: set[int]) -> Figure:
+    """Which test flagged how many arcs of honest receivers: one pair of bars a reason."""
+    counts: dict[str, list[int]] = {}
+    for receiver in verdict["receivers"]:
+        if receiver["node"] not in bad:
+            for neighbour, why in zip(receiver["neighbours"], receiver["why"], strict=True):
+                counts.setdefault(why, [0, 0])[neighbour in bad] += 1
+    names = sorted(counts, key=lambda name: (name != "kept", sum(counts[name])))
+    figure = Figure(figsize=(7, 1.4 + 0.45 * len(names)), layout="constrained")
+    axes = figure.subplots()
+    for side, (colour, label) in enumerate(((COLOURS[0], "honest sender"), (COLOURS[4], "Byzantine sender"))):
+        places = [place + 0.2 - 0.4 * side for place in range(len(names))]
+        values = [counts[name][side] for name in names]
+        bars = axes.barh(places, values, height=0.38, color=colour, alpha=0.85, label=label)
+        axes.bar_label(bars, labels=[str(value) if value else "" for value in values], padding=3, fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_xscale("symlog", linthresh=10)
+    axes.set_xlim(left=0, right=4 * max(max(pair) for pair in counts.values()))
+    spec = Spec.model_validate(store.read_json(folder / store.SPEC))
+    axes.set_xlabel("arcs of honest receivers, last detection")
+    axes.set_title(describe(spec), fontsize=9, loc="left")
+    figure.legend(frameon=False, loc="outside lower center", ncols=2)
     return figure
 
 
