@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection.robust import log
+from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox, Mixture
 
 _SPREADS = 5.0
@@ -22,7 +23,7 @@ def fused(inbox: Inbox, factor: float) -> tuple[Mixture, Tensor]:
     stretch it) are over those who carry weight; the weight of whoever is left out goes to the own vector. A fuse, not a
     rule: it bounds what one round can do, and how often it blew counts at the next detection.
     """
-    distance = inbox.dist2_to_own().sqrt()
+    distance = _distances(inbox)
     kept = inbox.heard & (inbox.weight > 0)
     blown = torch.zeros_like(kept)
     suspect = _may_blow(distance, inbox.heard, kept, factor)
@@ -32,6 +33,14 @@ def fused(inbox: Inbox, factor: float) -> tuple[Mixture, Tensor]:
     usual = inbox.average()
     weight = torch.where(blown, 0.0, usual.weight)
     return Mixture(usual.own + (usual.weight - weight).sum(1), weight), blown
+
+
+def _distances(inbox: Inbox) -> Tensor:
+    """Of each message to the receiver's own vector [B, J]."""
+    if inbox.own.shape[1] > FEW_DIMENSIONS:
+        return inbox.dist2_to_own().sqrt()
+    own, messages = inbox.own.to(torch.float64), inbox.messages.to(torch.float64)
+    return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _may_blow(distance: Tensor, heard: Tensor, kept: Tensor, factor: float) -> Tensor:

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from bymi.streams import stream
 
+_OFTEN = 4  # points a node from which on its samples are summed up first
+
 
 class LinearShard(NamedTuple):
     """The samples of some nodes: features [b, N, d], targets [b, N], and the parameter [d] that made the targets."""
@@ -44,9 +46,29 @@ class LinearProblem:
         return self.start.expand(len(nodes), -1).clone()
 
     def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
+        if len(nodes) > _OFTEN * len(self.features):
+            return self._gradient_of_few(theta, nodes, chosen)
+        return self._gradient_one_by_one(theta, nodes, chosen)
+
+    def _gradient_one_by_one(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         samples = self._pick(nodes, chosen)
         residual = torch.bmm(_extend(theta)[:, None, :], samples.mT)
         return torch.bmm(residual, samples[:, :, :-1]).squeeze(1) / chosen.shape[1]
+
+    def _gradient_of_few(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
+        """The same where every node answers for many points: samples are summed up once a node, not once a point."""
+        output = torch.empty_like(theta)
+        order = torch.argsort(nodes, stable=True)
+        numbers, counts = torch.unique_consecutive(nodes[order], return_counts=True)
+        for node, places in zip(numbers, order.split(counts.tolist()), strict=True):
+            own = chosen[places]
+            if bool((own != own[0]).any()):  # other samples for other points
+                output[places] = self._gradient_one_by_one(theta[places], nodes[places], own)
+                continue
+            samples = self._pick(node[None], own[:1])[0]
+            moments = samples.T @ samples[:, :-1] / own.shape[1]
+            output[places] = _extend(theta[places]) @ moments
+        return output
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
         residual = self._pick(nodes, chosen) @ _extend(vectors).T
