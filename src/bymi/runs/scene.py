@@ -11,6 +11,7 @@ from torch import Tensor
 from bymi import aggregation, attacks, detection, topology
 from bymi.attacks import Adversary, Attack
 from bymi.engine.host import Host
+from bymi.errors import require
 from bymi.graph import Graph
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp, theorem_step
 from bymi.problems import Problem
@@ -49,7 +50,7 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
         problem=problem,
         yardstick=yardstick,
         adversary=Adversary(byzantine, attack, seed=seed, **options),
-        plan=_plan(sheet, task.identification_of(problem.samples)),
+        plan=_plan(sheet, task.identification_of(problem.samples), problem.samples),
     )
 
 
@@ -66,8 +67,10 @@ def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph]:
     return byzantine, recipe.draw(nodes, seed=seed, must_connect=~byzantine)
 
 
-def _plan(sheet: Sheet, identification: int) -> Plan:
+def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
     warm_up, judging, optimisation = sheet["warm_up"], sheet["detection"], dict(sheet["optimisation"])
+    if isinstance(judging["sample"], int):
+        require(judging["sample"] <= samples, "detection.sample", judging["sample"], f"2 to {samples}, all that a node has")
     size, schedule = optimisation.pop("step_size"), optimisation.pop("schedule")
     value = theorem_step(sheet["nodes"], sheet.steps - sheet.warm_up_steps) if isinstance(size, str) else size
     parts = {

@@ -1,0 +1,97 @@
+"""What `profile` sets, what can be set beside it, and how parts are switched off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bymi.errors import InputError
+from bymi.experiment import load
+from bymi.experiment.profiles import PROFILES
+from bymi.experiment.spec import Spec, read_spec
+from bymi.runs.scene import build_scene
+
+SMALL = ("nodes=20", "data.dim=5", "data.samples=40", "steps=40", "method=drsgd-bymi")
+
+
+def test_the_default_is_hardened() -> None:
+    spec = Spec()
+    assert spec.profile == "hardened"
+    assert spec.detection.point == "receiver"
+    assert spec.detection.cross_fit
+    assert spec.detection.probe
+    assert spec.detection.pruning == "mutual"
+    assert spec.panel is not None
+    assert spec.watch is not None
+    assert spec == read_spec({}) == load(None)
+
+
+def test_paper_is_what_the_sections_say_without_a_profile() -> None:
+    spec = load(None, ["profile=paper"])
+    assert spec == read_spec({"profile": "paper"})
+    assert spec.panel is None
+    assert spec.watch is None
+    plan = build_scene(load(None, [*SMALL, "profile=paper"]).sheet).plan
+    assert plan.watch is None
+    assert plan.detector is not None
+    assert (plan.detector.panel, plan.detector.point, plan.detector.pruning) == (None, "sender", "directed")
+    assert plan.detections == [4]
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_a_profile_can_be_set_anywhere_on_the_line_in_a_file_and_in_python(name: str, tmp_path: Path) -> None:
+    spec = load(None, ["nodes=50", f"profile={name}"])
+    assert spec == load(None, [f"profile={name}", "nodes=50"]) == read_spec({"profile": name, "nodes": 50})
+    file = tmp_path / "spec.toml"
+    file.write_text(f'nodes = 50\nprofile = "{name}"\n')
+    assert load(str(file)) == spec
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    assert load(str(tmp_path / "spec.json")) == spec
+
+
+def test_other_keys_of_a_section_survive_a_change_of_profile() -> None:
+    assert load("scenario-b", ["profile=paper", "detection.fdr_level=0.1"]).detection.fdr_level == 0.1
+    assert load(None, ["detection.fdr_level=0.1", "profile=paper"]).detection.point == "sender"
+    assert load(None, ["profile=paper", "detection.point=receiver"]).detection.point == "receiver"
+
+
+@pytest.mark.parametrize("word", ["panel.direction=off", "watch.deed=off", "detection.exile=off", "watch.every=off"])
+def test_every_piece_is_a_switch(word: str) -> None:
+    key = word.split("=")[0].split(".")
+    spec = load(None, [*SMALL, word])
+    assert getattr(getattr(spec, key[0]), key[1]) is None
+    build_scene(spec.sheet)
+    assert load(None, [*SMALL, word]).digest != load(None, SMALL).digest
+
+
+def test_one_detection_only() -> None:
+    plan = build_scene(load(None, [*SMALL, "watch.every=off"]).sheet).plan
+    assert plan.detections == [4]
+    assert build_scene(load(None, [*SMALL, "watch.every=10"]).sheet).plan.detections == [4, 14, 24, 34]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("profile=safe", "profile: got 'safe', allowed: 'hardened' or 'paper'"),
+        ("panel=off", "panel: got off, allowed: with watch = off and detection.probe = false only"),
+        ("watch=off", "watch: got off, allowed: without a panel"),
+        ("panel.direction=0", "panel.direction: got 0, allowed: greater than 0"),
+        ("panel.directions=4", "panel.directions: unknown key (got 4); did you mean 'direction'?"),
+        ("watch.fuse_share=2", "watch.fuse_share: got 2, allowed: less than 1"),
+        ("detection.sample=some", "detection.sample: got 'some', allowed:"),
+        ("detection.scale=pca", "detection.scale: got 'pca', allowed: identity with a panel"),
+        ("detection.cross_fit=false detection.centre=median", "detection.centre: allowed with a panel"),
+    ],
+)
+def test_a_mistake_is_one_line(words: str, line: str) -> None:
+    with pytest.raises(InputError) as problem:
+        load(None, words.split())
+    assert str(problem.value).startswith(line)
+    assert "\n" not in str(problem.value)
+
+
+def test_a_sample_larger_than_there_is_says_so() -> None:
+    with pytest.raises(InputError, match=r"detection\.sample: got 80, .* 2 to 40, all that a node has"):
+        build_scene(load(None, [*SMALL, "detection.sample=80"]).sheet)

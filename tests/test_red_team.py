@@ -1,0 +1,123 @@
+"""The red-team studies: every row is a spec that stands, and the page says what the runs say."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bymi.attacks import ATTACKS as ATTACK_CLASSES
+from bymi.errors import InputError
+from bymi.experiment import run_all
+from bymi.experiment.red_team import ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, RedTeam, build_red_team
+from bymi.experiment.reproduce import find_study
+from bymi.experiment.spec import read_spec
+from bymi.report import red_team
+from bymi.report.red_team import harmless, verdict
+from bymi.runs.scene import build_scene
+
+IMAGES_ONLY = {"ood", "label-flip"}
+BESIDE = {"inf": "nan", "misshapen": "silent"}  # the same to whoever does not hear them
+
+
+def test_every_attack_on_the_linear_problem_has_a_row() -> None:
+    used = {str(change["attack"]).split(":")[0] for change in ATTACKS.values()}
+    assert used == set(ATTACK_CLASSES) - IMAGES_ONLY - set(BESIDE)
+    assert set(BELOW_NOISE) < set(ATTACKS)
+
+
+def test_sizes_of_the_studies() -> None:
+    assert len(find_study("red-team").specs) == 5 * len(ATTACKS) * len(COLUMNS)
+    assert len(find_study("red-team-limits").specs) == 5 * sum(len(rows) for _, rows in LIMITS.values())
+    assert len(find_study("red-team-pieces", seeds=3).specs) == 3 * 2 * len(PIECES)
+    assert {trial.column for trial in build_red_team("red-team", only=["paper"]).trials} == {"paper"}
+    assert len(build_red_team("red-team", fast=True).trials) < 50
+    for row in (*[attack for _, attack in PIECES.values()], *[row for _, rows in LIMITS.values() for row in rows]):
+        assert row in ATTACKS
+
+
+def test_every_piece_changes_the_spec() -> None:
+    for piece, (off, attack) in PIECES.items():
+        pair = [trial.spec for trial in build_red_team("red-team-pieces", seeds=1).trials if trial.row == piece]
+        assert len(pair) == 2, piece
+        assert pair[0].digest != pair[1].digest, (piece, off, attack)
+
+
+@pytest.mark.parametrize(("only", "name"), [(["gods"], "red-team"), (["paper"], "red-team-pieces")])
+def test_only_what_there_is(only: list[str], name: str) -> None:
+    with pytest.raises(InputError, match="--only: got"):
+        find_study(name, only=only)
+
+
+def small(study: RedTeam, rows: list[str]) -> RedTeam:
+    """Some rows with few nodes and rounds."""
+    trials = []
+    for trial in study.trials:
+        if trial.row in rows:
+            values = trial.spec.model_dump(mode="json")
+            values.update(nodes=24, steps=60, graph="erdos-renyi:p=0.8", record_every=60)
+            values["warm_up"]["steps"] = 20
+            if values["watch"] is not None:
+                values["watch"].update(every=20, window=10)
+            trials.append(dataclasses.replace(trial, spec=read_spec(values)))
+    return dataclasses.replace(study, trials=trials)
+
+
+@pytest.mark.parametrize("row", ATTACKS)
+def test_every_row_can_be_built(row: str) -> None:
+    trials = [trial for trial in build_red_team("red-team", seeds=1, only=["hardened"]).trials if trial.row == row]
+    scene = build_scene(trials[0].spec.sheet)
+    assert len(scene.plan.detections) == 6
+
+
+def test_the_page_of_attacks(tmp_path: Path) -> None:
+    study = small(build_red_team("red-team", seeds=1), ["no attackers", "sign flip", "dissensus"])
+    results = run_all(study.specs, tmp_path, jobs=1)
+    page, data = red_team.draw(study, tmp_path, "bymi reproduce red-team")
+    lines = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 3
+    assert all(line.count("|") == lines[0].count("|") for line in lines)
+    assert "12 runs" in page.read_text()
+    hardened = [result for result in results if isinstance(result, dict) and "hardened" in result["method"]]
+    for line, summary in zip(lines[2:], hardened, strict=True):
+        assert f"{summary['gap']:.1e}" in line
+        assert f"{100 * summary['fdp']:.1f}" in line
+    assert '"column": "hardened"' in data.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"), [("red-team-limits", ["no attackers", "ALIE"]), ("red-team-pieces", ["probe point"])]
+)
+def test_the_other_pages(name: str, rows: list[str], tmp_path: Path) -> None:
+    study = small(build_red_team(name, seeds=1), rows)
+    run_all(study.specs, tmp_path, jobs=1)
+    page, _ = red_team.draw(study, tmp_path, f"bymi reproduce {name}")
+    assert page.read_text().count("\n|") >= 3
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {"outcome": "finished", "pa": 1.0, "honest_edge_loss": 0.01, "gap": 1.0, "honest": 120, **changes}
+
+
+@pytest.mark.parametrize(
+    ("row", "runs", "word"),
+    [
+        ("sign flip", [summary()], "stopped"),
+        ("sign flip", [summary(pa=0.94)], "**through**"),
+        ("sign flip", [summary(honest_edge_loss=0.06)], "**through**"),
+        ("sign flip", [summary(pa=0.5, gap=3.7e-3)], "harmless"),
+        ("sign flip", [summary(pa=0.5, gap=3.8e-3)], "**through**"),
+        ("joint shift 0.3", [summary(pa=0.5, gap=1.0)], "below the noise"),
+        ("sign flip", [summary(), summary(outcome="diverged")], "**diverged**"),
+        ("no attackers", [summary(gap=1e-5)], "-"),
+    ],
+)
+def test_how_an_attack_ended(row: str, runs: list[dict[str, Any]], word: str) -> None:
+    assert verdict(row, runs, 1e-5) == word
+
+
+def test_what_counts_as_harmless() -> None:
+    assert harmless(1e-5, 120) == pytest.approx(3 * 30 / (2 * 120 * 100))
+    assert harmless(1e-3, 120) == pytest.approx(1e-2)
