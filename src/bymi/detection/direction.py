@@ -51,9 +51,10 @@ def shifted(
 
 
 def _heavier(z: Tensor, judged: Tensor, beyond: Tensor) -> Tensor:
-    """Sign [b, 1] of the side with more rows far out."""
+    """Sign [b, 1] of the side with more rows far out; of two equal ones, of the side with the farthest."""
     up, down = ((judged & (side > beyond)).sum(1, keepdim=True) for side in (z, -z))
-    return torch.where(up >= down, 1.0, -1.0).to(z)
+    top, bottom = (torch.where(judged, side, -torch.inf).amax(1, keepdim=True) for side in (z, -z))
+    return torch.where((up > down) | ((up == down) & (top >= bottom)), 1.0, -1.0).to(z)
 
 
 def _project(products: Tensor, combination: Tensor, weights: Tensor) -> Tensor:

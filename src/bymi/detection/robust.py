@@ -10,8 +10,14 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 def median(values: Tensor, among: Tensor) -> Tensor:
-    """Lower median of each row over the entries `among` [b, n], as [b, 1]; NaN for a row without any."""
-    return torch.where(among, values, torch.nan).nanmedian(dim=1, keepdim=True).values
+    """Median of each row over the entries `among` [b, n], as [b, 1]; NaN for a row without any.
+
+    Of an even number it is the mean of the middle two: the signs of values along an eigenvector are arbitrary, and torch's
+    lower one would depend on them.
+    """
+    some = torch.where(among, values, torch.nan)
+    lower, upper = some.nanmedian(dim=1, keepdim=True).values, -(-some).nanmedian(dim=1, keepdim=True).values
+    return lower + (upper - lower) / 2
 
 
 def spread(values: Tensor, among: Tensor) -> Tensor:
