@@ -28,8 +28,8 @@ class Panel:
     """Bounds of the tests; None switches a test off. docs/hardened.md explains the order, ADR 0010 the numbers.
 
     `absurd`: halves so many times longer than usual. `duplicate`: closer to another than this part of the usual distance.
-    `high`, `low`: halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves that
-    resemble those of others, in spreads. `edge`, `most`: the filter's noise edge and the most it may take; None for the
+    `high`, `low`: halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves
+    that resemble those of others, in spreads. `edge`, `most`: the filter's noise edge and the most it may take; None for the
     detector's own centre. `strong`, `weak`: scores in units of noise; None for the published threshold. `direction`, `joint`:
     shifts in one direction, alone and together with others, in spreads. `guard`: the share of neighbours above which a
     verdict is taken for a failure of the estimator. `widen`: bounds grow by widen / n with few neighbours n.
@@ -138,11 +138,11 @@ def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:
 def _guard(code: Tensor, hard: Tensor, whole: Evidence, share: float) -> tuple[Tensor, Tensor]:
     """A receiver with an honest majority of neighbours is never right to flag a majority: its estimate has failed.
 
-    Then only hard evidence counts; and if the screen alone flags a majority, not even that.
+    Then only hard evidence counts; and if that is a majority as well, not what the screen found by comparison.
     """
     count = whole.judged.sum(1)
     failed = (code != 0).sum(1) > share * count
     code = torch.where(failed[:, None], hard, code)
-    screened = (hard == reason("inconsistent")) | (hard == reason("too good"))
+    screened = (hard == reason("inconsistent")) | (hard == reason("alike")) | (hard == reason("too good"))
     worse = (hard != 0).sum(1) > share * count
     return torch.where((worse & failed)[:, None] & screened, torch.zeros_like(code), code), failed
