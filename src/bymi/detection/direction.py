@@ -12,6 +12,7 @@ from bymi.detection.spectrum import directions, uniform
 from bymi.detection.threshold import threshold
 
 _DIRECTIONS = 3
+_NOTHING = 1e-12  # of the largest variance: with less noise than this there is nothing to measure by
 
 
 def shifted(
@@ -40,7 +41,9 @@ def shifted(
         best = likeness.abs().argmax(1, keepdim=True)
         two = twos.gather(1, best[:, :, None].expand(-1, -1, twos.shape[2])).squeeze(1) * likeness.gather(1, best).sign()
         ahead, back = _project(cross, one, weights), _project(cross.mT, two, weights)
-        z = (ahead + back) / 2 / spread((ahead - back) / 2, valid)
+        width = spread((ahead - back) / 2, valid)
+        looked = looked & (width.square() > _NOTHING * ones[0][0])
+        z = (ahead + back) / 2 / width
         z = z - median(z, valid)
         z = z * _heavier(z, judged, weak[at])
         limit = threshold(torch.where(judged, z, 0.0), judged, fdr_level=fdr_level, offset=1)
