@@ -12,7 +12,7 @@ from bymi.detection.spectrum import directions, uniform
 from bymi.detection.threshold import threshold
 
 _DIRECTIONS = 3
-_NOTHING = 1e-12  # of the largest variance: with less noise than this there is nothing to measure by
+_NOTHING = 1e-12  # of a direction's variance: with less noise than this there is nothing to measure by
 
 
 def shifted(
@@ -42,7 +42,7 @@ def shifted(
         two = twos.gather(1, best[:, :, None].expand(-1, -1, twos.shape[2])).squeeze(1) * likeness.gather(1, best).sign()
         ahead, back = _project(cross, one, weights), _project(cross.mT, two, weights)
         width = spread((ahead - back) / 2, valid)
-        looked = looked & (width.square() > _NOTHING * ones[0][0])
+        looked = looked & (width.square() > _NOTHING * value)
         z = (ahead + back) / 2 / width
         z = z - median(z, valid)
         z = z * _heavier(z, judged, weak[at])
