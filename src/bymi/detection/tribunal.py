@@ -20,7 +20,7 @@ from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
 from bymi.inbox import Inbox, Replies
-from bymi.vectors import inner
+from bymi.vectors import Rows, inner
 
 _RECEIVERS = 128  # whose products are held at a time
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # of deeds: their noise has no edge that is known
@@ -159,7 +159,7 @@ class _Deeds:
         assert trail.refused is not None
         self.vectors = trail.vectors()
         self._inbox, self._refused, self._rounds = trail.inbox, trail.refused, trail.rounds
-        self._gram = inner(self.vectors, self.vectors, self.vectors[0])
+        self._gram = Rows(self.vectors).gram
 
     def rows(self, seats: Seats) -> Tensor:
         """Which row of `vectors` each seat's deeds are [b, n]."""
