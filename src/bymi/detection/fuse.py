@@ -17,7 +17,8 @@ def fused(inbox: Inbox, factor: float) -> tuple[Mixture, Tensor]:
     """
     distance = inbox.dist2_to_own().sqrt()
     kept = inbox.heard & (inbox.weight > 0)
-    limit = factor * median(distance, kept).nan_to_num(0.0)
+    # Where nobody carries weight there is no usual distance: nobody is left out, or all would be flagged for it later.
+    limit = factor * median(distance, kept).nan_to_num(torch.inf)
     blown = inbox.heard & (distance > limit)
     usual = inbox.average()
     weight = torch.where(blown, 0.0, usual.weight)
