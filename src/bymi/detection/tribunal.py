@@ -118,7 +118,7 @@ def sit(
     assert panel is not None
     deeds = _Deeds(trail) if trail is not None and trail.rounds else None
     verdict = _blank(arcs)
-    for some in receivers.split(_RECEIVERS):
+    for some in receivers.split(_RECEIVERS) if len(receivers) else ():
         seats = Seats.of(arcs, nodes, some)
         rows = None if deeds is None else deeds.rows(seats)
         evidence, crossed = claims.before(seats, rows)
