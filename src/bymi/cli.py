@@ -86,7 +86,8 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="scenario-a, scenario-b; ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion"
+            help="scenario-a, scenario-b; red-team, red-team-limits, red-team-pieces; "
+            "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion"
         ),
     ],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
@@ -95,7 +96,9 @@ def reproduce(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            "--only", help="Columns of an image study: undefended, alone, alone-global, receiver, paper; default: all."
+            "--only",
+            help="Columns of an image study: undefended, alone, alone-global, receiver, paper; of red-team: nobody, BALANCE, "
+            "paper, hardened; default: all.",
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part, one seed: a look, not a result.")] = False,
@@ -108,7 +111,7 @@ def reproduce(
     gradients: Gradients = "auto",
     data: DataFolder = None,
 ) -> None:
-    """Reproduce the paper's figures and tables. Resumes where it stopped."""
+    """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
     from bymi.experiment import run_all, steps_to_do
     from bymi.experiment.reproduce import find_study
     from bymi.report.reproduce import show

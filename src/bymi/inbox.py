@@ -117,6 +117,20 @@ class Inbox:
             self.senders,
         )
 
+    def only(self, fine: Tensor) -> Inbox:
+        """The same round without the messages that are not `fine` [J]."""
+        heard = self.heard & fine
+        return self if bool(fine.all()) else replace(self, heard=heard, weight=self.weight * heard)
+
+    def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
+        """Values for messages [B, J] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere."""
+        if self.senders is None:
+            return values
+        output = values.new_full((len(values), size), fill)
+        receiver, column = self.expected.nonzero(as_tuple=True)
+        output[receiver, self.senders[column]] = values[receiver, column]
+        return output
+
     def by_sender(self, mask: Tensor, size: int) -> Tensor:
         """A mask over messages [B, J] as one over the nodes that sent them [B, size]: true where it is for any message."""
         return mask if self.senders is None else fold(mask, self.senders, size)

@@ -98,8 +98,11 @@ class Network(Protocol):
         """The network without the in-arcs flagged [B, M]."""
         ...
 
-    def weigh(self, flagged: Tensor, *, exile: float | None) -> Network:
-        """The network in which edges that one end flags carry no weight. Messages travel on: who is watched can come back."""
+    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Network:
+        """The network in which flagged in-arcs [B, M] carry no weight, with `mutual` in neither direction.
+
+        Messages travel on: who is watched can come back.
+        """
         ...
 
 
@@ -181,9 +184,10 @@ class LocalNetwork:
             flagged = fold(flagged, torch.cat([self._nodes, self._faces.senders]), self.size)
         return self.over(self.graph.prune(flagged))
 
-    def weigh(self, flagged: Tensor, *, exile: float | None) -> LocalNetwork:
+    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> LocalNetwork:
         whole = Graph.from_hears(self.arcs)
-        return self.over(whole.prune_mutually(flagged, exile=exile), arcs=self.arcs)
+        pruned = whole.prune_mutually(flagged, exile=exile) if mutual else whole.prune(flagged)
+        return self.over(pruned, arcs=self.arcs)
 
     @cached_property
     def _split(self) -> _Wiring:

@@ -18,6 +18,7 @@ from bymi.problems import Problem, Split, fresh_halves
 from bymi.streams import stream
 
 _PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
+_ROUNDING = 1e-6  # by which the sum of a tracker's entries may be off
 _SETTLED = 1e-12  # relative change of a tracker entry that counts as none
 _STEPS_AT_ONCE = 8  # mini-batches drawn in one go: the numbers do not depend on it, the time does
 
@@ -104,7 +105,7 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
             for topic, chosen in split.halves.items()
         }
         first, second = network.exchange(step, **halves)
-        verdict = identify_neighbours(first, second, plan.detector)
+        verdict = _by_node(identify_neighbours(first, second, plan.detector), first, network.size)
     else:
 
         def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
@@ -115,11 +116,24 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
             }
 
         (first,) = network.exchange(step, parameters=theta)
-        verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes, step)), plan.detector, first.expected)
+        verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes, step)), plan.detector, network.arcs)
         # Answers that were not usable count as messages not heard, like any other.
-        first = replace(first, heard=first.heard & (verdict.why != REASONS.index("not heard")))
+        missing = verdict.why == REASONS.index("not heard")
+        first = replace(first, heard=first.heard & ~(missing if first.senders is None else missing[:, first.senders]))
     pruned = network.prune(forge.prune(verdict.flagged, nodes, step))
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
+
+
+def _by_node(verdict: Verdict, inbox: Inbox, size: int) -> Verdict:
+    """A verdict on messages as one on their senders."""
+    if inbox.senders is None:
+        return verdict
+    return Verdict(
+        inbox.by_node(verdict.scores, size, torch.nan),
+        verdict.threshold,
+        inbox.by_sender(verdict.flagged, size),
+        inbox.by_node(verdict.why, size, 0),
+    )
 
 
 def judge(
@@ -169,7 +183,8 @@ def judge(
         probed = Claims(first, second)
     verdict = sit(asks.nonzero().flatten(), network.arcs, nodes, claims, probed, trail, detector, watch)
     record, verdict = record.add(verdict)
-    weighed = network.weigh(forge.prune(verdict.flagged, nodes, step), exile=detector.exile)
+    cut = forge.prune(verdict.flagged, nodes, step)
+    weighed = network.weigh(cut, mutual=detector.pruning == "mutual", exile=detector.exile)
     return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=weighed), record
 
 
@@ -193,8 +208,9 @@ def optimise(
     first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
     even = plan.detector is not None and plan.detector.pruning == "mutual"
     fuse = None if plan.watch is None else plan.watch.fuse
-    tracker, settled = (None, True) if even else premix(network, settings)
-    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, steps or range(first, plan.steps)):
+    steps = steps or range(first, plan.steps)
+    tracker, settled = (None, True) if even else premix(network, settings, step=steps.start)
+    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, steps):
         rate = settings.step_size.at(step - first, rounds)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
         adapt_first = settings.order == "adapt-then-combine"
@@ -216,10 +232,16 @@ def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None
         (parameters,) = network.exchange(step, parameters=theta)
         return parameters, tracker
     parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
+    trackers = trackers.only(_is_distribution(trackers.messages))
     return parameters, trackers.mix(trackers.average())
 
 
-def premix(network: Network, how: Optimisation) -> tuple[Tensor, bool]:
+def _is_distribution(rows: Tensor) -> Tensor:
+    """Which rows could be a tracker [J]: no entry below zero, all of them one in sum."""
+    return (rows.amin(1) >= -_ROUNDING) & ((rows.sum(1) - 1).abs() <= _ROUNDING)
+
+
+def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tensor, bool]:
     """Rounds of y_i <- sum_j W_ij y_j from y_i = e_i without any data: the tracker [B, M], and whether it has settled.
 
     With `premix_rounds` = None they go on until no [y_i]_i moves any more (entries on their way to zero: compared with the
@@ -232,8 +254,9 @@ def premix(network: Network, how: Optimisation) -> tuple[Tensor, bool]:
     tracker.scatter_(1, nodes[:, None], 1.0)
     floor = how.min_weight / network.size
     limit = _PREMIX_PER_NODE * network.size if how.premix_rounds is None else how.premix_rounds
-    for step in range(limit):
+    for _ in range(limit):
         (inbox,) = network.exchange(step, premix=tracker)
+        inbox = inbox.only(_is_distribution(inbox.messages))
         mixed = inbox.mix(inbox.average())
         before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
         tracker = mixed

@@ -104,8 +104,7 @@ class Plan:
             allowed = f"1 to steps - 1 = {self.steps - 1}"
             require(0 < self.warm_up_steps < self.steps, "warm_up_steps", self.warm_up_steps, allowed)
         if self.watch is not None:
-            fits = self.detector is not None and self.detector.panel is not None and self.detector.pruning == "mutual"
-            require(fits, "watch", "on", "with a panel and mutual pruning: who is cut must be heard to come back")
+            require(self.detector is not None and self.detector.panel is not None, "watch", "on", "with a panel")
 
     @property
     def detections(self) -> list[int]:

@@ -290,7 +290,8 @@ def fused(own: Vector, heard: dict[int, Vector], weights: dict[int, float], fact
     carrying = [distances[sender] for sender in heard if weights[sender] > 0]
     if not carrying:
         return own, set()
-    blown = {sender for sender in heard if distances[sender] > factor * median(carrying)}
+    wide = math.exp(5 * spread([log(distance) for distance in carrying]))
+    blown = {sender for sender in heard if distances[sender] > max(factor, wide) * median(carrying)}
     result = own.copy()
     for sender, vector in heard.items():
         if sender not in blown:

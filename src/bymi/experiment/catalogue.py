@@ -14,6 +14,7 @@ from bymi.errors import EXIT_CODES
 from bymi.experiment.component import Part
 from bymi.experiment.images import IMAGE_STUDIES
 from bymi.experiment.recipes import RECIPES
+from bymi.experiment.red_team import RED_TEAM_STUDIES
 from bymi.experiment.spec import Spec
 from bymi.experiment.studies import STUDIES
 from bymi.runs import tasks
@@ -35,7 +36,7 @@ def catalogue() -> dict[str, list[Row]]:
         "detection.scale": _rows(detection.SCALES),
         "study": [
             *((name, "", _first_line(study)) for name, study in STUDIES.items()),
-            *((name, "", shown) for name, shown in IMAGE_STUDIES.items()),
+            *((name, "", shown) for name, shown in (IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
         ],
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }

@@ -67,6 +67,7 @@ def image_spec(data: str, attack: str, rule: str, ratio: float, column: str, see
     """The spec of a cell. All cells have the same settings but for what their row and column say."""
     return read_spec(
         {
+            "profile": "paper",
             "data": data,
             "attack": ATTACKS[attack],
             "method": {"undefended": "dsgd", "alone": "rule", "alone-global": "rule"}.get(column, "drsgd-bymi"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bymi.errors import InputError
+from bymi.experiment.profiles import over
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, read_spec
 from bymi.runs.shorthand import read_shorthand, read_value
@@ -17,14 +18,23 @@ from bymi.runs.shorthand import read_shorthand, read_value
 def load(source: str | None, overrides: Iterable[str] = (), seed: int | None = None) -> Spec:
     """The spec of a recipe name or a .toml/.json file (default: scenario-a), with `key=value` or `section.key=value` set."""
     values = _base(source or "scenario-a")
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key.strip():
-            raise InputError(f"{override!r}: expected key=value, such as nodes=50 or attack.share=0.2")
-        _set(values, key.strip().split("."), read_value(text.strip()))
+    given = [_read(override) for override in overrides]
+    for key, value in given:  # a profile first: the other keys are set beside it
+        if key == "profile":
+            values = over(values, str(value))
+    for key, value in given:
+        if key != "profile":
+            _set(values, key.split("."), value)
     if seed is not None:
         values["seed"] = seed
     return read_spec(values)
+
+
+def _read(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"{override!r}: expected key=value, such as nodes=50 or attack.share=0.2")
+    return key.strip(), read_value(text.strip())
 
 
 def _base(source: str) -> dict[str, Any]:
@@ -42,7 +52,8 @@ def _base(source: str) -> dict[str, Any]:
         raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from None
     if not isinstance(given, dict):
         raise InputError(f"{path}: expected a table of keys, got {type(given).__name__}")
-    return _merge(Spec().model_dump(mode="json"), given)
+    base = Spec().model_dump(mode="json")
+    return _merge(over(base, str(given["profile"])) if "profile" in given else base, given)
 
 
 def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from bymi import aggregation, attacks, detection, topology
 from bymi.errors import InputError
 from bymi.experiment.component import Part, PartOf
 from bymi.experiment.mistakes import first_mistake
+from bymi.experiment.profiles import Profile, under
 from bymi.runs import tasks
 from bymi.runs.sheet import Sheet
 
@@ -36,6 +37,16 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
 
+def _off(value: Any) -> Any:
+    return None if value == "off" else value
+
+
+Off = BeforeValidator(_off)
+"""TOML has no word for nothing: "off" switches a part or a test off."""
+Bound = Annotated[Annotated[float, Field(gt=0)] | None, Off]
+"""Of a test; "off" to leave it out."""
+
+
 class WarmUp(Section):
     """`steps` rounds of a rule, a tenth of all by default."""
 
@@ -47,7 +58,7 @@ class WarmUp(Section):
 
 
 class Detection(Section):
-    """Level of the false discovery rate, offset of the threshold, robust mean, Omega, where gradients are taken."""
+    """Level of the false discovery rate, offset of the threshold, robust mean, Omega, where gradients are taken, pruning."""
 
     fdr_level: float = Field(0.2, gt=0, lt=1)
     offset: Literal[0, 1] = 0
@@ -55,12 +66,46 @@ class Detection(Section):
     scale: ScalePart = written("identity")
     point: Literal["sender", "receiver"] = "sender"
     cross_fit: bool = False
+    probe: bool = False
+    sample: Annotated[int, Field(ge=2)] | Literal["identification", "all"] = "identification"
+    pruning: Literal["directed", "mutual"] = "directed"
+    exile: Annotated[Annotated[float, Field(gt=0, le=1)] | None, Off] = 0.5
 
     @field_validator("offset", mode="before")
     @classmethod
     def _no_truth_value(cls, value: Any) -> Any:
         # True == 1, so a Literal lets it through.
         return str(value) if isinstance(value, bool) else value
+
+
+class Panel(Section):
+    """Bounds of the tests on half gradients, in spreads or units of noise; off leaves one out. Hardened profile."""
+
+    absurd: Bound = 1e3
+    duplicate: Bound = 1e-3
+    high: Bound = 5.0
+    low: Bound = 6.0
+    alike: Bound = 6.0
+    edge: Annotated[Annotated[float, Field(ge=1)] | None, Off] = 1.2
+    most: float = Field(0.49, ge=0, lt=0.5)
+    strong: Bound = 8.0
+    weak: float = Field(5.0, gt=0)
+    direction: Bound = 4.5
+    joint: float = Field(2.5, gt=0)
+    guard: Bound = 0.5
+    widen: float = Field(10.0, ge=0)
+
+
+class Watch(Section):
+    """After the first detection: rounds to the next, fuse, tests on deeds, how long a flag lasts. Hardened profile."""
+
+    every: Annotated[Annotated[int, Field(ge=1)] | None, Off] = 300
+    window: int = Field(150, ge=1)
+    fuse: Bound = 3.0
+    fuse_share: float = Field(0.2, gt=0, lt=1)
+    drift: Bound = 5.0
+    deed: Bound = 5.0
+    longest: int = Field(16, ge=1)
 
 
 class Optimisation(Section):
@@ -80,10 +125,11 @@ class Spec(Section):
     """One run, or several that differ in `method` only. The defaults are the paper's Scenario A.
 
     `method`: "dsgd" averages plainly, "rule" runs the warm-up rule alone, "drsgd-bymi" is the whole method. `profile` names
-    the kind of detection: "paper" is the published one.
+    the kind of detection: "hardened" expects to be attacked, "paper" is the published one. Whatever it sets, other keys can
+    set otherwise.
     """
 
-    profile: Literal["paper"] = "paper"
+    profile: Profile = "hardened"
     method: Method | list[Method] = ["dsgd", "rule", "drsgd-bymi"]
     nodes: int = Field(150, ge=2)
     byzantine_ratio: float = Field(0.2, ge=0, lt=0.5)
@@ -101,8 +147,17 @@ class Spec(Section):
     data: DataPart = written("linear")
     warm_up: WarmUp = WarmUp()
     detection: Detection = Detection()
+    panel: Annotated[Panel | None, Off] = None
+    watch: Annotated[Watch | None, Off] = None
     optimisation: Optimisation = Optimisation()
     attack: AttackPart = written("parameter")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_profile(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return under(values, str(values.get("profile", cls.model_fields["profile"].default)))
 
     @model_validator(mode="after")
     def _fits_together(self) -> Spec:
@@ -115,8 +170,21 @@ class Spec(Section):
             raise ValueError(f"warm_up.steps: got {self.warm_up_steps}, allowed: 1 to steps - 1 = {self.steps - 1}")
         if self.detection.cross_fit and not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
             raise ValueError("detection.cross_fit: got True, allowed: with a centre that is a weighted mean")
+        self._check_hardening()
         self._check_attack()
         return self
+
+    def _check_hardening(self) -> None:
+        """What the parts of the hardened profile need of each other."""
+        if self.panel is None and (self.watch is not None or self.detection.probe):
+            raise ValueError("panel: got off, allowed: with watch = off and detection.probe = false only")
+        if self.panel is not None and self.watch is None:
+            raise ValueError("watch: got off, allowed: without a panel; watch.every = off detects once")
+        if self.panel is not None:
+            if self.detection.scale.name != "identity":
+                raise ValueError(f"detection.scale: got {self.detection.scale.name!r}, allowed: identity with a panel")
+            if not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
+                raise ValueError("detection.centre: allowed with a panel: a centre that is a weighted mean")
 
     def _check_attack(self) -> None:
         """A data attack knows one kind of data, and it is done before the first round."""

@@ -87,6 +87,7 @@ def _grid(
             value,
             read_spec(
                 {
+                    "profile": "paper",
                     "method": "drsgd-bymi",
                     "seed": seed,
                     "data": {"dim": dim, "samples": SAMPLES[dim]},

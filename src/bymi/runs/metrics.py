@@ -21,11 +21,13 @@ SUMMARY_KEYS = (
     "sentence",
     "fdp",
     "pa",
+    "found",
     "gap",
     "gap_weighted",
     "gap_true",
     "gap_population",
     "honest_edge_loss",
+    "worst_edge_loss",
     "core_size",
     "core_byzantine",
     "core_closed",
@@ -38,11 +40,18 @@ SUMMARY_KEYS = (
     "unheard",
     "capped",
     "floored",
+    "fused",
+    "detections",
+    "exiled",
+    "guarded",
     "seconds",
 )
 """Keys of summary.json, beside those that say which run it is. What does not apply is null, never missing.
 
-`capped` and `floored` are shares of the local steps of honest nodes."""
+Error rates and components are those of the last detection; `worst_edge_loss` is over all `detections`. `found`: share of
+the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest
+nodes, `fused` of messages between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged.
+`guarded`: verdicts of honest nodes, over all detections, that flagged a majority and were cut down to hard evidence."""
 
 
 def false_discoveries(flagged: Tensor, byzantine: Tensor) -> float:
@@ -56,6 +65,19 @@ def sure_detection(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> float:
     """P_a: the share of honest receivers that flagged every Byzantine neighbour (true without any). Paper: eq:fdptpr."""
     missed = hears & byzantine & ~flagged
     return float((~missed[~byzantine].any(1)).to(torch.float64).mean())
+
+
+def share_found(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> float | None:
+    """The share of arcs from Byzantine to honest nodes that were flagged; None without any."""
+    arcs = (hears & byzantine)[~byzantine]
+    return int((arcs & flagged[~byzantine]).sum()) / int(arcs.sum()) if bool(arcs.any()) else None
+
+
+def exiled(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> int:
+    """How many honest nodes most of the honest ones who could hear them have flagged."""
+    arcs = hears[~byzantine]
+    most = 2 * (flagged[~byzantine] & arcs).sum(0) > arcs.sum(0)
+    return int((most & ~byzantine).sum())
 
 
 def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
@@ -76,6 +98,9 @@ class Recorder:
         self._unheard = torch.zeros(graph.size, dtype=torch.int64, device=byzantine.device)
         self._local_steps = 0
         self._capped, self._floored = torch.zeros_like(self._unheard), torch.zeros_like(self._unheard)
+        self._honest_arcs = graph.hears & ~byzantine & ~byzantine[:, None]
+        self._fused, self._fuse_rounds = torch.zeros_like(self._unheard[0]), 0
+        self._detections, self._guarded, self._worst_loss = 0, 0, 0.0
         self._last: dict[str, Any] = {}
         self._lost: str | None = None
         self.verdict: Verdict | None = None
@@ -87,16 +112,22 @@ class Recorder:
     def see(self, snapshot: Snapshot) -> dict[str, Any] | None:
         """Take in one round; a row for metrics.jsonl if this round is recorded, else None."""
         if not snapshot.inbox.complete:
-            self._unheard += snapshot.inbox.unheard[self._honest].sum(0)
+            self._unheard += snapshot.inbox.by_sender(snapshot.inbox.unheard, self._graph.size)[self._honest].sum(0)
         if snapshot.capped is not None and snapshot.floored is not None:
             self._local_steps += 1
             self._capped += snapshot.capped
             self._floored += snapshot.floored
+        if snapshot.blown is not None:
+            self._fuse_rounds += 1
+            self._fused += (snapshot.inbox.by_sender(snapshot.blown, self._graph.size) & self._honest_arcs).sum()
         if snapshot.verdict is not None:
             if not isinstance(snapshot.network, LocalNetwork):
                 raise TypeError("the recorder needs the whole pruned graph, which only a LocalNetwork holds")
             self.verdict, self._pruned = snapshot.verdict, snapshot.network.graph
             self._core = self._pruned.core()
+            self._detections += 1
+            self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
+            self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
         if snapshot.step % self._every and snapshot.step != self._steps and snapshot.verdict is None:
             return None
         return self._row(snapshot)
@@ -110,10 +141,22 @@ class Recorder:
                 f"{len(lost)} of {len(honest)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
             )
         row = {"step": snapshot.step, "phase": snapshot.phase, **self._yardstick.measure(snapshot.theta, self._core)}
+        if snapshot.verdict is not None:
+            row.update(self._rates(snapshot.verdict))
         row["consensus"] = number(torch.linalg.vector_norm(honest - honest.mean(0), dim=1).max())
         row["unheard"] = int(self._unheard.sum())
         self._last = row
         return row
+
+    def _rates(self, verdict: Verdict) -> dict[str, float | None]:
+        """What a verdict is worth."""
+        assert self._pruned is not None
+        return {
+            "fdp": false_discoveries(verdict.flagged, self._byzantine),
+            "pa": sure_detection(verdict.flagged, self._graph.hears, self._byzantine),
+            "found": share_found(verdict.flagged, self._graph.hears, self._byzantine),
+            "honest_edge_loss": honest_edge_loss(self._graph, self._pruned, self._byzantine),
+        }
 
     def outcome(self) -> Outcome:
         """How the run ended, the worst thing first."""
@@ -145,9 +188,12 @@ class Recorder:
         )
         if self._core is not None and self.verdict is not None and self._pruned is not None:
             summary.update(
-                fdp=false_discoveries(self.verdict.flagged, self._byzantine),
-                pa=sure_detection(self.verdict.flagged, self._graph.hears, self._byzantine),
-                honest_edge_loss=honest_edge_loss(self._graph, self._pruned, self._byzantine),
+                **self._rates(self.verdict),
+                worst_edge_loss=self._worst_loss,
+                detections=self._detections,
+                exiled=exiled(self.verdict.flagged, self._graph.hears, self._byzantine),
+                guarded=self._guarded,
+                fused=int(self._fused) / max(1, self._fuse_rounds * int(self._honest_arcs.sum())),
                 core_size=int(self._core.members.sum()),
                 core_byzantine=int((self._core.members & self._byzantine).sum()),
                 core_closed=self._core.closed,

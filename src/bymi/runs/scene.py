@@ -73,7 +73,9 @@ def _plan(sheet: Sheet, identification: int) -> Plan:
     parts = {
         "centre": build_part(detection.CENTRES, judging["centre"]),
         "scale": build_part(detection.SCALES, judging["scale"]),
+        "panel": None if sheet["panel"] is None else detection.Panel(**sheet["panel"]),
     }
+    whole = sheet.method == "drsgd-bymi"
     return Plan(
         steps=sheet.steps,
         warm_up_steps=sheet.warm_up_steps,
@@ -82,8 +84,9 @@ def _plan(sheet: Sheet, identification: int) -> Plan:
             step_size=StepSize(warm_up["step_size"], warm_up["schedule"]),
             batch=warm_up["batch"],
         ),
-        detector=detection.Detector(**{**judging, **parts}) if sheet.method == "drsgd-bymi" else None,
+        detector=detection.Detector(**{**judging, **parts}) if whole else None,
         optimisation=Optimisation(step_size=StepSize(value, schedule), **optimisation),
+        watch=detection.Watch(**sheet["watch"]) if whole and sheet["watch"] is not None else None,
         identification=identification,
         seed=sheet.seed,
     )

@@ -16,7 +16,7 @@ from typing import Any
 from bymi.errors import InputError
 
 _KEYS = {
-    *("method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "optimisation"),
+    *("method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "panel", "watch", "optimisation"),
     *("byzantine_ratio", "byzantine_mixing", "byzantine_pruning", "byzantine_level", "byzantine_start", "byzantine_period"),
     *("byzantine_faces", "byzantine_placement", "record_every"),
 }
@@ -51,9 +51,10 @@ class Sheet:
 
     @property
     def label(self) -> str:
-        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI."""
+        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI, with a panel BALANCE-hardened-ByMI."""
         rule = self.values["warm_up"]["rule"]["name"].upper()
-        names = {"dsgd": "DSGD", "rule": rule, "drsgd-bymi": f"{rule}-DRSGD-ByMI"}
+        whole = "DRSGD" if self.values["panel"] is None else "hardened"
+        names = {"dsgd": "DSGD", "rule": rule, "drsgd-bymi": f"{rule}-{whole}-ByMI"}
         return str(names[self.method])
 
     @property

@@ -121,20 +121,28 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, hears: torch.Tens
     receivers = []
     arcs, flags, limits = hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
     all_scores, reasons = verdict.scores.cpu(), verdict.why.cpu()
+    hardened, figures = bool(verdict.figure.numel()), verdict.figure.cpu()
     for node, limit in enumerate(limits):
         neighbours = arcs[node].nonzero().flatten()
         scores = all_scores[node, neighbours].tolist()
-        receivers.append(
-            {
-                "node": node,
-                "threshold": limit if math.isfinite(limit) else None,
-                "neighbours": neighbours.tolist(),
-                "scores": [None if math.isnan(score) else score for score in scores],
-                "flagged": (flags[node] & arcs[node]).nonzero().flatten().tolist(),
-                "why": [REASONS[code] for code in reasons[node, neighbours].tolist()],
-            }
-        )
+        entry = {
+            "node": node,
+            "threshold": limit if math.isfinite(limit) else None,
+            "neighbours": neighbours.tolist(),
+            "scores": [_plain(score) for score in scores],
+            "flagged": (flags[node] & arcs[node]).nonzero().flatten().tolist(),
+            "why": [REASONS[code] for code in reasons[node, neighbours].tolist()],
+        }
+        if hardened:
+            entry["figures"] = [_plain(figure) for figure in figures[node, neighbours].tolist()]
+            entry["taken"], entry["guarded"] = float(verdict.taken[node]), bool(verdict.guarded[node])
+        receivers.append(entry)
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
+
+
+def _plain(value: float) -> float | None:
+    """A JSON number, or null."""
+    return value if math.isfinite(value) else None
 
 
 def read_json(path: Path) -> Any:

@@ -1,0 +1,55 @@
+"""Profiles: what the names in `profile` set. Any of these keys can be set otherwise beside it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+Profile = Literal["hardened", "paper"]
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "paper": {
+        "detection": {
+            "point": "sender",
+            "cross_fit": False,
+            "probe": False,
+            "sample": "identification",
+            "pruning": "directed",
+        },
+        "panel": None,
+        "watch": None,
+    },
+    "hardened": {
+        "detection": {
+            "point": "receiver",
+            "cross_fit": True,
+            "probe": True,
+            "sample": "all",
+            "pruning": "mutual",
+        },
+        "panel": {},
+        "watch": {},
+    },
+}
+"""The published detection, bit for bit; and the one that expects to be attacked."""
+
+
+def under(values: dict[str, Any], profile: str) -> dict[str, Any]:
+    """`values` with the profile's settings where they say nothing."""
+    filled = dict(values)
+    for key, preset in PROFILES.get(profile, {}).items():
+        given = filled.get(key, {})
+        if key not in filled or preset is None:
+            filled.setdefault(key, preset)
+        elif isinstance(given, dict):
+            filled[key] = {**preset, **given}
+    return filled
+
+
+def over(values: dict[str, Any], profile: str) -> dict[str, Any]:
+    """`values` with the profile's settings in place of what they say."""
+    changed = {**values, "profile": profile}
+    for key, preset in PROFILES.get(profile, {}).items():
+        given = changed.get(key)
+        # A section with settings of the profile keeps its other keys; one that the profile switches on or off starts anew.
+        changed[key] = {**given, **preset} if preset and isinstance(given, dict) else preset
+    return changed

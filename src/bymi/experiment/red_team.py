@@ -1,0 +1,195 @@
+"""Every attack against nobody, a rule, the published detection and the hardened one; limits; what each piece buys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bymi.errors import InputError, require
+from bymi.experiment.spec import Spec, read_spec
+
+DIM, SAMPLES, NODES = 30, 100, 150
+_STEPS, _WARM_UP = 2000, 300
+_WAKE = 900  # a sleeper's first round: in the midst of a window
+
+COLUMNS: dict[str, dict[str, Any]] = {
+    "nobody": {"method": "dsgd"},
+    "BALANCE": {"method": "rule"},
+    "paper": {"method": "drsgd-bymi", "profile": "paper"},
+    "hardened": {"method": "drsgd-bymi", "profile": "hardened"},
+}
+"""Who defends."""
+
+ATTACKS: dict[str, dict[str, Any]] = {
+    "no attackers": {"attack": "zero", "byzantine_ratio": 0.0},
+    "wrong parameter (Scenario A)": {"attack": "parameter"},
+    "wrong parameter, trained alone": {"attack": "parameter", "byzantine_mixing": "none"},
+    "wrong covariates (Scenario B)": {"attack": "covariate"},
+    "response flip": {"attack": "response-flip"},
+    "gradient attack": {"attack": "gradient"},
+    "IPM, a = 0.5": {"attack": "ipm:a=0.5"},
+    "IPM, a = 1": {"attack": "ipm"},
+    "IPM, a = 5": {"attack": "ipm:a=5.0"},
+    "sign flip": {"attack": "sign-flip"},
+    "sign flip, trained alone": {"attack": "sign-flip", "byzantine_mixing": "none"},
+    "Gaussian": {"attack": "gaussian"},
+    "zero": {"attack": "zero"},
+    "same value": {"attack": "same-value"},
+    "ALIE": {"attack": "alie"},
+    "ALIE, z = 1.5": {"attack": "alie:z=1.5"},
+    "min-max": {"attack": "min-max"},
+    "mimic": {"attack": "mimic"},
+    "NaN": {"attack": "nan"},
+    "huge": {"attack": "huge"},
+    "silent": {"attack": "silent"},
+    "sleeper, sign flip": {"attack": "sign-flip", "byzantine_start": _WAKE},
+    "sleeper, poison under the fuse": {"attack": "poison:how=fuse", "byzantine_start": _WAKE},
+    "intermittent gradient attack": {"attack": "gradient", "byzantine_period": 400},
+    "two-faced sign flip": {"attack": "sign-flip", "byzantine_faces": "two"},
+    "two-faced gradient attack": {"attack": "gradient", "byzantine_faces": "two"},
+    "poisoned parameter, large": {"attack": "poison:how=large"},
+    "poisoned parameter, under the fuse": {"attack": "poison:how=fuse"},
+    "poisoned parameter, ALIE": {"attack": "poison:how=alie"},
+    "dissensus": {"attack": "dissensus"},
+    "isolation": {"attack": "isolation"},
+    "negative injection": {"attack": "negative-injection"},
+    "negative injection inside the screen": {"attack": "negative-injection:strength=1.0"},
+    "decorrelated halves": {"attack": "decorrelated"},
+    "decorrelated halves inside the screen": {"attack": "decorrelated:strength=1.0"},
+    "decoy": {"attack": "decoy"},
+    "joint shift 0.3": {"attack": "shift:size=0.3"},
+    "joint shift 0.5": {"attack": "shift:size=0.5"},
+    "joint shift 0.7": {"attack": "shift:size=0.7"},
+    "other deeds than claims, 0.3": {"attack": "deed:size=0.3"},
+    "other deeds than claims, 0.6": {"attack": "deed:size=0.6"},
+    "filter steering, 0.5": {"attack": "steer:size=0.5"},
+    "filter steering, 1": {"attack": "steer:size=1.0"},
+    "collusion on one victim": {"attack": "victim"},
+    "tracker, invalid": {"attack": "y-poison:kind=invalid"},
+    "tracker, unit vector": {"attack": "y-poison:kind=unit"},
+    "sign flip at high degrees": {"attack": "sign-flip", "byzantine_placement": "high-degree"},
+    "poisoned parameter, one neighbourhood": {"attack": "poison:how=alie", "byzantine_placement": "neighbourhood"},
+    "wrong parameter at cut vertices": {"attack": "parameter", "byzantine_placement": "cut-vertex"},
+}
+"""Rows of the table: what is changed of the default run."""
+
+BELOW_NOISE = ("joint shift 0.3", "other deeds than claims, 0.3")
+"""Shifts below 4.5 sigma / sqrt(N) = 0.45, which nobody can find: the only exception."""
+
+_PAPERS = ("wrong parameter (Scenario A)", "wrong covariates (Scenario B)", "gradient attack", "IPM, a = 1")
+_FEW = ("no attackers", *_PAPERS, "sign flip", "ALIE", "poisoned parameter, ALIE")
+LIMITS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "ratio 0.1": ({"byzantine_ratio": 0.1}, _FEW[1:]),
+    "ratio 0.3": ({"byzantine_ratio": 0.3}, _FEW[1:]),
+    "ratio 0.4": ({"byzantine_ratio": 0.4}, _FEW[1:]),
+    "degree 20": ({"graph": "erdos-renyi:p=0.14"}, _FEW),
+    "degree 10": ({"graph": "erdos-renyi:p=0.07"}, _FEW),
+}
+"""Where it gets harder: what is changed, and against which attacks."""
+
+PIECES: dict[str, tuple[dict[str, Any], str]] = {
+    "receiver point": ({"detection": {"point": "sender"}}, "wrong parameter, trained alone"),
+    "cross-fitted centre": ({"detection": {"cross_fit": False}}, "no attackers"),
+    "probe point": ({"detection": {"probe": False}}, "sign flip"),
+    "noise edge": ({"panel": {"edge": "off"}}, "no attackers"),
+    "hard rejects": ({"panel": {"absurd": "off"}}, "decoy"),
+    "duplicates": ({"panel": {"duplicate": "off"}}, "mimic"),
+    "screen, upper side": ({"panel": {"high": "off"}}, "decorrelated halves"),
+    "screen, lower side": ({"panel": {"low": "off"}}, "IPM, a = 1"),
+    "kinship of differences": ({"panel": {"alike": "off"}}, "collusion on one victim"),
+    "hybrid threshold": ({"panel": {"strong": "off"}}, "no attackers"),
+    "directional test": ({"panel": {"direction": "off"}}, "joint shift 0.7"),
+    "mutual pruning": ({"detection": {"pruning": "directed"}}, "tracker, unit vector"),
+    "fuse": ({"watch": {"fuse": "off"}}, "sleeper, poison under the fuse"),
+    "drift test": ({"watch": {"drift": "off"}}, "poisoned parameter, under the fuse"),
+    "deed test": ({"watch": {"deed": "off"}}, "poisoned parameter, ALIE"),
+    "detection again": ({"watch": {"every": "off"}}, "sleeper, sign flip"),
+    "exile rule": ({"detection": {"exile": "off"}}, "mimic"),
+    "longer terms": ({"watch": {"longest": 1}}, "intermittent gradient attack"),
+}
+"""Each piece of the hardened profile: how to switch it off, and the attack that shows what it buys."""
+
+RED_TEAM_STUDIES: dict[str, str] = {
+    "red-team": "Every attack against nobody, BALANCE, the published detection and the hardened one (linear model).",
+    "red-team-limits": "The hardened detection at other ratios and degrees (linear model).",
+    "red-team-pieces": "The hardened detection without each of its pieces, against the attack that it is for (linear model).",
+}
+"""Names, and what they show."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: the row and the column it belongs to, and its spec."""
+
+    row: str
+    column: str
+    spec: Spec
+
+
+@dataclass(frozen=True)
+class RedTeam:
+    """A table to be."""
+
+    name: str
+    trials: list[Trial] = field(repr=False)
+    folder: str = "reproduce-red-team"
+
+    @property
+    def specs(self) -> list[Spec]:
+        return [trial.spec for trial in self.trials]
+
+
+def build_red_team(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast: bool = False) -> RedTeam:
+    """A study by name. `only` keeps some columns of red-team; `fast` keeps one seed of every sixth attack."""
+    if name not in RED_TEAM_STUDIES:
+        raise InputError(f"{name!r}: unknown study, allowed: {', '.join(RED_TEAM_STUDIES)}")
+    for column in only:
+        require(name == "red-team" and column in COLUMNS, "--only", column, f"for red-team: {', '.join(COLUMNS)}")
+    trials = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces}[name](1 if fast else seeds)
+    chosen = [trial for trial in trials if not only or trial.column in only]
+    if fast:
+        rows = list(dict.fromkeys(trial.row for trial in chosen))[::6]
+        chosen = [trial for trial in chosen if trial.row in rows]
+    return RedTeam(name + ("-fast" if fast else ""), chosen)
+
+
+def _attacks(seeds: int) -> list[Trial]:
+    return [
+        Trial(row, column, _spec(seed, who, what))
+        for seed in range(seeds)
+        for row, what in ATTACKS.items()
+        for column, who in COLUMNS.items()
+    ]
+
+
+def _limits(seeds: int) -> list[Trial]:
+    return [
+        Trial(row, column, _spec(seed, COLUMNS["hardened"], ATTACKS[row], where))
+        for seed in range(seeds)
+        for column, (where, rows) in LIMITS.items()
+        for row in rows
+    ]
+
+
+def _pieces(seeds: int) -> list[Trial]:
+    return [
+        Trial(piece, column, _spec(seed, COLUMNS["hardened"], ATTACKS[attack], without))
+        for seed in range(seeds)
+        for piece, (off, attack) in PIECES.items()
+        for column, without in (("with", {}), ("without", off))
+    ]
+
+
+def _spec(seed: int, *changes: dict[str, Any]) -> Spec:
+    values: dict[str, Any] = {
+        "nodes": NODES,
+        "steps": _STEPS,
+        "warm_up": {"steps": _WARM_UP},
+        "record_every": _STEPS,
+        "seed": seed,
+        "data": {"name": "linear", "dim": DIM, "samples": SAMPLES},
+    }
+    for change in changes:
+        values.update(change)
+    return read_spec(values)

@@ -1,0 +1,147 @@
+"""Tables of the red-team studies, read from their run folders: what each defence made of each attack."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from bymi.experiment.red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, RedTeam
+from bymi.report.tables import markdown_table
+from bymi.runs import store
+
+Runs = dict[tuple[str, str], list[dict[str, Any]]]  # (row, column) -> summaries
+
+_KEPT = (
+    *("seed", "outcome", "gap", "pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss", "core_size"),
+    *("core_byzantine", "exiled", "guarded", "fused", "detections", "seconds", "digest"),
+)
+_SURE, _LOST, _TIMES = 0.95, 0.05, 10
+_NOBODY = "no attackers"
+
+
+def draw(study: RedTeam, folder: Path, command: str) -> list[Path]:
+    """Write the table (Markdown) and all values (JSON) of a study into its folder."""
+    runs = collect(study, folder)
+    page, data = folder / f"{study.name}.md", folder / f"{study.name}.json"
+    page.write_text(_page(study, runs, command))
+    cells = [{"row": row, "column": column, "runs": found} for (row, column), found in runs.items()]
+    store.write_json(data, {"command": command, "environment": store.environment(), "cells": cells}, indent=1)
+    return [page, data]
+
+
+def collect(study: RedTeam, folder: Path) -> Runs:
+    """The summaries of each cell, of all runs that are there."""
+    groups: Runs = defaultdict(list)
+    for trial in study.trials:
+        place = store.folder_of(folder, trial.spec)
+        if store.is_complete(place):
+            summary = store.read_json(place / store.SUMMARY)
+            values = {key: summary[key] for key in _KEPT}
+            values["honest"] = NODES - int(trial.spec.byzantine_ratio * NODES + 1e-9)
+            groups[trial.row, trial.column].append(values)
+    return dict(groups)
+
+
+def verdict(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
+    """How an attack ended: stopped, harmless, below the noise, or through. `calm` is the gap without attackers."""
+    if any(run["outcome"] == "diverged" for run in runs):
+        return "**diverged**"
+    if row != _NOBODY and _mean(runs, "pa") is not None:
+        pa, lost = _mean(runs, "pa"), _mean(runs, "honest_edge_loss")
+        if pa is not None and lost is not None and pa >= _SURE and lost <= _LOST:
+            return "stopped"
+    gap = _mean(runs, "gap")
+    if gap is not None and calm is not None and gap <= harmless(calm, runs[0]["honest"]):
+        return "harmless" if row != _NOBODY else "-"
+    return "below the noise" if row in BELOW_NOISE else "**through**"
+
+
+def harmless(calm: float, honest: int) -> float:
+    """The gap up to which an attack did no harm: ten times that without attackers, or three times the statistical error."""
+    return max(_TIMES * calm, 3 * DIM / (2 * honest * SAMPLES))
+
+
+def _page(study: RedTeam, runs: Runs, command: str) -> str:
+    counts = sorted({len(found) for found in runs.values()})
+    seconds = sum(run["seconds"] for found in runs.values() for run in found)
+    made = store.environment()
+    base = study.name.removesuffix("-fast")
+    table = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces}[base]
+    lines = [
+        f"# {study.name}",
+        "",
+        f"`{command}`; {sum(map(len, runs.values()))} runs, seeds 0 to {max(counts or [1]) - 1}, {seconds:.0f} s of runs on",
+        f"{made['cores']} CPU cores, torch {made['torch']}, bymi {made['bymi']}. Means over seeds; P_a, found, FDP and honest",
+        "edges lost in per cent, of the last detection.",
+        "",
+        table(runs),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _attacks(runs: Runs) -> str:
+    """One row an attack: the gaps of all defences, then what the two detections found and lost."""
+    headings = ["attack", *(f"gap: {name}" for name in COLUMNS)]
+    for name in ("paper", "hardened"):
+        headings += [f"{name}: P_a", "found", "FDP", "lost"]
+    headings += ["worst loss", "core", "hardened"]
+    rows = []
+    calm = _mean(runs.get((_NOBODY, "hardened"), []), "gap")
+    for row in dict.fromkeys(name for name, _ in runs):
+        cells = [row, *(_gap(runs.get((row, name), [])) for name in COLUMNS)]
+        for name in ("paper", "hardened"):
+            found = runs.get((row, name), [])
+            cells += [_share(found, key) for key in ("pa", "found", "fdp", "honest_edge_loss")]
+        found = runs.get((row, "hardened"), [])
+        cells += [_share(found, "worst_edge_loss"), _core(found), verdict(row, found, calm) if found else "-"]
+        rows.append(cells)
+    return markdown_table(headings, rows)
+
+
+def _limits(runs: Runs) -> str:
+    headings = ["where", "attack", "P_a", "found", "FDP", "lost", "worst loss", "core", "gap", "ended"]
+    rows = []
+    for row, column in sorted(runs, key=lambda key: list(dict.fromkeys(name for _, name in runs)).index(key[1])):
+        found = runs[row, column]
+        calm = _mean(runs.get((_NOBODY, column), []), "gap")
+        shares = [_share(found, key) for key in ("pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss")]
+        rows.append([column, row, *shares, _core(found), _gap(found), verdict(row, found, calm if calm is not None else 0.0)])
+    return markdown_table(headings, rows)
+
+
+def _pieces(runs: Runs) -> str:
+    headings = ["piece", "against", *(f"{key}: with, without" for key in ("P_a", "FDP", "lost", "gap"))]
+    rows = []
+    for piece, (_, attack) in PIECES.items():
+        both = [runs.get((piece, column), []) for column in ("with", "without")]
+        if all(both):
+            pairs = [", ".join(_share(found, key) for found in both) for key in ("pa", "fdp", "honest_edge_loss")]
+            rows.append([piece, attack, *pairs, ", ".join(_gap(found) for found in both)])
+    return markdown_table(headings, rows)
+
+
+def _mean(runs: list[dict[str, Any]], key: str) -> float | None:
+    values = [run[key] for run in runs if run[key] is not None]
+    return mean(values) if values else None
+
+
+def _share(runs: list[dict[str, Any]], key: str) -> str:
+    value = _mean(runs, key)
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def _gap(runs: list[dict[str, Any]]) -> str:
+    """The mean gap; a run that diverged has none."""
+    lost = sum(run["outcome"] == "diverged" for run in runs)
+    if lost:
+        return f"diverged ({lost} of {len(runs)})"
+    value = _mean(runs, "gap")
+    return "-" if value is None else f"{value:.1e}"
+
+
+def _core(runs: list[dict[str, Any]]) -> str:
+    """Honest nodes in the largest component, as a share of all honest ones."""
+    values = [(run["core_size"] - run["core_byzantine"]) / run["honest"] for run in runs if run["core_size"] is not None]
+    return f"{100 * mean(values):.0f}" if values else "-"
