@@ -135,6 +135,7 @@ def test_trail() -> None:
 @pytest.mark.parametrize("losses", [False, True])
 def test_fuse(seed: int, losses: bool) -> None:
     scene = draw_scene(nodes=14, dim=3 + seed, directed=seed % 2 == 1, losses=losses, seed=seed)
+    scene.vectors[:2] += 1000.0
     (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
     mixture, blown = fused(inbox, 1.3)
     mixed = inbox.mix(mixture)
