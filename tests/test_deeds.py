@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bymi import Filtering, GeometricMedian, Graph, Inbox, InputError, LocalNetwork, Mean, SetRule
 from bymi.attacks import Adversary, SignFlip
-from bymi.detection import Answers, Claims, Detector, Panel, Record, Trail, Verdict, Watch, sit
+from bymi.detection import Answers, Claims, Detector, Panel, Record, Trail, Verdict, Watch, sit, tribunal
 from bymi.detection.deeds import belying, drifting
 from bymi.detection.evidence import Evidence, Seats
 from bymi.detection.fuse import fused
@@ -377,6 +377,29 @@ def test_nobody_sits() -> None:
     empty = Answers(network.ask(0, torch.zeros(12, 3), lambda *_: {}, torch.zeros(12, dtype=torch.bool)))
     verdict = sit(torch.arange(0), network.arcs, network.nodes, empty, None, None, detector, Watch())
     assert not bool(verdict.flagged.any())
+
+
+def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups of any size, and for some of them only: each row of the verdict is the same."""
+    size = 30
+    first, second = halves_of(size)
+    first[:4] += 6.0
+    second[:4] += 6.0
+    network, trail = LocalNetwork(directed(size, 4)), Trail()
+    for step, theta in enumerate(parameters(size, 6, 10)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        trail.see(inbox, 1e-3, None)
+    whole = verdict_of(network, torch.arange(size), first, second, trail)
+    assert 0 < int(whole.flagged.sum()) < size * size / 4
+    monkeypatch.setattr(tribunal, "_RECEIVERS", 7)
+    grouped = verdict_of(network, torch.arange(size), first, second, trail)
+    some = torch.tensor([3, 9, 20])
+    part = verdict_of(network, some, first, second, trail)
+    assert torch.equal(grouped.why, whole.why)
+    assert torch.allclose(grouped.scores, whole.scores, rtol=1e-9, equal_nan=True)
+    assert torch.equal(part.why[some], whole.why[some])
+    others = torch.ones(size, dtype=torch.bool).index_fill(0, some, False)
+    assert not bool(part.flagged[others].any())
 
 
 def parameters(size: int, dim: int, rounds: int) -> list[Tensor]:

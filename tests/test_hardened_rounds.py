@@ -11,7 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Adversary, Average, Graph, LinearProblem, LocalNetwork, Optimisation, Plan, Snapshot, StepSize, WarmUp, simulate
+from bymi import (
+    Adversary,
+    Average,
+    Graph,
+    LinearProblem,
+    LocalNetwork,
+    Optimisation,
+    Plan,
+    Snapshot,
+    StepSize,
+    WarmUp,
+    simulate,
+)
 from bymi import phases as phases_module
 from bymi.attacks import ATTACKS
 from bymi.detection import Detector, Panel, Verdict, Watch

@@ -7,14 +7,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi.detection import Panel
+from bymi import Graph, LocalNetwork, Plan
+from bymi.detection import Detector, Panel, Record, Trail, Watch
 from bymi.detection.consistency import alike, inconsistent, too_good
 from bymi.detection.direction import shifted
 from bymi.detection.hybrid import outstanding
 from bymi.detection.noise_edge import NoiseEdge
+from bymi.detection.reasons import REASONS
 from bymi.detection.rejects import absurd, duplicates
 from bymi.detection.spectrum import centred_diagonal, directions, uniform, widest
+from bymi.phases import NoForge, judge
+from bymi.problems import linear_problem, linear_shard
+from bymi.problems.split import fresh_halves
+from bymi.streams import stream
 from tests.reference import panel as by_definition
+from tests.reference.receiver import Data
+from tests.reference.scenes import draw_scene
 from tests.rooms import LEVEL, MIXED, Hall, draw_hall, evidence_of, found_in, heard, reasons_of
 
 PLOTS: dict[str, tuple[str, ...]] = {
@@ -237,3 +245,43 @@ def test_the_whole_panel(dim: int, plot: str, cross_fit: bool) -> None:
     for points in (False, True):
         findings = heard(halls, points=points, spare=1, cross_fit=cross_fit)
         assert [reasons_of(findings, hall, place) for place, hall in enumerate(halls)] == transcribed
+
+
+@pytest.mark.parametrize("probe", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_whole_detection(seed: int, probe: bool) -> None:
+    """From samples to reasons: every receiver's question answered sample by sample, and a look at the common start."""
+    nodes, dim, step = 36, 6, 7
+    hears = torch.from_numpy(draw_scene(nodes=nodes, dim=1, directed=seed == 1, losses=False, seed=seed).hears)
+    shard = linear_shard(torch.arange(nodes), dim=dim, samples=30, seed=seed)
+    targets = shard.targets.clone()
+    targets[:5] += 4 * shard.features[:5, :, 0]
+    targets[5:7] = -targets[5:7]
+    problem = linear_problem(shard._replace(targets=targets), seed=seed)
+    theta = problem.parameter + 0.5 * stream(seed, "theta").normal(nodes, dim)
+    detector = Detector(point="receiver", cross_fit=True, panel=Panel(), probe=probe, sample="all", pruning="mutual")
+    plan = Plan(20, step, detector=detector, watch=Watch(), seed=seed)
+    network = LocalNetwork(Graph.from_hears(hears))
+    blank = Record.blank(network.arcs, 16)
+    snapshot, _ = judge(problem, network, plan, theta, NoForge(), step=step, trail=Trail(), record=blank)
+    assert snapshot.verdict is not None
+    halves = fresh_halves(torch.arange(nodes), samples=30, count=30, seed=seed, step=step)
+    data = Data(*(value.numpy() for value in (problem.features, problem.targets, *halves.values())))
+
+    def reasons(receiver: int, point: np.ndarray) -> list[str]:
+        order = [*hears[receiver].nonzero().flatten().tolist(), receiver]
+        first, second = (np.array(half) for half in zip(*(data.answer(node, point) for node in order), strict=True))
+        hall = Hall(first, second)
+        return by_definition.hear(first, second, hall.own, hall.origin, Panel(), detector.fdr_level, True)
+
+    flags = 0
+    for receiver in range(nodes):
+        neighbours = hears[receiver].nonzero().flatten().tolist()
+        words = reasons(receiver, theta[receiver].numpy())
+        if probe:
+            words = [b if a == "kept" else a for a, b in zip(words, reasons(receiver, problem.start.numpy()), strict=True)]
+        assert [REASONS[code] for code in snapshot.verdict.why[receiver, neighbours].tolist()] == words[:-1]
+        flags += sum(word != "kept" for word in words)
+    assert 0 < flags < int(hears.sum()) / 2
+    assert torch.equal(snapshot.verdict.flagged, snapshot.verdict.why != 0)
+    assert not bool((snapshot.verdict.flagged & ~hears).any())
