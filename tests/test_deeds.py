@@ -428,6 +428,30 @@ def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -
         assert {REASONS[code] for code in verdict.why[others, wild].tolist()} == {"fuse"}
 
 
+@pytest.mark.parametrize("faces", [1, 2])
+def test_deeds_of_each_seat(faces: int) -> None:
+    """Neighbours' are what they sent to this receiver, its own are what it holds, also where it sends something else."""
+    network, adversary = two_faced(12, 1)
+    lied = adversary.members[None, :] & adversary.fooled[:, None]
+    if faces == 1:
+        lied = adversary.members.expand(12, -1)
+        liars = adversary.members.nonzero().flatten().tolist()
+        network = LocalNetwork(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
+    trail = Trail()
+    theta = stream(2, "theta").normal(12, 4)
+    (inbox,) = network.exchange(0, parameters=theta)
+    trail.see(inbox, 0.5, None)
+    seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
+    deeds = tribunal._Deeds(trail)
+    rows = deeds.rows(seats)
+    for receiver in range(12):
+        for seat in seats.taken[receiver].nonzero().flatten().tolist():
+            node = int(seats.nodes[receiver, seat])
+            lies = bool(lied[receiver, node]) and node != receiver
+            expected = theta[node] / 0.5
+            assert torch.allclose(deeds.vectors[rows[receiver, seat]], -expected if lies else expected, rtol=1e-12)
+
+
 def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
     """More than a share of the rounds refused: flagged; less: not."""
     size = 24
