@@ -24,7 +24,7 @@ HALLS = {
     "liars": st.sampled_from(LIARS),
     "seed": st.integers(0, 10_000),
 }
-few = settings(max_examples=40, deadline=None, derandomize=True)
+few = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def turn(dim: int, seed: int) -> np.ndarray:

@@ -41,7 +41,7 @@ DIMS = (3, 12, 40)
 
 def halls_of(dim: int, plot: str = "mixed") -> list[Hall]:
     """Receivers with different numbers of neighbours, odd and even."""
-    return [draw_hall(neighbours=count, dim=dim, seed=dim + count, liars=PLOTS[plot]) for count in (24, 31, 40)]
+    return [draw_hall(neighbours=count, dim=dim, seed=dim + count, liars=PLOTS[plot]) for count in (24, 31)]
 
 
 def bounds(halls: list[Hall], value: float) -> Tensor:
