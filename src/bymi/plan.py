@@ -105,6 +105,10 @@ class Plan:
             require(0 < self.warm_up_steps < self.steps, "warm_up_steps", self.warm_up_steps, allowed)
         if self.watch is not None:
             require(self.detector is not None and self.detector.panel is not None, "watch", "on", "with a panel")
+        elif self.detector is not None:
+            # The published phases know neither and would pass over them in silence.
+            require(self.detector.panel is None, "watch", "off", "without a panel; Watch(every=None) detects once")
+            require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
 
     @property
     def detections(self) -> list[int]:

@@ -70,3 +70,23 @@ def perron(mixing: Matrix, component: set[int]) -> Matrix:
     result = np.zeros(len(mixing))
     result[inside] = leading / leading.sum()
     return result
+
+
+def prune_mutually(hears: Mask, flagged: Mask, exile: float | None) -> tuple[Mask, Matrix]:
+    """Edges that neither end flags, with Metropolis weights; whom most have flagged listens to all it does not flag."""
+    size = len(hears)
+    kept = np.zeros_like(hears)
+    for i in range(size):
+        for j in range(size):
+            kept[i, j] = hears[i, j] and not flagged[i, j] and not (hears[j, i] and flagged[j, i])
+    mixing = metropolis(kept)
+    listening = kept.copy()
+    for i in range(size):
+        could = [j for j in range(size) if hears[j, i]]
+        if exile is None or sum(1 for j in could if flagged[j, i]) <= exile * len(could):
+            continue
+        trusted = [j for j in range(size) if hears[i, j] and not flagged[i, j]]
+        listening[i], mixing[i] = False, 0.0
+        listening[i, trusted] = True
+        mixing[i, [*trusted, i]] = 1 / (1 + len(trusted))
+    return listening, mixing

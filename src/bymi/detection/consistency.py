@@ -36,8 +36,9 @@ def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
     that no score can see them. Measured by the sum of squared cosines with all others.
     """
     products = evidence.difference
-    length = products.diagonal(dim1=1, dim2=2).clamp_min(_TINY)
-    square = products.square() / (length[:, :, None] * length[:, None, :])
+    # Roots first: of two halves that do not differ, or of an empty seat, a product of squares would be nothing to divide by.
+    length = products.diagonal(dim1=1, dim2=2).clamp_min(_TINY).sqrt()
+    square = (products / (length[:, :, None] * length[:, None, :])).square()
     gone = torch.zeros_like(evidence.valid)
     off = torch.zeros_like(length)
     for _ in range(_PASSES):

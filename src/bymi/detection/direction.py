@@ -12,6 +12,7 @@ from bymi.detection.spectrum import directions, uniform
 from bymi.detection.threshold import threshold
 
 _DIRECTIONS = 3
+_NOTHING = 1e-12  # of a direction's variance: with less noise than this there is nothing to measure by
 
 
 def shifted(
@@ -40,7 +41,9 @@ def shifted(
         best = likeness.abs().argmax(1, keepdim=True)
         two = twos.gather(1, best[:, :, None].expand(-1, -1, twos.shape[2])).squeeze(1) * likeness.gather(1, best).sign()
         ahead, back = _project(cross, one, weights), _project(cross.mT, two, weights)
-        z = (ahead + back) / 2 / spread((ahead - back) / 2, valid)
+        width = spread((ahead - back) / 2, valid)
+        looked = looked & (width.square() > _NOTHING * value)
+        z = (ahead + back) / 2 / width
         z = z - median(z, valid)
         z = z * _heavier(z, judged, weak[at])
         limit = threshold(torch.where(judged, z, 0.0), judged, fdr_level=fdr_level, offset=1)
@@ -51,9 +54,10 @@ def shifted(
 
 
 def _heavier(z: Tensor, judged: Tensor, beyond: Tensor) -> Tensor:
-    """Sign [b, 1] of the side with more rows far out."""
+    """Sign [b, 1] of the side with more rows far out; of two equal ones, of the side with the farthest."""
     up, down = ((judged & (side > beyond)).sum(1, keepdim=True) for side in (z, -z))
-    return torch.where(up >= down, 1.0, -1.0).to(z)
+    top, bottom = (torch.where(judged, side, -torch.inf).amax(1, keepdim=True) for side in (z, -z))
+    return torch.where((up > down) | ((up == down) & (top >= bottom)), 1.0, -1.0).to(z)
 
 
 def _project(products: Tensor, combination: Tensor, weights: Tensor) -> Tensor:

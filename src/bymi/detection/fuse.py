@@ -51,9 +51,12 @@ def _may_blow(distance: Tensor, heard: Tensor, kept: Tensor, factor: float) -> T
 
 
 def _limit(values: Tensor, kept: Tensor, factor: float) -> Tensor:
-    """Largest logarithm of a distance that is still let in [b, 1]; nobody is where nobody carries weight."""
+    """Largest logarithm of a distance that is still let in [b, 1].
+
+    Where nobody carries weight there is no usual distance: all are let in, or all would be flagged for it later.
+    """
     ordered = torch.where(kept, values, torch.inf).sort(1).values
     last = (kept.sum(1, keepdim=True) - 1).clamp_min(0)
     middle, lower = ordered.gather(1, last // 2), ordered.gather(1, last // 4)
     wide = (_SPREADS / _QUARTILE * (middle - lower)).nan_to_num(0.0).clamp_min(math.log(factor))
-    return torch.where(kept.any(1, keepdim=True), middle + wide, -torch.inf)
+    return torch.where(kept.any(1, keepdim=True), middle + wide, torch.inf)

@@ -50,7 +50,7 @@ class Panel:
     widen: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("absurd", "duplicate", "high", "low", "alike", "strong", "weak", "direction", "guard"):
+        for name in ("absurd", "duplicate", "high", "low", "alike", "strong", "weak", "direction", "joint", "guard"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "above 0, or none to switch it off")
         require(self.edge is None or self.edge >= 1, "edge", self.edge, "1 or above, or none to switch it off")
@@ -141,11 +141,11 @@ def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:
 def _guard(code: Tensor, hard: Tensor, whole: Evidence, share: float) -> tuple[Tensor, Tensor]:
     """A receiver with a good majority of neighbours is never right to flag a majority: its estimate has failed.
 
-    Then only hard evidence counts; and if the screen alone flags a majority, not even that.
+    Then only hard evidence counts; and if that is a majority as well, not what the screen found by comparison.
     """
     count = whole.judged.sum(1)
     failed = (code != 0).sum(1) > share * count
     code = torch.where(failed[:, None], hard, code)
-    screened = (hard == reason("inconsistent")) | (hard == reason("too good"))
+    screened = (hard == reason("inconsistent")) | (hard == reason("alike")) | (hard == reason("too good"))
     worse = (hard != 0).sum(1) > share * count
     return torch.where((worse & failed)[:, None] & screened, torch.zeros_like(code), code), failed

@@ -8,6 +8,8 @@ from torch import Tensor
 from bymi.detection.evidence import Evidence
 from bymi.detection.robust import median
 
+_CROWD = 5
+
 
 def absurd(evidence: Evidence) -> Tensor:
     """|x1| + |x2| of each row as a multiple of its neighbourhood's median [b, n], about a point in the midst of it."""
@@ -17,17 +19,18 @@ def absurd(evidence: Evidence) -> Tensor:
 
 
 def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
-    """Rows [b, n] whose first half repeats an earlier one's, up to `closeness` of the median distance; own is never one.
+    """Rows [b, n] whose first half repeats that of several others, up to `closeness` of the median distance; own is never one.
 
-    One member of a group stays: to cut all would let one liar kill a good node by repeating it. Also each row's distance
-    to its nearest, as a part of the usual one.
+    Nobody knows who copied whom. A few copies do no harm, and to cut them would let every liar kill a good node by repeating
+    it; so a group must have `_CROWD` members, and its first stays. Also each row's distance to its nearest, as a part of
+    the usual one.
     """
     square = evidence.first.diagonal(dim1=1, dim2=2)
     distance = square[:, :, None] + square[:, None, :] - 2 * evidence.first
     pairs = evidence.valid[:, :, None] & evidence.valid[:, None, :]
     size = distance.shape[1]
     pairs = pairs & ~torch.eye(size, dtype=torch.bool, device=pairs.device)
-    usual = median(distance.flatten(1), pairs.flatten(1))[:, :, None]
+    usual = torch.where(pairs, distance, torch.nan).flatten(1).nanmedian(1).values[:, None, None]
     same = pairs & (distance < closeness**2 * usual)
     # The receiver's own row comes before all others: whoever repeats it is the copy.
     own = evidence.valid & ~evidence.judged
@@ -35,4 +38,5 @@ def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     rank = torch.where(own, -1, place)
     earlier = rank[:, None, :] < rank[:, :, None]
     nearest = torch.where(pairs, (distance / usual).clamp_min(0.0).sqrt(), torch.inf).amin(2)
-    return (same & earlier).any(2) & evidence.judged, nearest
+    crowd = same.sum(2) >= _CROWD - 1
+    return crowd & (same & earlier).any(2) & evidence.judged, nearest

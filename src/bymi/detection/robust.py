@@ -10,8 +10,15 @@ _TINY = torch.finfo(torch.float64).tiny
 
 
 def median(values: Tensor, among: Tensor) -> Tensor:
-    """Lower median of each row over the entries `among` [b, n], as [b, 1]; NaN for a row without any."""
-    return torch.where(among, values, torch.nan).nanmedian(dim=1, keepdim=True).values
+    """Median of each row over the entries `among` [b, n], as [b, 1]; NaN for a row without any.
+
+    Of an even number it is the mean of the middle two: the signs of values along an eigenvector are arbitrary, and torch's
+    lower one would depend on them.
+    """
+    ordered = torch.where(among & ~values.isnan(), values, torch.nan).sort(1).values  # NaN comes last
+    count = (~ordered.isnan()).sum(1, keepdim=True)
+    lower, upper = (ordered.gather(1, place.clamp_min(0)) for place in ((count - 1) // 2, count // 2 - (count == 0).to(count)))
+    return lower + (upper - lower) / 2
 
 
 def spread(values: Tensor, among: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from bymi.aggregation.filtering import top_eigenpair
 
 _TINY = torch.finfo(torch.float64).tiny
+_ROUNDING = 1e-12  # of the largest variance
 
 FEW_DIMENSIONS = 64
 """Up to here the d x d covariance is decomposed, above the n x n one of products: the smaller problem at usual degrees."""
@@ -49,7 +50,10 @@ def widest(products: Tensor, points: Tensor | None, weights: Tensor) -> tuple[Te
 
 
 def directions(products: Tensor, points: Tensor | None, weights: Tensor, most: int) -> list[tuple[Tensor, Tensor]]:
-    """The widest directions, each as its variance [b, 1] and coefficients a [b, n]: u = sum_r a_r x_r has length one."""
+    """The widest directions, each as its variance [b, 1] and coefficients a [b, n]: u = sum_r a_r x_r has length one.
+
+    Fewer rows than directions leave some to rounding: those are nothing, a = 0.
+    """
     root = weights.sqrt()
     if points is not None:
         scaled = root[:, :, None] * (points - weights[:, None, :] @ points)
@@ -59,9 +63,10 @@ def directions(products: Tensor, points: Tensor | None, weights: Tensor, most: i
     else:
         values, left = torch.linalg.eigh(root[:, :, None] * centred(products, weights) * root[:, None, :])
         lengths = values.clamp_min(_TINY).sqrt()
+    real = values > _ROUNDING * values[:, -1:]
     found = []
     for place in range(1, min(most, values.shape[1]) + 1):
-        own = root * left[:, :, -place] / lengths[:, -place][:, None]
+        own = torch.where(real[:, -place][:, None], root * left[:, :, -place] / lengths[:, -place][:, None], 0.0)
         # About the mean: sum_r a_r (x_r - mean) without touching the rows.
         found.append((values[:, -place][:, None], own - weights * own.sum(1, keepdim=True)))
     return found

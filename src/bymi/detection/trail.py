@@ -26,7 +26,8 @@ class Trail:
         scale = 1 / max(rate, 1e-300)
         heard = inbox.expected.any(0) if inbox.complete else inbox.heard.any(0)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
-            self.messages, self.own = torch.zeros_like(inbox.messages), torch.zeros_like(inbox.own)
+            # In float64: late in a run theta / eta is far longer than what nodes differ by.
+            self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (inbox.messages, inbox.own))
             self.times = torch.zeros(len(heard), dtype=torch.int64, device=heard.device)
             self.refused = torch.zeros(inbox.heard.shape, dtype=torch.int32, device=heard.device)
         self.messages.add_(inbox.messages, alpha=scale)

@@ -20,7 +20,7 @@ from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
 from bymi.inbox import Inbox, Replies
-from bymi.vectors import inner
+from bymi.vectors import Rows, inner
 
 _RECEIVERS = 128  # whose products are held at a time
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # of deeds: their noise has no edge that is known
@@ -118,7 +118,7 @@ def sit(
     assert panel is not None
     deeds = _Deeds(trail) if trail is not None and trail.rounds else None
     verdict = _blank(arcs)
-    for some in receivers.split(_RECEIVERS):
+    for some in receivers.split(_RECEIVERS) if len(receivers) else ():
         seats = Seats.of(arcs, nodes, some)
         rows = None if deeds is None else deeds.rows(seats)
         evidence, crossed = claims.before(seats, rows)
@@ -135,7 +135,8 @@ def sit(
             guarded = guarded | more.guarded
         if deeds is not None:
             bounds = panel.wider(seats.judged.sum(1, keepdim=True).to(torch.float64))
-            code, figure = deeds.judge(seats, evidence, crossed, code, figure, watch, bounds, panel.guard)
+            code, figure, failed = deeds.judge(seats, evidence, crossed, code, figure, watch, bounds, panel.guard)
+            guarded = guarded | failed
         seats.spread(code, verdict.why)
         seats.spread(code != 0, verdict.flagged)
         seats.spread(found.scores, verdict.scores)
@@ -159,7 +160,7 @@ class _Deeds:
         assert trail.refused is not None
         self.vectors = trail.vectors()
         self._inbox, self._refused, self._rounds = trail.inbox, trail.refused, trail.rounds
-        self._gram = inner(self.vectors, self.vectors, self.vectors[0])
+        self._gram = Rows(self.vectors).gram
 
     def rows(self, seats: Seats) -> Tensor:
         """Which row of `vectors` each seat's deeds are [b, n]."""
@@ -177,13 +178,13 @@ class _Deeds:
         watch: Watch,
         wider: Tensor,
         guard: float | None,
-    ) -> tuple[Tensor, Tensor]:
-        rows = self.rows(seats)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes and figures with those of the tests on deeds, and whether the guard dropped these [b]."""
+        rows, before = self.rows(seats), (code, figure)
         refused = torch.gather(self._refused[seats.receivers], 1, seats.columns(self._inbox)) / self._rounds
         blown = seats.judged & (refused > watch.fuse_share) & (code == 0)
         code, figure = torch.where(blown, reason("fuse"), code), torch.where(blown, refused.to(figure), figure)
         trail, valid = pick(self._gram, rows), seats.taken & (code == 0)
-        before = code
         if watch.drift is not None:
             found, off = drifting(trail, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
             code, figure = torch.where(found, reason("drift"), code), torch.where(found, off, figure)
@@ -191,10 +192,9 @@ class _Deeds:
         if watch.deed is not None and crossed is not None:
             found, off = belying(trail, claims.middle, crossed, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
             code, figure = torch.where(found, reason("deed"), code), torch.where(found, off, figure)
-        if guard is not None:
-            failed = (code != 0).sum(1, keepdim=True) > guard * seats.judged.sum(1, keepdim=True)
-            code = torch.where(failed, before, code)
-        return code, figure
+        share = torch.inf if guard is None else guard
+        failed = (code != 0).sum(1, keepdim=True) > share * seats.judged.sum(1, keepdim=True)
+        return torch.where(failed, before[0], code), torch.where(failed, before[1], figure), failed.squeeze(1)
 
 
 def _blank(arcs: Tensor) -> Verdict:

@@ -41,7 +41,7 @@ def split_samples(nodes: Tensor, *, samples: int, identification: int, seed: int
 def fresh_halves(nodes: Tensor, *, samples: int, count: int, seed: int, step: int) -> dict[str, Tensor]:
     """`count` random samples of each node, drawn anew for every step, as two halves [B, count / 2] by topic."""
     half = count // 2
-    if half < 1 or 2 * half > samples:
+    if half < 1 or count > samples:
         raise InputError(f"sample: got {count} of {samples} samples, need at least 2 and no more than there are")
     order = stream(seed, "fresh halves", node=nodes, step=step).permutation(samples)
     return {"first half": order[:, :half], "second half": order[:, half : 2 * half]}

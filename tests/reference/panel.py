@@ -1,0 +1,314 @@
+"""The panel of tests for one receiver, on the vectors themselves: no inner products, no batches, no padding.
+
+`first` and `second` [n, d] are the halves of everybody in the room, `own` the receiver's row, None for a room without one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.reference.detection import threshold
+
+Vector = NDArray[np.float64]
+Centre = Callable[[Vector], Vector]
+
+_TINY = float(np.finfo(np.float64).tiny)
+_NORMAL = 1.4826
+
+
+def median(values: list[float]) -> float:
+    """The middle value, the mean of the middle two for an even number."""
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+
+
+def spread(values: list[float]) -> float:
+    middle = median(values)
+    return _NORMAL * median([abs(value - middle) for value in values])
+
+
+def log(value: float) -> float:
+    return math.log(max(value, _TINY))
+
+
+def off(value: float, among: list[float]) -> float:
+    """How many spreads a value stands above the median; nowhere (nan) or infinitely far where there is no spread."""
+    width, distance = spread(among), value - median(among)
+    if width == 0:
+        return math.nan if distance == 0 else math.copysign(math.inf, distance)
+    return distance / width
+
+
+def off_above(value: float, among: list[float]) -> float:
+    """The same with the spread of the lower half only."""
+    middle = median(among)
+    width = _NORMAL * median([middle - each for each in among if each <= middle])
+    if width == 0:
+        return math.nan if value == middle else math.copysign(math.inf, value - middle)
+    return (value - middle) / width
+
+
+def mean_of(points: Vector, weights: Vector) -> Vector:
+    total = np.zeros(points.shape[1])
+    for point, weight in zip(points, weights, strict=True):
+        total = total + weight * point
+    return total
+
+
+def axes(points: Vector, weights: Vector) -> tuple[Vector, Vector]:
+    """Variances, smallest first, and directions (columns) of the weighted covariance."""
+    centre = mean_of(points, weights)
+    covariance = np.zeros((points.shape[1], points.shape[1]))
+    for point, weight in zip(points, weights, strict=True):
+        covariance += weight * np.outer(point - centre, point - centre)
+    values, vectors = np.linalg.eigh(covariance)
+    return values, vectors
+
+
+def even(count: int) -> Vector:
+    return np.full(count, 1 / count)
+
+
+def absurd(first: Vector, second: Vector, about: Vector) -> list[float]:
+    lengths = [float(np.linalg.norm(one - about) + np.linalg.norm(two - about)) for one, two in zip(first, second, strict=True)]
+    usual = median(lengths)
+    return [length / usual for length in lengths]
+
+
+def duplicates(first: Vector, own: int | None, closeness: float) -> set[int]:
+    """Whoever repeats the own row, or a neighbour before it, up to `closeness` of the median distance."""
+    count = len(first)
+    distance = [[float(np.linalg.norm(first[r] - first[s])) for s in range(count)] for r in range(count)]
+    # The median of squares, not of distances: of an even number of pairs it is another one.
+    usual = math.sqrt(median([distance[r][s] ** 2 for r in range(count) for s in range(count) if r != s]))
+    found = set()
+    for r in range(count):
+        before = [s for s in range(count) if s != r and (s < r or s == own)]
+        if r != own and any(distance[r][s] < closeness * usual for s in before):
+            found.add(r)
+    return found
+
+
+def screen(values: list[float], own: int | None, high: float, low: float) -> set[int]:
+    """Three times: whoever is too far above or below those left leaves."""
+    gone: set[int] = set()
+    for _ in range(3):
+        left = [value for row, value in enumerate(values) if row not in gone]
+        standing = {row: off(value, left) for row, value in enumerate(values) if row != own and row not in gone}
+        gone |= {row for row, value in standing.items() if value > high or value < -low}
+    return gone
+
+
+def inconsistent(first: Vector, second: Vector, own: int | None, high: float, low: float) -> set[int]:
+    values = [log(float(np.sum((one - two) ** 2))) for one, two in zip(first, second, strict=True)]
+    return screen(values, own, high, low)
+
+
+def too_good(first: Vector, second: Vector, own: int | None, weights: Vector, low: float) -> set[int]:
+    c1, c2 = mean_of(first, weights), mean_of(second, weights)
+    values = [
+        log(min(float(np.sum((one - c1) ** 2)), float(np.sum((two - c2) ** 2)))) for one, two in zip(first, second, strict=True)
+    ]
+    return screen(values, own, math.inf, low)
+
+
+def alike(first: Vector, second: Vector, own: int | None, high: float) -> set[int]:
+    gone: set[int] = set()
+    unit = [difference / np.linalg.norm(difference) for difference in first - second]
+    for _ in range(3):
+        left = [row for row in range(len(first)) if row not in gone]
+        kinship = {row: float(sum((unit[row] @ unit[other]) ** 2 for other in left if other != row)) for row in left}
+        among = list(kinship.values())
+        gone |= {row for row in left if row != own and off(kinship[row], among) > high}
+    return gone
+
+
+@dataclass(frozen=True)
+class Middle:
+    weights: Vector
+    taken: float
+    noise: float
+    stretched: bool
+
+
+def noise_edge(first: Vector, second: Vector, edge: float, most: float) -> Middle:
+    """Take weight from what is far from the median along the widest direction, until that is no wider than noise."""
+    count = len(first)
+    noise = float(axes(first - second, even(count))[0][-1]) / 2
+    kept, stretched = np.ones(count), False
+    for turn in range(count):
+        share = kept / kept.sum()
+        values, vectors = axes(first, share)
+        centre = mean_of(first, share)
+        along = [float((point - centre) @ vectors[:, -1]) for point in first]
+        middle = median([value for value, weight in zip(along, kept, strict=True) if weight > 0])
+        away = np.array([(value - middle) ** 2 if weight > 0 else 0.0 for value, weight in zip(along, kept, strict=True)])
+        room = kept.sum() - (1 - most) * count
+        stretched = stretched or (turn == 0 and values[-1] > edge * noise)
+        if values[-1] <= edge * noise or room <= 1e-9 * count:
+            break
+        loss = kept * away / away.max()
+        kept = kept - min(1.0, room / loss.sum()) * loss
+        kept[kept <= 1e-9] = 0.0
+    return Middle(kept / kept.sum(), 1 - kept.sum() / count, noise, bool(stretched))
+
+
+def scores(first: Vector, second: Vector, weights: Vector, *, cross_fit: bool) -> list[float]:
+    c1 = mean_of(first, weights)
+    c2 = mean_of(second, weights) if cross_fit else c1
+    return [float((one - c1) @ (two - c2)) for one, two in zip(first, second, strict=True)]
+
+
+def outstanding(values: dict[int, float], level: float, strong: float, weak: float) -> tuple[set[int], dict[int, float]]:
+    """Scores of `strong` units of noise, or of `weak` ones if the threshold with offset 1 lets them pass."""
+    negative = [-value for value in values.values() if value < 0]
+    if not negative:
+        return set(), dict.fromkeys(values, math.nan)
+    unit = _NORMAL * median(negative)
+    limit = threshold(list(values.values()), level, 1)
+    units = {row: value / unit for row, value in values.items()}
+    found = {row for row in values if units[row] >= strong or (units[row] >= weak and values[row] >= limit)}
+    return found, units
+
+
+def shifted(
+    first: Vector, second: Vector, own: int | None, middle: Middle, *, edge: float, strong: float, weak: float, level: float
+) -> set[int]:
+    """Up to three directions of first halves that are wider than noise, each with its most similar one of second halves."""
+    found: set[int] = set()
+    if not middle.stretched:
+        return found
+    count = len(first)
+    (values, ones), (_, twos) = axes(first, even(count)), axes(second, even(count))
+    c1, c2 = mean_of(first, middle.weights), mean_of(second, middle.weights)
+    most = min(3, len(values))
+    for place in range(1, most + 1):
+        if values[-place] <= edge * middle.noise:
+            continue
+        one = ones[:, -place]
+        two = max((twos[:, -other] for other in range(1, most + 1)), key=lambda axis: abs(float(axis @ one)))
+        two = two * np.sign(two @ one)
+        ahead, back = [float(one @ (x - c2)) for x in second], [float(two @ (x - c1)) for x in first]
+        width = spread([(a - b) / 2 for a, b in zip(ahead, back, strict=True)])
+        z = [(a + b) / 2 / width for a, b in zip(ahead, back, strict=True)]
+        middle_z = median(z)
+        far = {row: value - middle_z for row, value in enumerate(z) if row != own}
+        up, down = (sum(1 for value in far.values() if side * value > weak) for side in (1, -1))
+        if down > up or (down == up and max(-value for value in far.values()) > max(far.values())):
+            far = {row: -value for row, value in far.items()}
+        limit = threshold(list(far.values()), level, 1)
+        found |= {row for row, value in far.items() if value > strong or (value > weak and value >= limit)}
+    return found
+
+
+def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: Any, level: float, cross_fit: bool) -> list[str]:
+    """The reason found for each row, "kept" for none: every test on those whom the ones before it have left."""
+    count = len(first)
+    neighbours = [row for row in range(count) if row != own]
+    wider = 1 + panel.widen * max(0.0, 1 / max(1, len(neighbours)) - 1 / 60)
+    why = ["kept"] * count
+
+    def left() -> tuple[list[int], Vector, Vector, int | None]:
+        rows = [row for row in range(count) if why[row] == "kept"]
+        return rows, first[rows], second[rows], None if own is None else rows.index(own)
+
+    def note(rows: list[int], found: set[int], name: str) -> None:
+        for place in found:
+            if why[rows[place]] == "kept":
+                why[rows[place]] = name
+
+    size = absurd(first, second, about)
+    note(list(range(count)), {row for row in neighbours if size[row] > panel.absurd}, "absurd")
+    rows, one, two, mine = left()
+    note(rows, duplicates(one, mine, panel.duplicate), "duplicate")
+    rows, one, two, mine = left()
+    note(rows, inconsistent(one, two, mine, panel.high * wider, panel.low * wider), "inconsistent")
+    rows, one, two, mine = left()
+    note(rows, alike(one, two, mine, panel.alike * wider), "alike")
+    rows, one, two, mine = left()
+    middle = noise_edge(one, two, panel.edge, panel.most)
+    note(rows, too_good(one, two, mine, middle.weights, panel.low * wider), "too good")
+    hard = list(why)
+    rows, one, two, mine = left()
+    middle = noise_edge(one, two, panel.edge, panel.most)
+    all_scores = scores(one, two, middle.weights, cross_fit=cross_fit)
+    judged = {place: score for place, score in enumerate(all_scores) if place != mine}
+    found, units = outstanding(judged, level, panel.strong * wider, panel.weak * wider)
+    note(rows, {place for place in found if units[place] >= 3 * panel.strong * wider}, "strong score")
+    note(rows, found, "score")
+    how = {"edge": panel.edge, "strong": panel.direction * wider, "weak": panel.joint * wider, "level": level}
+    note(rows, shifted(one, two, mine, middle, **how), "direction")
+    return guard(why, hard, len(neighbours), panel.guard)
+
+
+def guard(why: list[str], hard: list[str], neighbours: int, share: float) -> list[str]:
+    """More than a share flagged: hard evidence only; and if that is as many, nothing of the screen."""
+    if sum(1 for reason in why if reason != "kept") <= share * neighbours:
+        return why
+    if sum(1 for reason in hard if reason != "kept") <= share * neighbours:
+        return hard
+    return ["kept" if reason in ("inconsistent", "alike", "too good") else reason for reason in hard]
+
+
+def drifting(deeds: Vector, judged: set[int], centre: Centre, bound: float) -> set[int]:
+    """Four times: whoever stands too far from the centre of those left leaves."""
+    gone: set[int] = set()
+    for _ in range(4):
+        left = [row for row in range(len(deeds)) if row not in gone]
+        middle = centre(deeds[left])
+        values = {row: log(float(np.sum((deeds[row] - middle) ** 2))) for row in left}
+        gone |= {row for row in left if row in judged and off(values[row], list(values.values())) > bound}
+    return gone
+
+
+def belying(deeds: Vector, claims: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
+    """The same for q + kappa g about the centres; `weigh` gives the weights of deeds, which the claims' centre has, too."""
+    gone: set[int] = set()
+    for _ in range(4):
+        left = [row for row in range(len(deeds)) if row not in gone]
+        weights = weigh(deeds[left])
+        q0, g0 = mean_of(deeds[left], weights), mean_of(claims[left], weights)
+        values = {}
+        for row in left:
+            q, g = deeds[row] - q0, claims[row] - g0
+            kappa = min(2.0, max(0.7, -float(q @ g) / float(g @ g)))
+            values[row] = log(float(np.sum((q + kappa * g) ** 2)))
+        gone |= {row for row in left if row in judged and off_above(values[row], list(values.values())) > bound}
+    return gone
+
+
+def fused(own: Vector, heard: dict[int, Vector], weights: dict[int, float], factor: float) -> tuple[Vector, set[int]]:
+    """One node's next vector and whom the fuse left out; weights of those not heard are shared out before."""
+    total = 1 - sum(weight for sender, weight in weights.items() if sender not in heard)
+    distances = {sender: float(np.linalg.norm(vector - own)) for sender, vector in heard.items()}
+    carrying = [distances[sender] for sender in heard if weights[sender] > 0]
+    if not carrying:
+        return own, set()
+    wide = math.exp(5 * spread([log(distance) for distance in carrying]))
+    blown = {sender for sender in heard if distances[sender] > max(factor, wide) * median(carrying)}
+    result = own.copy()
+    for sender, vector in heard.items():
+        if sender not in blown:
+            result = result + weights[sender] / total * (vector - own)
+    return result, blown
+
+
+class Served:
+    """One neighbour's record at one receiver: a severe flag lasts 2, 4, 8, ... detections, this one included."""
+
+    def __init__(self, longest: int) -> None:
+        self.longest, self.until, self.strikes, self.now = longest, 0, 0, 0
+
+    def add(self, why: str, severe: tuple[str, ...]) -> str:
+        if why in severe:
+            self.strikes += 1
+            self.until = max(self.until, self.now + min(2**self.strikes, self.longest))
+        told = "serving time" if why == "kept" and self.now < self.until else why
+        self.now += 1
+        return told

@@ -1,0 +1,507 @@
+"""Deeds, fuse, record and seats against their transcriptions, and evidence against the vectors that were sent."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bymi import Filtering, GeometricMedian, Graph, Inbox, InputError, LocalNetwork, Mean, SetRule
+from bymi.attacks import Adversary, SignFlip
+from bymi.detection import Answers, Claims, Detector, Panel, Record, Trail, Verdict, Watch, sit, tribunal
+from bymi.detection.deeds import belying, drifting
+from bymi.detection.evidence import Evidence, Seats
+from bymi.detection.fuse import fused
+from bymi.detection.reasons import REASONS, SEVERE
+from bymi.problems.split import fresh_halves
+from bymi.streams import stream
+from bymi.topology import Complete, ErdosRenyi
+from tests.reference import panel as by_definition
+from tests.reference.receiver import centre_of, weights_of
+from tests.reference.scenes import draw_scene
+from tests.rooms import found_in
+from tests.rounds import network_of
+
+MEDIAN = GeometricMedian(iterations=3000, tolerance=1e-15)
+SETTINGS = {"smoothing": 1e-6, "iterations": 3000, "tolerance": 1e-15}
+
+
+def centre_by(name: str) -> tuple[SetRule, by_definition.Centre]:
+    if name == "mean":
+        return Mean(), lambda points: points.mean(0)
+    return MEDIAN, lambda points: centre_of(list(points), "geometric-median", SETTINGS)
+
+
+def trails(count: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Deeds and claims: honest nodes stand off by minus their gradient and some noise; the first rows do as they like."""
+    random = np.random.default_rng(seed)
+    claims = random.standard_normal((count, dim))
+    deeds = 300 - claims * random.uniform(0.6, 2.2, (count, 1)) + 0.3 * random.standard_normal((count, dim))
+    deeds[0] += 20
+    deeds[1:4] += 4 * random.standard_normal(dim)
+    return deeds, claims
+
+
+# Deeds
+
+
+@pytest.mark.parametrize("name", ["mean", "geometric-median"])
+@pytest.mark.parametrize("seed", range(6))
+def test_drift(name: str, seed: int) -> None:
+    """Rows of different number in one batch, one of them flagged before."""
+    rule, centre = centre_by(name)
+    counts, size, dim = (17, 24, 31), 33, 5 + seed
+    rooms = [trails(count, dim, seed + count)[0] for count in counts]
+    gram = torch.zeros(len(counts), size, size, dtype=torch.float64)
+    valid = torch.zeros(len(counts), size, dtype=torch.bool)
+    for place, deeds in enumerate(rooms):
+        about = torch.from_numpy(deeds - deeds[5])
+        gram[place, : len(deeds), : len(deeds)] = about @ about.T
+        valid[place, : len(deeds)] = True
+    valid[:, 6] = False
+    judged = valid.clone()
+    judged[:, 7] = False
+    found, _ = drifting(gram, valid, judged, rule, torch.full((len(counts), 1), 4.0, dtype=torch.float64))
+    for deeds, rows in zip(rooms, found_in(found), strict=True):
+        left = [row for row in range(len(deeds)) if row != 6]
+        places = {place for place, row in enumerate(left) if row != 7}
+        expected = by_definition.drifting(deeds[left], places, centre, 4.0)
+        assert rows == {left[place] for place in expected}
+    assert bool(found.any())
+
+
+@pytest.mark.parametrize("name", ["mean", "geometric-median"])
+@pytest.mark.parametrize("seed", range(6))
+def test_deed_against_claim(name: str, seed: int) -> None:
+    """Products of deeds and of claims may be about different origins."""
+    rule, centre = centre_by(name)
+    count, dim = 26, 40  # more dimensions than rows, so that the weights of a centre can be told from it
+    deeds, claims = trails(count, dim, seed)
+    q, g = torch.from_numpy(deeds - deeds[5])[None], torch.from_numpy(claims - claims[9])[None]
+    valid = torch.ones(1, count, dtype=torch.bool)
+    judged = valid.clone()
+    judged[0, -1] = False
+    bound = torch.tensor([[3.0]], dtype=torch.float64)
+    found, _ = belying(q @ q.mT, g @ g.mT, q @ g.mT, valid, judged, rule, bound)
+
+    def weigh(points: np.ndarray) -> np.ndarray:
+        return weights_of(list(points), centre(points))
+
+    assert found_in(found)[0] == by_definition.belying(deeds, claims, set(range(count - 1)), weigh, 3.0)
+    assert found_in(found)[0] >= {0, 1, 2, 3}
+
+
+# The trail
+
+
+def test_trail() -> None:
+    """Means of theta over its step size, over the rounds in which a message was usable; refusals by receiver."""
+    scene = draw_scene(nodes=9, dim=4, directed=True, losses=False, seed=3)
+    graph = Graph.from_hears(torch.from_numpy(scene.hears))
+    lost = {1: 4, 2: 4, 3: 7}  # by round
+
+    def tamper(vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
+        return {lost[step]: None} if step in lost else {}
+
+    network, trail = LocalNetwork(graph, tamper), Trail()
+    thetas, rates = stream(1, "theta").normal(5, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1]
+    for step, (theta, rate) in enumerate(zip(thetas, rates, strict=True)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        blown = torch.zeros(9, 9, dtype=torch.bool)
+        blown[2, 8] = step == 4
+        trail.see(inbox, rate, blown & graph.hears)
+    got = trail.vectors()
+    for node in range(9):
+        heard = [step for step in range(5) if lost.get(step) != node]
+        sent = sum(thetas[step, node] / rates[step] for step in heard) / len(heard)
+        own = sum(thetas[step, node] / rates[step] for step in range(5)) / 5
+        if bool(graph.hears[:, node].any()):
+            assert torch.allclose(got[node], sent, rtol=1e-12)
+        assert torch.allclose(got[9 + node], own, rtol=1e-12)
+    assert trail.refused is not None
+    expected = torch.zeros(9, 9, dtype=torch.int32)
+    expected[:, 4], expected[:, 7] = 2, 1
+    expected[2, 8] = 1
+    assert torch.equal(trail.refused, torch.where(graph.hears, expected, 0))
+
+
+# The fuse
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("losses", [False, True])
+def test_fuse(seed: int, losses: bool) -> None:
+    scene = draw_scene(nodes=14, dim=3 + seed, directed=seed % 2 == 1, losses=losses, seed=seed)
+    scene.vectors[:2] += 1000.0
+    (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
+    mixture, blown = fused(inbox, 1.3)
+    mixed = inbox.mix(mixture)
+    assert torch.allclose(mixture.own + mixture.weight.sum(1), torch.ones(14, dtype=torch.float64))
+    mixing = Graph.from_hears(torch.from_numpy(scene.hears)).mixing
+    for receiver in range(14):
+        heard = {sender: scene.vectors[sender] for sender in scene.heard_by(receiver)}
+        weights = {sender: float(mixing[receiver, sender]) for sender in np.flatnonzero(scene.hears[receiver])}
+        expected, out = by_definition.fused(scene.vectors[receiver], heard, weights, 1.3)
+        assert found_in(blown)[receiver] == out
+        np.testing.assert_allclose(mixed[receiver].numpy(), expected, rtol=0, atol=1e-12)
+    assert 0 < int(blown.sum()) < int(inbox.heard.sum())
+
+
+def test_fuse_measures_by_those_who_carry_weight() -> None:
+    """Watched neighbours do not set the scale, and without any who carry weight there is none: nobody is left out."""
+    own, messages = torch.zeros(1, 2), torch.tensor([[1.0, 0], [0, 1.1], [0, 9.0], [8.0, 0], [7.0, 0]])
+    expected = torch.ones(1, 5, dtype=torch.bool)
+    weight = torch.tensor([[0.25, 0.25, 0, 0, 0]], dtype=torch.float64)
+    inbox = Inbox.receive(own, messages, expected=expected, weight=weight, self_weight=1 - weight.sum(1))
+    assert fused(inbox, 3.0)[1].tolist() == [[False, False, True, True, True]]
+    lonely = Inbox.receive(
+        own, messages, expected=expected, weight=torch.zeros_like(weight), self_weight=torch.ones(1).double()
+    )
+    mixture, blown = fused(lonely, 3.0)
+    assert not bool(blown.any())
+    assert torch.equal(lonely.mix(mixture), own)
+
+
+# The record
+
+
+@pytest.mark.parametrize("longest", [1, 3, 16])
+def test_record(longest: int) -> None:
+    """Flags over twelve detections: mild ones are forgiven at the next, severe ones last longer each time."""
+    random = np.random.default_rng(longest)
+    size, moments = 12, 12
+    record = Record.blank(torch.ones(size, size, dtype=torch.bool), longest)
+    served = [[by_definition.Served(longest) for _ in range(size)] for _ in range(size)]
+    likely = [0.75] + [0.25 / (len(REASONS) - 2)] * (len(REASONS) - 2)
+    names = [name for name in REASONS if name != "serving time"]
+    longer = 0
+    for _ in range(moments):
+        words = random.choice(names, size=(size, size), p=likely)
+        why = torch.tensor([[REASONS.index(word) for word in row] for row in words], dtype=torch.int8)
+        blank = torch.zeros(size, size, dtype=torch.float64)
+        record, told = record.add(Verdict(blank, blank[0], why != 0, why))
+        expected = [[served[i][j].add(str(words[i, j]), SEVERE) for j in range(size)] for i in range(size)]
+        assert [[REASONS[code] for code in row] for row in told.why.tolist()] == expected
+        assert torch.equal(told.flagged, told.why != 0)
+        assert told.why.dtype == torch.int8
+        longer += sum(row.count("serving time") for row in expected)
+    assert (longer > 0) == (longest > 1)
+
+
+@pytest.mark.parametrize(("why", "windows"), [("score", [1, 1]), ("strong score", [2, 4, 8, 8])])
+def test_how_long_a_flag_lasts(why: str, windows: list[int]) -> None:
+    record = Record.blank(torch.ones(1, 1, dtype=torch.bool), 8)
+    nothing = torch.zeros(1, 1, dtype=torch.int8)
+    for expected in windows:
+        lasted, code = 0, nothing + REASONS.index(why)
+        while True:
+            record, told = record.add(Verdict(torch.zeros(1, 1), torch.zeros(1), code != 0, code))
+            if not bool(told.flagged):
+                break
+            lasted, code = lasted + 1, nothing
+        assert lasted == expected
+
+
+# Seats and evidence
+
+
+def two_faced(size: int, seed: int) -> tuple[LocalNetwork, Adversary]:
+    members = torch.arange(size) % 4 == 1
+    adversary = Adversary(members, SignFlip(), faces="two", seed=seed)
+    return LocalNetwork(ErdosRenyi(0.6).draw(size, seed=seed), adversary.tamper, adversary), adversary
+
+
+def directed(size: int, seed: int) -> Graph:
+    return Graph.from_hears(torch.from_numpy(draw_scene(nodes=size, dim=1, directed=True, losses=False, seed=seed).hears))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_seats(seed: int) -> None:
+    """Neighbours in order of their numbers, then the receiver, then nobody; for any choice of receivers."""
+    graph, nodes = directed(11, seed), torch.arange(11)
+    receivers = torch.tensor([7, 0, 4])
+    seats = Seats.of(graph.hears, nodes, receivers)
+    for place, receiver in enumerate(receivers.tolist()):
+        neighbours = graph.hears[receiver].nonzero().flatten().tolist()
+        taken = [*neighbours, receiver]
+        assert seats.nodes[place, : len(taken)].tolist() == taken
+        assert seats.taken[place].tolist() == [seat < len(taken) for seat in range(seats.taken.shape[1])]
+        assert seats.judged[place].tolist() == [seat < len(neighbours) for seat in range(seats.taken.shape[1])]
+    into = torch.full((11, 11), -1.0, dtype=torch.float64)
+    values = stream(0, "values").normal(*seats.taken.shape)
+    seats.spread(values, into)
+    for place, receiver in enumerate(receivers.tolist()):
+        neighbours = graph.hears[receiver].nonzero().flatten().tolist()
+        assert into[receiver, neighbours].tolist() == values[place, : len(neighbours)].tolist()
+    assert int((into != -1).sum()) == int(graph.hears[receivers].sum())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_seats_find_the_message_meant_for_the_receiver(seed: int) -> None:
+    network, _ = two_faced(12, seed)
+    vectors = stream(seed, "vectors").normal(12, 3)
+    (inbox,) = network.exchange(0, parameters=vectors)
+    assert inbox.senders is not None
+    assert len(inbox.messages) > 12
+    seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
+    columns = seats.columns(inbox)
+    rows, there = seats.rows(inbox)
+    for receiver in range(12):
+        for seat in range(seats.taken.shape[1]):
+            if bool(seats.judged[receiver, seat]):
+                sender, column = int(seats.nodes[receiver, seat]), int(columns[receiver, seat])
+                assert int(inbox.senders[column]) == sender
+                assert bool(inbox.expected[receiver, column])
+                assert int(rows[receiver, seat]) == column
+            elif bool(seats.taken[receiver, seat]):
+                assert torch.equal(inbox.rows.vectors[rows[receiver, seat]], vectors[receiver])
+            assert bool(there[receiver, seat]) == bool(seats.taken[receiver, seat])
+
+
+def assert_evidence(evidence: Evidence, place: int, first: list[Tensor | None], second: list[Tensor | None]) -> None:
+    """Products are those of the vectors about one origin: of all differences between rows and between halves."""
+    rows = [row for row, half in enumerate(first) if half is not None]
+    assert evidence.valid[place].nonzero().flatten().tolist() == rows
+    one, two = (torch.stack([half[row] for row in rows]) for half in (first, second))  # type: ignore[misc]
+    pick = (place, torch.tensor(rows)[:, None], torch.tensor(rows)[None, :])
+    about = torch.eye(len(rows), dtype=torch.float64) - 1 / len(rows)
+    for got, left, right in ((evidence.first, one, one), (evidence.second, two, two), (evidence.cross, one, two)):
+        assert torch.allclose(about @ got[pick] @ about, (about @ left) @ (about @ right).T, rtol=0, atol=1e-10)
+    assert torch.allclose(evidence.difference2[place, rows], (one - two).square().sum(1), rtol=1e-10)
+    if evidence.points is not None:
+        origin = one[0] - evidence.points[0][place, rows[0]]
+        assert torch.allclose(evidence.points[0][place, rows], one - origin, rtol=0, atol=1e-12)
+        assert torch.allclose(evidence.points[1][place, rows], two - origin, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [5, 80])
+@pytest.mark.parametrize("seed", range(3))
+def test_claims(dim: int, seed: int) -> None:
+    """The same halves to all, some lost on the way; points only where dimensions are few."""
+    scene = draw_scene(nodes=12, dim=dim, directed=True, losses=True, seed=seed)
+    network, graph = network_of(scene), Graph.from_hears(torch.from_numpy(scene.hears))
+    first, second = torch.from_numpy(scene.vectors), torch.from_numpy(scene.second)
+    inboxes = network.exchange(0, first=first, second=second)
+    receivers = torch.tensor([3, 8, 1])
+    seats = Seats.of(graph.hears, network.nodes, receivers)
+    deeds = stream(seed, "deeds").normal(24, dim)  # of twelve columns and twelve receivers
+    own = seats.taken & ~seats.judged
+    rows = torch.where(own, 12 + receivers[:, None], seats.nodes)
+    evidence, crossed = Claims(*inboxes, deeds).before(seats, rows)
+    assert (evidence.points is None) == (dim == 80)
+    assert crossed is not None
+    for place, receiver in enumerate(receivers.tolist()):
+        order = [*np.flatnonzero(scene.hears[receiver]).tolist(), receiver]
+        gone = [sender in scene.lost and sender != receiver for sender in order]
+        halves = [[None if out else half[node] for node, out in zip(order, gone, strict=True)] for half in (first, second)]
+        assert_evidence(evidence, place, *halves)
+        assert bool((evidence.judged[place] == (evidence.valid[place] & seats.judged[place])).all())
+        for seat, node in enumerate(order):
+            for other, claimant in enumerate(order):
+                if not gone[other]:
+                    deed = deeds[12 + node] if node == receiver else deeds[node]
+                    expected = float(deed @ (first[claimant] + second[claimant]) / 2)
+                    assert float(crossed[place, seat, other]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_claims_of_two_faces() -> None:
+    """Each receiver's evidence is about what it was told itself."""
+    network, adversary = two_faced(13, 2)
+    first, second = stream(0, "first").normal(13, 4), stream(0, "second").normal(13, 4)
+    inboxes = network.exchange(0, **{"first half": first, "second half": second})
+    receivers = torch.arange(13)
+    seats = Seats.of(network.arcs, network.nodes, receivers)
+    evidence, _ = Claims(*inboxes).before(seats, None)
+    for receiver in range(13):
+        order = [*network.arcs[receiver].nonzero().flatten().tolist(), receiver]
+        lied = [bool(adversary.members[node] & adversary.fooled[receiver]) and node != receiver for node in order]
+        halves = [
+            [-half[node] if lie else half[node] for node, lie in zip(order, lied, strict=True)] for half in (first, second)
+        ]
+        assert_evidence(evidence, receiver, *halves)
+
+
+@pytest.mark.parametrize("dim", [5, 80])
+def test_answers(dim: int) -> None:
+    """At every receiver's own point; two groups of receivers one after the other, some do not ask, one node is silent."""
+    graph = directed(11, 5)
+    silent = 4
+    asks = torch.ones(11, dtype=torch.bool)
+    asks[2] = False
+    data = stream(3, "data").normal(2, 11, dim)
+
+    def tamper(vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
+        return {row: None for row, sender in enumerate(senders.tolist()) if sender == silent}
+
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+        return {"first half": points * 2 + data[0, nodes], "second half": points * 2 + data[1, nodes]}
+
+    network = LocalNetwork(graph, tamper)
+    theta = stream(4, "theta").normal(11, dim)
+    claims = Answers(network.ask(0, theta, answer, asks))
+    for receivers in asks.nonzero().flatten().split(6):
+        seats = Seats.of(graph.hears, network.nodes, receivers)
+        evidence, crossed = claims.before(seats, None)
+        assert crossed is None
+        for place, receiver in enumerate(receivers.tolist()):
+            order = [*graph.hears[receiver].nonzero().flatten().tolist(), receiver]
+            halves = [
+                [None if node == silent and node != receiver else 2 * theta[receiver] + half[node] for node in order]
+                for half in data
+            ]
+            assert_evidence(evidence, place, *halves)
+
+
+# The bench
+
+
+def verdict_of(network: LocalNetwork, receivers: Tensor, first: Tensor, second: Tensor, trail: Trail | None) -> Verdict:
+    detector = Detector(panel=Panel(), centre=Filtering(), cross_fit=True, pruning="mutual")
+    inboxes = network.exchange(0, **{"first half": first, "second half": second})
+    return sit(receivers, network.arcs, network.nodes, Claims(*inboxes), None, trail, detector, Watch())
+
+
+def halves_of(size: int, dim: int = 6) -> tuple[Tensor, Tensor]:
+    return stream(1, "first").normal(size, dim), stream(1, "second").normal(size, dim)
+
+
+def test_nobody_sits() -> None:
+    """No receiver asks, as where a process holds liars only: an empty verdict, no exception."""
+    network = LocalNetwork(Complete().draw(12))
+    verdict = verdict_of(network, torch.arange(0), *halves_of(12), None)
+    assert not bool(verdict.flagged.any())
+    detector = Detector(panel=Panel(), point="receiver", cross_fit=True, pruning="mutual")
+    empty = Answers(network.ask(0, torch.zeros(12, 3), lambda *_: {}, torch.zeros(12, dtype=torch.bool)))
+    verdict = sit(torch.arange(0), network.arcs, network.nodes, empty, None, None, detector, Watch())
+    assert not bool(verdict.flagged.any())
+
+
+def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups of any size, and for some of them only: each row of the verdict is the same."""
+    size = 30
+    first, second = halves_of(size)
+    first[:4] += 6.0
+    second[:4] += 6.0
+    network, trail = LocalNetwork(directed(size, 4)), Trail()
+    for step, theta in enumerate(parameters(size, 6, 10)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        trail.see(inbox, 1e-3, None)
+    whole = verdict_of(network, torch.arange(size), first, second, trail)
+    assert 0 < int(whole.flagged.sum()) < size * size / 4
+    monkeypatch.setattr(tribunal, "_RECEIVERS", 7)
+    grouped = verdict_of(network, torch.arange(size), first, second, trail)
+    some = torch.tensor([3, 9, 20])
+    part = verdict_of(network, some, first, second, trail)
+    assert torch.equal(grouped.why, whole.why)
+    assert torch.allclose(grouped.scores, whole.scores, rtol=1e-9, equal_nan=True)
+    assert torch.equal(part.why[some], whole.why[some])
+    others = torch.ones(size, dtype=torch.bool).index_fill(0, some, False)
+    assert not bool(part.flagged[others].any())
+
+
+def parameters(size: int, dim: int, rounds: int) -> list[Tensor]:
+    """Models near a common point, each with an offset that stays."""
+    stays = 1e-3 * stream(8, "stays").normal(size, dim)
+    return [5 + stays + 1e-4 * stream(9, "noise", step=step).normal(size, dim) for step in range(rounds)]
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6])
+@pytest.mark.parametrize("wild", [0, 17])
+def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -> None:
+    """Somebody far away, whatever its number, leaves the products of all others as exact as they were."""
+    size, dim, drifter = 40, 6, 30
+    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    for step, theta in enumerate(parameters(size, dim, 20)):
+        theta = theta.clone()
+        theta[drifter] += 0.02
+        theta[wild] += far
+        (inbox,) = network.exchange(step, parameters=theta)
+        trail.see(inbox, 1e-3, fused(inbox, 3.0)[1] & (torch.arange(size) == wild))
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    others = [node for node in range(size) if node not in (drifter, wild)]
+    assert {REASONS[code] for code in verdict.why[others, drifter].tolist()} == {"drift"}
+    assert float((verdict.why[others][:, others] != 0).double().mean()) < 0.03
+    if far:
+        assert {REASONS[code] for code in verdict.why[others, wild].tolist()} == {"fuse"}
+
+
+@pytest.mark.parametrize("faces", [1, 2])
+def test_deeds_of_each_seat(faces: int) -> None:
+    """Neighbours' are what they sent to this receiver, its own are what it holds, also where it sends something else."""
+    network, adversary = two_faced(12, 1)
+    lied = adversary.members[None, :] & adversary.fooled[:, None]
+    if faces == 1:
+        lied = adversary.members.expand(12, -1)
+        liars = adversary.members.nonzero().flatten().tolist()
+        network = LocalNetwork(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
+    trail = Trail()
+    theta = stream(2, "theta").normal(12, 4)
+    (inbox,) = network.exchange(0, parameters=theta)
+    trail.see(inbox, 0.5, None)
+    seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
+    deeds = tribunal._Deeds(trail)
+    rows = deeds.rows(seats)
+    for receiver in range(12):
+        for seat in seats.taken[receiver].nonzero().flatten().tolist():
+            node = int(seats.nodes[receiver, seat])
+            lies = bool(lied[receiver, node]) and node != receiver
+            expected = theta[node] / 0.5
+            assert torch.allclose(deeds.vectors[rows[receiver, seat]], -expected if lies else expected, rtol=1e-12)
+
+
+def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
+    """More than a share of the rounds refused: flagged; less: not."""
+    size = 24
+    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    for step, theta in enumerate(parameters(size, 6, 20)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        blown = torch.zeros(size, size, dtype=torch.bool)
+        blown[:, 3] = step < 5  # a quarter
+        blown[:, 4] = step < 4  # a fifth, not more
+        trail.see(inbox, 0.01, blown & network.arcs)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    others = [node for node in range(size) if node not in (3, 4)]
+    assert {REASONS[code] for code in verdict.why[others, 3].tolist()} == {"fuse"}
+    assert "fuse" not in {REASONS[code] for code in verdict.why[others, 4].tolist()}
+
+
+# Fresh halves
+
+
+def test_fresh_halves() -> None:
+    """Disjoint, all samples used, new for every step, and each node's own whoever else is asked."""
+    nodes = torch.arange(6)
+    seen = set()
+    for step in range(4):
+        halves = fresh_halves(nodes, samples=20, count=20, seed=1, step=step)
+        first, second = halves["first half"], halves["second half"]
+        assert first.shape == second.shape == (6, 10)
+        for node in range(6):
+            assert sorted([*first[node].tolist(), *second[node].tolist()]) == list(range(20))
+            seen.add(tuple(first[node].tolist()))
+        alone = fresh_halves(torch.tensor([4]), samples=20, count=20, seed=1, step=step)
+        assert torch.equal(alone["first half"][0], first[4])
+        again = fresh_halves(nodes, samples=20, count=20, seed=1, step=step)
+        assert torch.equal(again["second half"], second)
+    assert len(seen) == 24
+    part = fresh_halves(nodes, samples=20, count=7, seed=1, step=0)
+    assert part["first half"].shape == (6, 3)
+    assert all(len({*a.tolist(), *b.tolist()}) == 6 for a, b in zip(*part.values(), strict=True))
+    for left, right in pairwise(fresh_halves(nodes, samples=20, count=20, seed=seed, step=0)["first half"] for seed in (1, 2)):
+        assert not torch.equal(left, right)
+
+
+@pytest.mark.parametrize("count", [0, 1, 22])
+def test_fresh_halves_refuses(count: int) -> None:
+    with pytest.raises(InputError):
+        fresh_halves(torch.arange(2), samples=20, count=count, seed=0, step=0)
+
+
+def test_each_sample_is_as_often_in_a_first_half() -> None:
+    """Over 4,000 draws of 10 from 20 each sample is in 2,000 +- 31.6; |z| > 6 in any of 20 has probability below 4e-8."""
+    first = fresh_halves(torch.arange(4000), samples=20, count=20, seed=3, step=0)["first half"]
+    counts = torch.bincount(first.flatten(), minlength=20).double()
+    assert float(((counts - 2000) / 1000**0.5).abs().max()) < 6

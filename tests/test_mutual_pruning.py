@@ -1,0 +1,177 @@
+"""Mutual pruning: either end can cut an edge, weights stay doubly stochastic, exiles go on listening, all are still heard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from bymi import Graph, InputError, LocalNetwork, Plan
+from bymi.attacks import Adversary, SignFlip
+from bymi.detection import Detector, Panel, Watch
+from bymi.detection.identify import Pruning
+from bymi.streams import stream
+from bymi.topology import Complete, ErdosRenyi
+from tests.reference.graphs import prune_mutually
+from tests.reference.scenes import draw_scene
+
+
+def flags(size: int, share: float, seed: int) -> Tensor:
+    """Random ones, also where there is no arc; three nodes are flagged by most."""
+    flagged = stream(seed, "flags").uniform(size, size) < share
+    disliked = stream(seed, "disliked").uniform(size, 3) < 0.7
+    return flagged.index_copy(1, torch.tensor([1, 4, size - 1]), disliked)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    size=st.integers(6, 16),
+    directed=st.booleans(),
+    share=st.sampled_from([0.0, 0.1, 0.3, 0.6]),
+    exile=st.sampled_from([None, 0.3, 0.5, 1.0]),
+    seed=st.integers(0, 10_000),
+)
+def test_against_the_transcription(size: int, directed: bool, share: float, exile: float | None, seed: int) -> None:
+    hears = draw_scene(nodes=size, dim=1, directed=directed, losses=False, seed=seed).hears
+    flagged = flags(size, share, seed)
+    pruned = Graph.from_hears(torch.from_numpy(hears)).prune_mutually(flagged, exile=exile)
+    arcs, mixing = prune_mutually(hears, flagged.numpy(), exile)
+    np.testing.assert_array_equal(pruned.hears.numpy(), arcs)
+    np.testing.assert_allclose(pruned.mixing.numpy(), mixing, rtol=0, atol=1e-14)
+
+
+def exiles(graph: Graph, flagged: Tensor, exile: float) -> Tensor:
+    return (flagged & graph.hears).sum(0) > exile * graph.hears.sum(0)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_doubly_stochastic_outside_exiled_rows(seed: int) -> None:
+    """With exiled rows taken as they would be without the rule, all columns sum to one; the other rows are the same bits."""
+    graph, flagged = ErdosRenyi(0.5).draw(20, seed=seed), flags(20, 0.2, seed)
+    plain, pruned = graph.prune_mutually(flagged), graph.prune_mutually(flagged, exile=0.5)
+    assert torch.equal(plain.mixing, plain.mixing.T)
+    assert torch.allclose(plain.mixing.sum(0), torch.ones(20, dtype=torch.float64), atol=1e-14)
+    out = exiles(graph, flagged, 0.5)
+    assert bool(out.any())
+    assert torch.equal(pruned.mixing[~out], plain.mixing[~out])
+    assert torch.allclose(pruned.mixing.sum(1), torch.ones(20, dtype=torch.float64), atol=1e-14)
+
+
+def test_either_end_cuts() -> None:
+    graph = Complete().draw(6)
+    flagged = torch.zeros(6, 6, dtype=torch.bool)
+    flagged[0, 1] = flagged[3, 2] = True
+    pruned = graph.prune_mutually(flagged, exile=0.5)
+    cut = graph.hears & ~pruned.hears
+    assert sorted(map(tuple, cut.nonzero().tolist())) == [(0, 1), (1, 0), (2, 3), (3, 2)]
+
+
+def test_an_exile_listens_to_those_it_trusts_and_is_heard_by_few() -> None:
+    graph = Complete().draw(8)
+    flagged = torch.zeros(8, 8, dtype=torch.bool)
+    flagged[1:6, 0] = True  # five of seven cut node 0
+    flagged[0, 7] = True  # it flags one in turn
+    alone = graph.prune_mutually(flagged)
+    assert alone.hears[0].nonzero().flatten().tolist() == [6]
+    pruned = graph.prune_mutually(flagged, exile=0.5)
+    assert pruned.hears[0].nonzero().flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    assert pruned.hears[:, 0].nonzero().flatten().tolist() == [6]
+    assert pruned.mixing[0].tolist() == pytest.approx([1 / 7] * 7 + [0.0])
+
+
+def test_exactly_the_share_is_no_exile() -> None:
+    graph = Complete().draw(5)
+    flagged = torch.zeros(5, 5, dtype=torch.bool)
+    flagged[1:3, 0] = True  # two of four
+    pruned = graph.prune_mutually(flagged, exile=0.5)
+    assert pruned.hears[0].nonzero().flatten().tolist() == [3, 4]
+
+
+def test_nobody_flagged_changes_nothing() -> None:
+    graph = ErdosRenyi(0.5).draw(15, seed=1)
+    pruned = graph.prune_mutually(torch.zeros(15, 15, dtype=torch.bool), exile=0.5)
+    assert torch.equal(pruned.mixing, graph.mixing)
+    assert torch.equal(pruned.hears, graph.hears)
+
+
+def test_everybody_flagged() -> None:
+    """Nobody is left to anybody, exiles included: own weight one, no exception."""
+    graph = ErdosRenyi(0.5).draw(15, seed=1)
+    pruned = graph.prune_mutually(torch.ones(15, 15, dtype=torch.bool), exile=0.5)
+    assert torch.equal(pruned.mixing, torch.eye(15, dtype=torch.float64))
+
+
+# On the network
+
+
+def test_cut_messages_are_heard_and_weigh_nothing() -> None:
+    graph = ErdosRenyi(0.6).draw(12, seed=2)
+    flagged = flags(12, 0.2, 3)
+    network = LocalNetwork(graph).weigh(flagged, mutual=True, exile=0.5)
+    expected = graph.prune_mutually(flagged, exile=0.5)
+    vectors = stream(0, "vectors").normal(12, 3)
+    (inbox,) = network.exchange(0, parameters=vectors)
+    assert torch.equal(inbox.heard, graph.hears)
+    assert torch.equal(network.arcs, graph.hears)
+    assert torch.allclose(inbox.mix(inbox.average()), expected.mixing @ vectors, atol=1e-12)
+    replies = list(network.ask(0, vectors, lambda points, nodes, askers: {"a": points}, torch.ones(12, dtype=torch.bool)))
+    assert [reply.senders.tolist() for reply in replies] == [row.nonzero().flatten().tolist() for row in graph.hears]
+
+
+def test_a_second_verdict_starts_from_all_arcs() -> None:
+    """Whoever is not flagged again is back with its whole weight."""
+    graph = ErdosRenyi(0.6).draw(12, seed=2)
+    once = LocalNetwork(graph).weigh(flags(12, 0.3, 3), mutual=True, exile=0.5)
+    back = once.weigh(torch.zeros(12, 12, dtype=torch.bool), mutual=True, exile=0.5)
+    assert torch.equal(back.graph.mixing, graph.mixing)
+    again = once.weigh(flags(12, 0.2, 9), mutual=True, exile=0.5)
+    assert torch.equal(again.graph.mixing, graph.prune_mutually(flags(12, 0.2, 9), exile=0.5).mixing)
+
+
+def test_faces_keep_their_columns() -> None:
+    """Messages that differ by receiver: the weights of the pruned graph, one column an arc, cut ones included."""
+    members = torch.arange(12) % 4 == 1
+    adversary = Adversary(members, SignFlip(), faces="two")
+    graph, flagged = ErdosRenyi(0.6).draw(12, seed=2), flags(12, 0.3, 3)
+    network = LocalNetwork(graph, adversary.tamper, adversary).weigh(flagged, mutual=True, exile=0.5)
+    (inbox,) = network.exchange(0, **{"first half": stream(0, "vectors").normal(12, 3)})
+    assert inbox.senders is not None
+    counts = torch.zeros(12, 12, dtype=torch.int64).index_add_(1, inbox.senders, inbox.expected.long())
+    assert torch.equal(counts, graph.hears.long())
+    weights = torch.zeros(12, 12, dtype=torch.float64).index_add_(1, inbox.senders, inbox.weight)
+    pruned = graph.prune_mutually(flagged, exile=0.5)
+    assert torch.equal(weights, pruned.mixing * pruned.hears)
+
+
+# Plans
+
+
+def test_watching_needs_a_panel() -> None:
+    hardened = Detector(panel=Panel(), pruning="mutual")
+    assert Plan(30, 10, detector=hardened, watch=Watch(every=5, window=3)).detections == [10, 15, 20, 25]
+    assert Plan(30, 10, detector=hardened, watch=Watch(every=None)).detections == [10]
+    for detector in (None, Detector(), Detector(pruning="mutual")):
+        with pytest.raises(InputError, match="watch"):
+            Plan(30, 10, detector=detector, watch=Watch())
+
+
+@pytest.mark.parametrize("pruning", ["directed", "mutual"])
+def test_a_panel_without_watching_is_refused(pruning: Pruning) -> None:
+    """It would be passed over in silence: the published phases do not know it."""
+    with pytest.raises(InputError, match="watch"):
+        Plan(30, 10, detector=Detector(panel=Panel(), pruning=pruning))
+
+
+def test_mutual_pruning_without_watching_is_refused() -> None:
+    """The published phases cut one way, and then a run without a tracker would not find the mean."""
+    with pytest.raises(InputError, match="pruning"):
+        Plan(30, 10, detector=Detector(pruning="mutual"))
+
+
+@pytest.mark.parametrize("bad", [{"every": 0}, {"window": 0}, {"fuse_share": 1.0}, {"longest": 0}, {"drift": 0.0}])
+def test_refused_watches(bad: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        Watch(**bad)  # type: ignore[arg-type]

@@ -1,0 +1,283 @@
+"""The panel as a whole: what its verdicts do not depend on, what it says of odd rooms, and scores of honest nodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bymi import Filtering, InputError
+from bymi.detection import Detector, Panel
+from bymi.detection.noise_edge import NoiseEdge
+from bymi.detection.reasons import REASONS
+from tests.rooms import MIXED, Hall, draw_hall, evidence_of, heard, reasons_of
+
+LIARS = [(), ("shift",) * 4, ("small shift",) * 5, MIXED, ("apart",) * 3, ("plan",) * 5, ("mean", "exact", "same")]
+HALLS = {
+    "neighbours": st.integers(12, 40),
+    "dim": st.sampled_from([2, 5, 12, 70]),
+    "liars": st.sampled_from(LIARS),
+    "seed": st.integers(0, 10_000),
+}
+few = settings(max_examples=25, deadline=None, derandomize=True)
+fewer = settings(few, max_examples=10)
+
+
+def turn(dim: int, seed: int) -> np.ndarray:
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal((dim, dim)))[0]
+
+
+def told(hall: Hall, panel: Panel | None = None) -> list[str]:
+    """The same from points and from products."""
+    words = reasons_of(heard([hall], panel), hall)
+    assert words == reasons_of(heard([hall], panel, points=True), hall)
+    return words
+
+
+# What a verdict does not depend on
+
+
+@few
+@given(**HALLS)
+def test_rotation_and_scale(neighbours: int, dim: int, liars: tuple[str, ...], seed: int) -> None:
+    hall = draw_hall(neighbours=neighbours, dim=dim, liars=liars, seed=seed)
+    expected = told(hall)
+    for scale in (1e-9, 1.0, 1e7):
+        assert told(hall.turned(turn(dim, seed), scale)) == expected
+
+
+@few
+@given(**HALLS)
+def test_order_of_neighbours(neighbours: int, dim: int, liars: tuple[str, ...], seed: int) -> None:
+    """Which of several copies stays goes by order, so there are none here."""
+    liars = tuple(how for how in liars if how not in ("copy", "mirror", "mean", "exact"))
+    hall = draw_hall(neighbours=neighbours, dim=dim, liars=liars, seed=seed)
+    order = [*np.random.default_rng(seed).permutation(neighbours).tolist(), neighbours]
+    expected, words = told(hall), told(hall.chosen(order))
+    assert words == [expected[row] for row in order]
+
+
+@few
+@given(**HALLS)
+def test_which_copy_stays_is_all_that_order_decides(neighbours: int, dim: int, liars: tuple[str, ...], seed: int) -> None:
+    hall = draw_hall(neighbours=neighbours, dim=dim, liars=("copy",), seed=seed)
+    swapped = hall.chosen([neighbours - 1, *range(1, neighbours - 1), 0, neighbours])
+    for some in (hall, swapped):
+        assert told(some)[:neighbours].count("duplicate") == 1
+        assert told(some)[neighbours - 1] == "duplicate"
+
+
+@pytest.mark.parametrize("kind", ["huge", "mirror", "apart", "same"])
+@fewer
+@given(neighbours=st.integers(60, 75), dim=st.sampled_from([12, 70]), liars=st.sampled_from(LIARS), seed=st.integers(0, 999))
+def test_whoever_is_screened_changes_nobody_elses_verdict(
+    kind: str, neighbours: int, dim: int, liars: tuple[str, ...], seed: int
+) -> None:
+    """Absurd, a copy of the own row, or inconsistent: the codes of all others stay. From 60 on bounds do not grow."""
+    hall = draw_hall(neighbours=neighbours, dim=dim, liars=liars, seed=seed)
+    stranger = draw_hall(neighbours=neighbours, dim=dim, liars=(kind,), seed=seed + 1000).chosen([0])
+    first, second = stranger.first, stranger.second
+    if kind == "mirror":
+        first = hall.first[-1:]
+    joined = hall.joined(first, second)
+    expected, words = told(hall), told(joined)
+    assert words[0] in ("absurd", "duplicate", "inconsistent")
+    assert words[1:] == expected
+
+
+def test_other_receivers_do_not_matter() -> None:
+    """A hall in a batch, among larger ones, is judged as alone."""
+    halls = [draw_hall(neighbours=10 + 7 * place, dim=6, liars=liars, seed=place) for place, liars in enumerate(LIARS)]
+    together = heard(halls, points=True, spare=3)
+    for place, hall in enumerate(halls):
+        alone, count = heard([hall], points=True), len(hall.first)
+        assert reasons_of(together, hall, place) == reasons_of(alone, hall)
+        assert torch.allclose(together.scores[place, :count], alone.scores[0], rtol=1e-9, equal_nan=True)
+        assert not bool(together.flagged[place, count:].any())
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0, 1e6])
+def test_kinship_of_short_vectors(scale: float) -> None:
+    """Colluders are seen at any scale, beside empty seats and beside somebody whose halves do not differ at all."""
+    hall = draw_hall(neighbours=50, dim=40, seed=1, liars=("same", *("plan",) * 7)).turned(np.eye(40), scale)
+    for spare in (0, 3):
+        assert reasons_of(heard([hall], spare=spare), hall)[:8] == ["inconsistent", *["alike"] * 7]
+
+
+# The guard
+
+
+def test_soft_evidence_against_a_majority_falls() -> None:
+    """Bounds so low that most scores pass: without the guard a majority is flagged, with it hard evidence only."""
+    eager = {"strong": 1e-3, "weak": 1e-3, "direction": None}
+    hall = draw_hall(neighbours=40, dim=30, seed=3, liars=("huge", "apart", "apart", *("shift",) * 12))
+    free = heard([hall], Panel(guard=None, **eager))  # type: ignore[arg-type]
+    assert int(free.flagged.sum()) > 20
+    assert not bool(free.guarded)
+    guarded = heard([hall], Panel(**eager))  # type: ignore[arg-type]
+    assert bool(guarded.guarded)
+    assert reasons_of(guarded, hall) == ["absurd", "inconsistent", "inconsistent", *["kept"] * 38]
+
+
+@pytest.mark.parametrize("eager", [{"high": 1e-3, "low": 1e-3}, {"high": None, "low": None, "alike": 1e-3}])
+def test_a_screen_that_flags_a_majority_falls_as_well(eager: dict[str, float | None]) -> None:
+    """Absurd rows stay out even then: what cannot be used cannot be forgiven."""
+    hall = draw_hall(neighbours=12, dim=30, seed=1, liars=("huge",))
+    panel = Panel(**eager)  # type: ignore[arg-type]
+    assert int(heard([hall], replace(panel, guard=None)).flagged.sum()) > 6
+    words = told(hall, panel)
+    assert words[0] == "absurd"
+    assert set(words[1:]) == {"kept"}
+    assert bool(heard([hall], panel).guarded)
+
+
+def test_a_minority_is_not_guarded() -> None:
+    hall = draw_hall(neighbours=30, dim=8, seed=2, liars=("shift",) * 8)
+    findings = heard([hall])
+    assert not bool(findings.guarded)
+    assert int(findings.flagged.sum()) == 8
+
+
+# Odd rooms
+
+
+@pytest.mark.parametrize("points", [True, False], ids=["points", "products"])
+@pytest.mark.parametrize("neighbours", [0, 1, 2, 3])
+def test_few_neighbours(neighbours: int, points: bool) -> None:
+    """No exception, no NaN where a figure is due, and next to nobody flagged: at most one in twenty honest arcs."""
+    flags = 0
+    for seed in range(60):
+        hall = draw_hall(neighbours=neighbours, dim=20, seed=seed)
+        findings = heard([hall], points=points)
+        flags += int(findings.flagged.sum())
+        assert bool(torch.isfinite(findings.scores[0, :neighbours]).all())
+        assert 0 <= float(findings.taken) < 0.49 + 1e-12
+        assert not bool(findings.flagged[0, neighbours:].any())
+    assert flags <= 0.05 * 60 * neighbours
+
+
+def test_one_receiver_hears_nobody() -> None:
+    halls = [draw_hall(neighbours=count, dim=6, seed=count) for count in (25, 0, 30)]
+    findings = heard(halls, points=True)
+    assert not bool(findings.flagged[1].any())
+    assert not bool(findings.guarded[1])
+    assert bool(torch.isnan(findings.scores[1]).all())
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 3, 20])
+@pytest.mark.parametrize("points", [True, False], ids=["points", "products"])
+@pytest.mark.parametrize("kind", ["zero", "identical", "identical halves", "no noise"])
+def test_vectors_without_a_spread(kind: str, points: bool, neighbours: int) -> None:
+    """All zero, all alike, halves alike, or nodes that differ with halves that do not: nothing to hold against anybody."""
+    random = np.random.default_rng(0)
+    first, second = np.zeros((2, neighbours + 1, 7))
+    if kind != "zero":
+        first, second = first + random.standard_normal(7), second + random.standard_normal(7)
+    if kind == "identical halves":
+        second = first.copy()
+    if kind == "no noise":
+        first = first + random.standard_normal(first.shape)
+        second = first.copy()
+    findings = heard([Hall(first, second)], points=points)
+    assert not bool(findings.flagged.any())
+    assert bool(torch.isfinite(findings.scores[0, :neighbours]).all())
+
+
+def test_a_liar_among_identical_vectors_is_found() -> None:
+    first = np.tile(np.arange(5.0), (21, 1))
+    second = first.copy()
+    first[4] += 7
+    second[4] += 9
+    words = told(Hall(first, second))
+    assert words[4] != "kept"
+    assert set(words[:4] + words[5:]) == {"kept"}
+
+
+# Scores of honest nodes
+
+
+@pytest.mark.parametrize("liars", [(), ("shift",) * 4])
+def test_honest_scores_have_conditional_mean_zero(liars: tuple[str, ...]) -> None:
+    """Given first halves and so the weights, the score of an honest row has mean zero over its second halves.
+
+    2,000 fresh second halves for one set of first ones; (x1 - c1)'(x2 - c2) is normal with a known variance
+    |x1 - c1|^2 (1 - 2 w + sum w^2), so |z| > 5.6 in any of 21 rows has probability 4e-7.
+    """
+    count, dim, draws = 24, 6, 2_000
+    hall = draw_hall(neighbours=count, dim=dim, seed=5, liars=liars)
+    mean = np.random.default_rng(5).standard_normal((2, dim))[0]
+    random = np.random.default_rng(77)
+    shift = np.zeros((count + 1, dim))
+    # Liars are shifted in second halves as well; with weight left they would bias all: they have none.
+    weights = NoiseEdge().weights(evidence_of([hall], points=True)).weights[0].numpy()
+    if liars:
+        weights = np.where(np.arange(count + 1) < len(liars), 0.0, weights)
+        weights = weights / weights.sum()
+        shift[: len(liars)] = 20.0
+    total = np.zeros(count + 1)
+    evidence_weights = torch.from_numpy(weights)[None]
+    for _ in range(draws):
+        second = mean + shift + random.standard_normal((count + 1, dim))
+        scores = evidence_of([Hall(hall.first, second)], points=False).scores(evidence_weights)[0].numpy()
+        total += scores
+    distance = np.sum((hall.first - weights @ hall.first) ** 2, axis=1)
+    deviation = np.sqrt(distance * (1 - 2 * weights + np.sum(weights**2)) * draws)
+    honest = slice(len(liars), count)
+    assert np.abs(total / deviation)[honest].max() < 5.6
+    # The published score, whose two halves share one centre, has not: its mean is (x1 - c1)'(mean - c1).
+    bias = (hall.first - weights @ hall.first) @ (mean - weights @ hall.first)
+    assert np.abs(bias * draws / deviation)[honest].max() > 5.6
+
+
+def test_few_honest_nodes_are_flagged() -> None:
+    """300 rooms of 40 honest neighbours in 12 dimensions: fewer than 1 % of 12,000 arcs, seeds 0 to 299."""
+    halls = [draw_hall(neighbours=40, dim=12, seed=seed) for seed in range(300)]
+    assert int(heard(halls, points=True).flagged.sum()) < 0.01 * 12_000
+
+
+# Settings
+
+
+def test_bounds_grow_with_few_neighbours() -> None:
+    panel = Panel(widen=10.0)
+    wider = panel.wider(torch.tensor([0.0, 1.0, 10.0, 60.0, 500.0], dtype=torch.float64)).tolist()
+    assert wider == pytest.approx([1 + 10 * (1 - 1 / 60), 1 + 10 * (1 - 1 / 60), 1 + 10 * (1 / 10 - 1 / 60), 1.0, 1.0])
+
+
+@pytest.mark.parametrize("switch", ["absurd", "duplicate", "high", "low", "alike", "edge", "strong", "direction", "guard"])
+def test_each_piece_is_a_switch(switch: str) -> None:
+    """Without a piece its reason is not given, and the others still are."""
+    words = {"absurd": "absurd", "duplicate": "duplicate", "alike": "alike", "direction": "direction", "strong": "strong score"}
+    liars = (*MIXED, *("plan",) * 7)
+    hall = draw_hall(neighbours=64, dim=40, seed=1, liars=liars)
+    off = told(hall, Panel(**{switch: None}))  # type: ignore[arg-type]
+    assert words.get(switch) not in off
+    assert off.count("kept") < len(off)
+    with_all = told(hall)
+    assert {"absurd", "duplicate", "inconsistent", "strong score", "alike"} <= set(with_all)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"absurd": 0.0}, {"edge": 0.9}, {"most": 0.5}, {"guard": -1.0}, {"widen": -1.0}, {"strong": 0.0}, {"direction": -1.0}],
+)
+def test_refused_settings(bad: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        Panel(**bad)  # type: ignore[arg-type]
+
+
+def test_a_panel_needs_a_weighted_mean() -> None:
+    with pytest.raises(InputError):
+        Detector(probe=True)
+    assert isinstance(Detector(panel=Panel()).centre, Filtering)
+
+
+def test_codes_have_words() -> None:
+    assert len(set(REASONS)) == len(REASONS)
+    assert REASONS[0] == "kept"
+    assert not math.isnan(Panel().strong or 0.0)
