@@ -82,15 +82,15 @@ def absurd(first: Vector, second: Vector, about: Vector) -> list[float]:
 
 
 def duplicates(first: Vector, own: int | None, closeness: float) -> set[int]:
-    """Whoever repeats the own row, or a neighbour before it, up to `closeness` of the median distance."""
+    """Whoever repeats the own row, or, in a group of five, a neighbour before it, up to `closeness` of the median distance."""
     count = len(first)
     distance = [[float(np.linalg.norm(first[r] - first[s])) for s in range(count)] for r in range(count)]
-    # The median of squares, not of distances: of an even number of pairs it is another one.
-    usual = math.sqrt(median([distance[r][s] ** 2 for r in range(count) for s in range(count) if r != s]))
+    pairs = sorted(distance[r][s] for r in range(count) for s in range(count) if r != s)
+    usual = pairs[(len(pairs) - 1) // 2] if pairs else 0.0
     found = set()
     for r in range(count):
-        before = [s for s in range(count) if s != r and (s < r or s == own)]
-        if r != own and any(distance[r][s] < closeness * usual for s in before):
+        same = [s for s in range(count) if s != r and distance[r][s] < closeness * usual]
+        if r != own and (own in same or (len(same) >= 4 and min(same) < r)):
             found.add(r)
     return found
 
@@ -178,15 +178,28 @@ def outstanding(values: dict[int, float], level: float, strong: float, weak: flo
 
 
 def shifted(
-    first: Vector, second: Vector, own: int | None, middle: Middle, *, edge: float, strong: float, weak: float, level: float
+    first: Vector,
+    second: Vector,
+    own: int | None,
+    middle: Middle,
+    *,
+    edge: float,
+    strong: float,
+    weak: float,
+    level: float,
+    out: frozenset[int] | set[int] = frozenset(),
 ) -> set[int]:
-    """Up to three directions of first halves that are wider than noise, each with its most similar one of second halves."""
+    """Up to three directions of first halves that are wider than noise, each with its most similar one of second halves.
+
+    Rows `out` are in the centres and in nothing else.
+    """
     found: set[int] = set()
     if not middle.stretched:
         return found
-    count = len(first)
-    (values, ones), (_, twos) = axes(first, even(count)), axes(second, even(count))
     c1, c2 = mean_of(first, middle.weights), mean_of(second, middle.weights)
+    rows = [row for row in range(len(first)) if row not in out]
+    first, second = first[rows], second[rows]
+    (values, ones), (_, twos) = axes(first, even(len(rows))), axes(second, even(len(rows)))
     most = min(3, len(values))
     for place in range(1, most + 1):
         if values[-place] <= edge * middle.noise:
@@ -198,7 +211,7 @@ def shifted(
         width = spread([(a - b) / 2 for a, b in zip(ahead, back, strict=True)])
         z = [(a + b) / 2 / width for a, b in zip(ahead, back, strict=True)]
         middle_z = median(z)
-        far = {row: value - middle_z for row, value in enumerate(z) if row != own}
+        far = {row: value - middle_z for row, value in zip(rows, z, strict=True) if row != own}
         up, down = (sum(1 for value in far.values() if side * value > weak) for side in (1, -1))
         if down > up or (down == up and max(-value for value in far.values()) > max(far.values())):
             far = {row: -value for row, value in far.items()}
@@ -240,10 +253,11 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     all_scores = scores(one, two, middle.weights, cross_fit=cross_fit)
     judged = {place: score for place, score in enumerate(all_scores) if place != mine}
     found, units = outstanding(judged, level, panel.strong * wider, panel.weak * wider)
-    note(rows, {place for place in found if units[place] >= 3 * panel.strong * wider}, "strong score")
+    far = {place for place in found if units[place] >= 3 * panel.strong * wider}
+    note(rows, far, "strong score")
     note(rows, found, "score")
-    how = {"edge": panel.edge, "strong": panel.direction * wider, "weak": panel.joint * wider, "level": level}
-    note(rows, shifted(one, two, mine, middle, **how), "direction")
+    how = {"edge": panel.edge, "strong": panel.direction * wider, "weak": panel.joint * wider, "level": level / 2}
+    note(rows, shifted(one, two, mine, middle, **how, out=far), "direction")
     return guard(why, hard, len(neighbours), panel.guard)
 
 
@@ -290,8 +304,10 @@ def fused(own: Vector, heard: dict[int, Vector], weights: dict[int, float], fact
     carrying = [distances[sender] for sender in heard if weights[sender] > 0]
     if not carrying:
         return own, set()
-    wide = math.exp(5 * spread([log(distance) for distance in carrying]))
-    blown = {sender for sender in heard if distances[sender] > max(factor, wide) * median(carrying)}
+    ordered = sorted(log(distance) for distance in carrying)
+    middle, quarter = ordered[(len(ordered) - 1) // 2], ordered[(len(ordered) - 1) // 4]
+    limit = middle + max(math.log(factor), 5 / 0.6745 * (middle - quarter))
+    blown = {sender for sender in heard if log(distances[sender]) > limit}
     result = own.copy()
     for sender, vector in heard.items():
         if sender not in blown:

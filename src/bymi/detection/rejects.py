@@ -21,9 +21,9 @@ def absurd(evidence: Evidence) -> Tensor:
 def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     """Rows [b, n] whose first half repeats that of several others, up to `closeness` of the median distance; own is never one.
 
-    Nobody knows who copied whom. A few copies do no harm, and to cut them would let every liar kill a good node by repeating
-    it; so a group must have `_CROWD` members, and its first stays. Also each row's distance to its nearest, as a part of
-    the usual one.
+    Nobody knows who copied whom, but for copies of oneself. A few do no harm, and to cut them would let every liar kill a good
+    node by repeating it; so a group must have `_CROWD` members, and its first stays. Also each row's distance to its nearest,
+    as a part of the usual one.
     """
     square = evidence.first.diagonal(dim1=1, dim2=2)
     distance = square[:, :, None] + square[:, None, :] - 2 * evidence.first
@@ -38,5 +38,5 @@ def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     rank = torch.where(own, -1, place)
     earlier = rank[:, None, :] < rank[:, :, None]
     nearest = torch.where(pairs, (distance / usual).clamp_min(0.0).sqrt(), torch.inf).amin(2)
-    crowd = same.sum(2) >= _CROWD - 1
+    crowd = (same.sum(2) >= _CROWD - 1) | (same & own[:, None, :]).any(2)
     return crowd & (same & earlier).any(2) & evidence.judged, nearest
