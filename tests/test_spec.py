@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from bymi import BALANCE, Detector, InputError, Optimisation, Plan, WarmUp
+from bymi import BALANCE, Detector, InputError, Optimisation, Plan, WarmUp, detection
 from bymi.aggregation import RULES, SetRule
 from bymi.attacks import ATTACKS
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, Spec, load, read_spec
+from bymi.experiment.spec import Panel, Watch
 from bymi.runs.scene import build_scene
 from bymi.runs.tasks import TASKS
 from bymi.topology import TOPOLOGIES
@@ -98,7 +99,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_one(word: str, nearest: st
         ("byzantine_ratio=0.5", "byzantine_ratio: got 0.5, allowed: less than 0.5"),
         ("byzantine_ratio=-0.1", "byzantine_ratio: got -0.1, allowed: greater than or equal to 0"),
         ("byzantine_mixing=loudly", "byzantine_mixing: got 'loudly', allowed: 'plain', 'none' or 'rule'"),
-        ("profile=mine", "profile: got 'mine', allowed: 'paper'"),
+        ("profile=mine", "profile: got 'mine', allowed: 'hardened' or 'paper'"),
         ("steps=1", "steps: got 1, allowed: greater than or equal to 2"),
         ("seed=-1", "seed: got -1, allowed: greater than or equal to 0"),
         ("record_every=0", "record_every: got 0, allowed: greater than or equal to 1"),
@@ -229,7 +230,8 @@ BESIDE = {"ood": ["data=mnist"], "label-flip": ["data=mnist"], **{name: ["attack
 @pytest.mark.parametrize(("key", "name"), [(key, name) for key, table in NAMES for name in table])
 def test_every_part_of_the_tables_can_be_written_by_its_name(key: str, name: str) -> None:
     needs = ":path=edges.txt" if name == "file" else ""
-    part: Any = load(None, [f"{key}={name}{needs}", *BESIDE.get(name, [])])
+    profile = ["profile=paper"] if key.startswith("detection") else []  # a panel needs some kinds of parts
+    part: Any = load(None, [*profile, f"{key}={name}{needs}", *BESIDE.get(name, [])])
     for step in key.split("."):
         part = getattr(part, step)
     entry = dict(NAMES)[key][name]
@@ -256,6 +258,11 @@ def test_a_part_with_another_name_starts_from_its_own_defaults() -> None:
     assert load(None, ["warm_up.rule=ubar", "warm_up.rule.share=0.1"]).warm_up.rule.build() == RULES["ubar"](share=0.1)
 
 
+PANEL = {
+    **{"absurd": 2000.0, "duplicate": 0.01, "high": "off", "low": 7.0, "alike": "off", "edge": 1.3, "most": 0.4},
+    **{"strong": 9.0, "weak": 6.0, "direction": "off", "joint": 3.0, "guard": 0.6, "widen": 5.0},
+}
+WATCH = {"every": 100, "window": 50, "fuse": "off", "fuse_share": 0.3, "drift": 6.0, "deed": "off", "longest": 4}
 CHANGES = [
     'method="dsgd"',
     "nodes=151",
@@ -288,9 +295,16 @@ CHANGES = [
     "detection.offset=1",
     "detection.centre=mean",
     "detection.centre.share=0.4",
-    "detection.scale=pca",
-    "detection.point=receiver",
-    "detection.cross_fit=true",
+    "profile=paper",
+    "profile=paper detection.scale=pca",
+    "detection.point=sender",
+    "detection.cross_fit=false",
+    "detection.probe=false",
+    "detection.sample=50",
+    "detection.pruning=directed",
+    "detection.exile=off",
+    *(f"panel.{key}={value}" for key, value in PANEL.items()),
+    *(f"watch.{key}={value}" for key, value in WATCH.items()),
     "optimisation.convention=paper",
     "optimisation.step_size=0.05",
     "optimisation.step_size=0.01",
@@ -314,7 +328,9 @@ def test_the_digest_tells_any_two_specs_apart_and_equal_ones_not() -> None:
         assert load(None, change.split()).digest == load(None, change.split()).digest
     assert load(None, ["attack.mu=5", "seed=0"]).digest == Spec().digest == read_spec({}).digest
     touched = {word.split("=")[0].split(".")[0] for change in CHANGES for word in change.split()}
-    assert touched == set(Spec.model_fields) - {"profile"}, "a new key belongs in the list of changes; profile has one value"
+    assert touched == set(Spec.model_fields), "a new key belongs in the list of changes"
+    assert set(PANEL) == set(Panel.model_fields)
+    assert set(WATCH) == set(Watch.model_fields)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -328,14 +344,18 @@ def test_recipes_survive_json(tmp_path: Path, name: str) -> None:
 
 
 def test_defaults_are_those_of_the_plan() -> None:
-    spec = load(None, ["method=drsgd-bymi", "nodes=20"])
+    spec = load(None, ["profile=paper", "method=drsgd-bymi", "nodes=20"])
     # The paper's scene needs a wider BALANCE than the rule's own default; all else is the same in both places.
     warm_up = replace(WarmUp(), rule=BALANCE(gamma=1.0))
     assert build_scene(spec.sheet).plan == Plan(3000, 300, warm_up, Detector(), Optimisation(), identification=50, seed=0)
     assert Plan(3000, 300) == replace(build_scene(spec.sheet).plan, warm_up=WarmUp())
+    hardened = build_scene(load(None, ["method=drsgd-bymi", "nodes=20"]).sheet).plan
+    assert hardened.detector is not None
+    assert hardened.detector.panel == detection.Panel()
+    assert hardened.watch == detection.Watch()
 
 
 def test_a_method_without_detection_has_a_plan_without_detector() -> None:
-    plans = [build_scene(spec.sheet).plan for spec in load(None, ["nodes=20", "warm_up.rule=ios"]).expand()]
+    plans = [build_scene(spec.sheet).plan for spec in load(None, ["profile=paper", "nodes=20", "warm_up.rule=ios"]).expand()]
     assert [plan.detector for plan in plans] == [None, None, Detector()]
     assert [plan.warm_up.rule for plan in plans] == [RULES["average"](), RULES["ios"](), RULES["ios"]()]

@@ -23,7 +23,7 @@ from bymi.aggregation import (
 )
 from bymi.algorithm import drsgd_bymi
 from bymi.attacks import ATTACKS, Adversary
-from bymi.detection import Detector, Identity, Principal, Verdict, identify
+from bymi.detection import Detector, Identity, Panel, Principal, Verdict, Watch, identify
 from bymi.engine import simulate
 from bymi.errors import BymiError, GraphError, InputError
 from bymi.graph import Core, Graph
@@ -69,6 +69,7 @@ __all__ = [
     "ModuleProblem",
     "Network",
     "Optimisation",
+    "Panel",
     "Plan",
     "Principal",
     "Problem",
@@ -83,6 +84,7 @@ __all__ = [
     "TrMean",
     "Verdict",
     "WarmUp",
+    "Watch",
     "WeightedRule",
     "drsgd_bymi",
     "identify",
