@@ -96,7 +96,7 @@ def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:
     page, data = report.draw(study, tmp_path, "bymi reproduce table-mnist")
     assert (page.name, data.name) == ("table-mnist.md", "table-mnist.json")
     rows = {tuple(row[:3]): dict(zip(headings_of(page), row, strict=True)) for row in rows_of(page)}
-    assert len(rows) == len(rows_of(page)) == 3 * 12
+    assert len(rows) == len(rows_of(page)) == 3 * 15
     row = rows["IPM", "UBAR", "receiver"]
     assert (row["Acc (scc)"], row["FDP"], row["P_a"]) == ("97.5 ± 0.7 [97.6]", "4.0 ± 0.0 [21.7]", "100.0 ± 0.0 [100.0]")
     assert (row["Acc (all)"], row["Acc (normal)"]) == ("50.0 ± 0.0", "90.0 ± 0.0"), "the paper has these of rules alone"
@@ -106,10 +106,10 @@ def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:
     assert (row["Acc (scc)"], row["FDP"], row["P_a"]) == ("-", "-", "-")
     assert rows["OOD", "no robust rule", "undefended"]["Acc (normal)"] == "90.0 ± 0.0 [65.0]"
     text = page.read_text()
-    assert "`bymi reproduce table-mnist`; 72 runs, 2 seeds a cell," in text
-    assert "144 s of runs" in text
+    assert "`bymi reproduce table-mnist`; 90 runs, 2 seeds a cell," in text
+    assert "180 s of runs" in text
     assert "2 CPU cores, torch 2.9, a GPU, torch 2.9" in text
-    assert text.count("\n* **") == 5, "what each column means"
+    assert text.count("\n* **") == 6, "what each column means"
 
 
 def test_every_run_is_in_the_data(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_every_run_is_in_the_data(tmp_path: Path) -> None:
     written = json.loads(data.read_text())
     assert written["command"] == "a command"
     runs = [run for cell in written["cells"] for run in cell["runs"]]
-    assert len(written["cells"]) == 3 * 3 * 3 * 2
+    assert len(written["cells"]) == 3 * 3 * 3 * 3
     assert {run["digest"] for run in runs} == {spec.digest for spec in study.specs}
     assert len(runs) == len(study.cells)
     assert all({"seed", "outcome", "acc_scc", "fdp", "pa", "grad_norm", "seconds", "made_on"} <= set(run) for run in runs)
@@ -133,7 +133,9 @@ def test_ratios_in_the_order_of_the_paper_with_what_is_missed(tmp_path: Path) ->
         pretend(tmp_path, cell.spec, **({"fdp": 0.25, "outcome": "isolated"} if bad else {}))
     page, _ = report.draw(study, tmp_path, "bymi reproduce ratios-mnist")
     rows = [dict(zip(headings_of(page), row, strict=True)) for row in rows_of(page)]
-    assert len(rows) == 27
+    assert len(rows) == 2 * 27
+    assert [row["column"] for row in rows] == ["hardened", "receiver"] * 27
+    rows = rows[1::2]
     assert [row["attack"] for row in rows[::9]] == ["OOD", "Gradient", "IPM"]
     assert [row["ratio"] for row in rows[:3]] == ["0.1", "0.2", "0.3"]
     (row,) = [row for row in rows if (row["attack"], row["rule"], row["ratio"]) == ("IPM", "UBAR", "0.1")]
@@ -156,10 +158,10 @@ def test_a_missing_cell_is_missing(name: str, tmp_path: Path) -> None:
     assert ("ood", "ios", 0.2, "receiver") not in runs
     assert [run["seed"] for run in runs["ipm", "ios", 0.2, "receiver"]] == [0]
     page, data = report.draw(study, tmp_path, "bymi reproduce")
-    third = "receiver" if name == "table-mnist" else "0.2"
-    rows = {tuple(row[:3]): row for row in rows_of(page)}
-    assert ("OOD", "IOS", third) not in rows
-    assert rows["IPM", "IOS", third][headings_of(page).index("Acc (scc)")] == "97.5 [97.4]"
+    place = ("receiver",) if name == "table-mnist" else ("0.2", "receiver")
+    rows = {tuple(row[: 2 + len(place)]): row for row in rows_of(page)}
+    assert ("OOD", "IOS", *place) not in rows
+    assert rows["IPM", "IOS", *place][headings_of(page).index("Acc (scc)")] == "97.5 [97.4]"
     written = [(cell["attack"], cell["rule"], cell["ratio"], cell["column"]) for cell in json.loads(data.read_text())["cells"]]
     assert ("ood", "ios", 0.2, "receiver") not in written
 

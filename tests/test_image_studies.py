@@ -26,12 +26,13 @@ ATTACKS, RULES = ("ood", "gradient", "ipm"), ("ubar", "ios", "balance")
 
 
 def test_the_table_has_every_attack_rule_and_column() -> None:
-    """Five seeds of: no rule; three rules with two kinds of detection and alone; two of them told the global share."""
+    """Five seeds of: no rule; three rules with three kinds of detection and alone; two of them told the global share."""
     study = build_image_study("table-mnist")
-    assert len(study.cells) == 5 * 3 * (1 + 3 * 3 + 2) == len(set(digests(study)))
+    assert len(study.cells) == 5 * 3 * (1 + 3 * 4 + 2) == len(set(digests(study)))
     counts = Counter((cell.attack, cell.rule, cell.column) for cell in study.cells)
     expected = [(attack, "none", "undefended") for attack in ATTACKS]
-    expected += [(attack, rule, column) for attack in ATTACKS for rule in RULES for column in ("receiver", "paper", "alone")]
+    kinds = ("hardened", "receiver", "paper", "alone")
+    expected += [(attack, rule, column) for attack in ATTACKS for rule in RULES for column in kinds]
     expected += [(attack, rule, "alone-global") for attack in ATTACKS for rule in ("ubar", "ios")]
     assert counts == dict.fromkeys(expected, 5)
     assert {cell.ratio for cell in study.cells} == {0.2}
@@ -39,11 +40,11 @@ def test_the_table_has_every_attack_rule_and_column() -> None:
 
 def test_the_ratios_have_five_seeds_in_the_middle_and_three_beside() -> None:
     study = build_image_study("ratios-mnist")
-    assert len(study.cells) == (3 + 5 + 3) * 3 * 3 * 2 == len(set(digests(study)))
+    assert len(study.cells) == (3 + 5 + 3) * 3 * 3 * 3 == len(set(digests(study)))
     counts = Counter((cell.attack, cell.rule, cell.ratio, cell.column) for cell in study.cells)
     for attack in ATTACKS:
         for rule in RULES:
-            for column in ("receiver", "alone"):
+            for column in ("hardened", "receiver", "alone"):
                 assert [counts[attack, rule, ratio, column] for ratio in (0.1, 0.2, 0.3)] == [3, 5, 3]
 
 
@@ -57,7 +58,7 @@ def test_table_and_ratios_share_their_runs(data: str) -> None:
     assert table.folder == ratios.folder
     shared = set(digests(table)) & set(digests(ratios))
     assert shared == {cell.spec.digest for cell in ratios.cells if cell.ratio == 0.2}
-    assert len(shared) == 5 * 3 * 3 * 2
+    assert len(shared) == 5 * 3 * 3 * 3
 
 
 def test_curves_are_drawn_from_runs_of_the_table() -> None:
@@ -83,7 +84,8 @@ def test_a_spec_is_what_its_cell_says(name: str) -> None:
         assert read_spec(spec.model_dump(mode="json")) == spec
         assert (spec.data.name, spec.attack.name, spec.byzantine_ratio) == (cell.data, cell.attack, cell.ratio)
         assert (spec.nodes, spec.steps) == (150, 500)
-        method = {"receiver": "drsgd-bymi", "paper": "drsgd-bymi", "undefended": "dsgd"}.get(cell.column, "rule")
+        whole = dict.fromkeys(("hardened", "receiver", "paper"), "drsgd-bymi")
+        method = {**whole, "undefended": "dsgd"}.get(cell.column, "rule")
         assert spec.method == method
         if cell.rule != "none":
             assert spec.warm_up.rule.name == cell.rule
@@ -96,6 +98,7 @@ def test_a_spec_is_what_its_cell_says(name: str) -> None:
                 ("sender", "pca") if published else ("receiver", "identity")
             )
             assert spec.detection.cross_fit is not published
+            assert (spec.panel is not None) is (spec.profile == "hardened") is (cell.column == "hardened")
 
 
 def test_options_of_a_study() -> None:
@@ -114,9 +117,9 @@ def test_fast_keeps_one_seed_of_one_cell(name: str) -> None:
     whole, fast = build_image_study(name), build_image_study(name, fast=True)
     assert {(cell.attack, cell.ratio, cell.spec.seed) for cell in fast.cells} == {("ipm", 0.2, 0)}
     assert [(cell.rule, cell.column) for cell in fast.cells] == (
-        [("none", "undefended"), ("balance", "receiver"), ("balance", "paper"), ("balance", "alone")]
+        [("none", "undefended"), *[("balance", column) for column in ("hardened", "receiver", "paper", "alone")]]
         if name.startswith("table")
-        else [("balance", "receiver"), ("balance", "alone")]
+        else [*([] if name.startswith("curves") else [("balance", "hardened")]), ("balance", "receiver"), ("balance", "alone")]
     )
     assert set(digests(fast)) < set(digests(whole)), "a look is a part of the result"
     assert fast.folder == whole.folder
@@ -186,6 +189,8 @@ def tiny(data: str, attack: str, rule: str, ratio: float, column: str, seed: int
     small["data"] = {"name": data, "samples": 20, "identification": 8}
     small["warm_up"] = {**values["warm_up"], "steps": 2, "batch": 4}
     small["optimisation"] = {**values["optimisation"], "batch": 4}
+    if column == "hardened":
+        small["detection"] = {**values["detection"], "sample": 8}
     return read_spec({**values, **small})
 
 
@@ -211,9 +216,9 @@ def test_a_study_runs_resumes_and_draws(small_world: tuple[object, ...], tmp_pat
     assert (answer.code, answer.err.strip()) == (0, "")
     assert str(place / "table-mnist.md") in answer.out
     made = {path.name: dates_in(path) for path in place.iterdir() if path.is_dir()}
-    assert len(made) == 2 * (1 + 2 * 3 + 1)
+    assert len(made) == 2 * (1 + 2 * 4 + 1)
     rows = {tuple(row[1:3]): dict(zip(headings_of(place / "table-mnist.md"), row, strict=True)) for row in page_rows(place)}
-    assert len(rows) == 1 + 2 * 3 + 1
+    assert len(rows) == 1 + 2 * 4 + 1
     runs = [store.read_json(path / store.SUMMARY) for path in place.iterdir() if path.name.startswith("dsgd-")]
     accuracy = sum(100 * run["acc_all"] for run in runs) / 2
     assert rows["no robust rule", "undefended"]["Acc (all)"].startswith(f"{accuracy:.1f} ± ")
@@ -232,7 +237,7 @@ def test_a_study_runs_resumes_and_draws(small_world: tuple[object, ...], tmp_pat
     assert {path.name: dates_in(path) for path in place.iterdir() if path.is_dir()} == after
     are_pictures(place / "curves-mnist-ipm.png", place / "curves-mnist-ipm.svg")
     assert bymi("reproduce", "ratios-mnist", "--seeds", 1, *small_world).code == 0
-    assert len([path for path in place.iterdir() if path.is_dir()]) == len(made) + 2 * 2 * 2
+    assert len([path for path in place.iterdir() if path.is_dir()]) == len(made) + 2 * 2 * 3
 
 
 def page_rows(place: Path) -> list[list[str]]:
@@ -264,7 +269,7 @@ def test_a_fast_study_is_exported_as_sheets(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     answer = bymi("reproduce", "table-mnist", "--fast", "--export", "sheets.json")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.words == "Wrote 4 runs to sheets.json: python -m bymi.runs sheets.json --out runs/reproduce-mnist"
+    assert answer.words == "Wrote 5 runs to sheets.json: python -m bymi.runs sheets.json --out runs/reproduce-mnist"
     sheets = json.loads(Path("sheets.json").read_text())
     assert sheets == [spec.sheet.values for spec in build_image_study("table-mnist", fast=True).specs]
     assert [path.name for path in tmp_path.iterdir()] == ["sheets.json"], "nothing is run"

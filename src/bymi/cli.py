@@ -97,8 +97,8 @@ def reproduce(
         list[str] | None,
         typer.Option(
             "--only",
-            help="Columns of an image study: undefended, alone, alone-global, receiver, paper; of red-team: nobody, BALANCE, "
-            "paper, hardened; default: all.",
+            help="Columns of an image study: undefended, alone, alone-global, hardened, receiver, paper; of red-team: "
+            "nobody, BALANCE, paper, hardened; default: all.",
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part, one seed: a look, not a result.")] = False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bymi.experiment.images import image_spec
-from bymi.experiment.profiles import over
 from bymi.experiment.spec import Spec, read_spec
 
 WARM_UPS: dict[str, dict[str, object]] = {
@@ -56,7 +55,7 @@ def digits() -> Spec:
 
 def _look(data: str, *, identification: int = 40, **changes: object) -> Spec:
     """Fewer nodes, rounds and samples, and smaller batches than the paper's, so that no GPU is needed; two detections."""
-    base = over(image_spec(data, "ipm", "balance", 0.2, "receiver", seed=0).model_dump(mode="json"), "hardened")
+    base = image_spec(data, "ipm", "balance", 0.2, "hardened", seed=0).model_dump(mode="json")
     short = {
         "nodes": 100,
         "steps": 150,

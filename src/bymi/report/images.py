@@ -129,6 +129,7 @@ def ratios(study: ImageStudy, runs: Runs) -> str:
         "attack",
         "rule",
         "ratio",
+        "column",
         "FDP",
         "P_a",
         "Acc (scc)",
@@ -138,10 +139,10 @@ def ratios(study: ImageStudy, runs: Runs) -> str:
         "misses",
     ]
     rows = []
-    for attack, rule, ratio in dict.fromkeys(key[:3] for key in runs):
-        found = runs.get((attack, rule, ratio, "receiver"))
-        if not found:
+    for attack, rule, ratio, column in runs:
+        if column not in ("hardened", "receiver"):
             continue
+        found = runs[attack, rule, ratio, column]
         paper = WITH_DETECTION[study.data, attack, rule][ratio]
         alone = runs.get((attack, rule, ratio, "alone"), [])
         rows.append(
@@ -149,6 +150,7 @@ def ratios(study: ImageStudy, runs: Runs) -> str:
                 _NAMES[attack],
                 rule.upper(),
                 f"{ratio:g}",
+                column,
                 _cell(found, "fdp", paper.fdp),
                 _cell(found, "pa", paper.pa),
                 _cell(found, "acc_scc", paper.acc_scc),
@@ -159,7 +161,7 @@ def ratios(study: ImageStudy, runs: Runs) -> str:
             ]
         )
     order = {name: at for at, name in enumerate(_NAMES.values())}
-    rows.sort(key=lambda row: (order[row[0]], row[1], row[2]))
+    rows.sort(key=lambda row: (order[row[0]], row[1:4]))
     return markdown_table(headings, rows)
 
 
@@ -168,10 +170,10 @@ def _table_misses(data: str, attack: str, rule: str, column: str, runs: Runs) ->
     found = runs[attack, rule, 0.2, column]
     if column == "undefended":
         accuracy, published = 100 * mean(run["acc_all"] for run in found), RULES_ALONE[data, attack, "none"].acc_all
-        return [] if accuracy <= published else ["too weak an attack to count"]
+        return [] if round(accuracy, 1) <= published else ["too weak an attack to count"]  # one digit is published
     if column == "paper":
         return [] if mean(run["pa"] or 0.0 for run in found) >= 0.99 else ["P_a below 99"]
-    if column == "receiver":
+    if column in ("hardened", "receiver"):
         published = WITH_DETECTION[data, attack, rule][0.2].acc_scc
         return misses(data, published, found, runs.get((attack, rule, 0.2, "alone"), []))
     return []
