@@ -168,15 +168,28 @@ def test_a_sleeper_with_many_faces_is_honest_before_it_wakes(attack: str) -> Non
         assert close == (one.step <= 10) or 10 < one.step < 20
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+OF_VECTORS = [name for name in ATTACKS if name not in ("ood", "label-flip")]  # those are of images
+
+
+@pytest.mark.parametrize("name", OF_VECTORS)
 def test_every_attack_runs_to_the_end_with_every_method(name: str) -> None:
-    if name in ("ood", "label-flip"):  # of images
-        return
     for method in ("drsgd-bymi",) if name == "y-poison" else ("dsgd", "rule", "drsgd-bymi"):
-        scene = scene_of(f"attack={name}", f"method={method}", "detection.point=receiver", "byzantine_pruning=none")
+        words = ("profile=paper", f"attack={name}", f"method={method}", "detection.point=receiver", "byzantine_pruning=none")
+        scene = scene_of(*words)
         last = rounds(scene, scene.adversary)[-1]
         assert last.step == 20
         assert isinstance(scene.adversary.attack, DataAttack) or name in ("zero", "mimic") or touched_at_all(scene)
+
+
+@pytest.mark.parametrize("pruning", ["mutual", "directed"])
+@pytest.mark.parametrize("name", OF_VECTORS)
+def test_every_attack_runs_to_the_end_against_the_hardened_profile(name: str, pruning: str) -> None:
+    watch = ("watch.every=5", "watch.window=3", f"detection.pruning={pruning}")
+    scene = scene_of(f"attack={name}", "method=drsgd-bymi", "byzantine_pruning=none", *watch)
+    snapshots = rounds(scene, scene.adversary)
+    assert snapshots[-1].step == 20
+    assert all(bool(torch.isfinite(one.theta[~scene.byzantine]).all()) for one in snapshots)
+    assert sum(one.verdict is not None for one in snapshots) == len(scene.plan.detections) == 4
 
 
 def touched_at_all(scene: Scene) -> bool:

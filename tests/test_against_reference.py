@@ -37,7 +37,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "balance": [{}, {"gamma": 0.22, "kappa": 0.0, "self_weight": 0.125}, {"gamma": 0.1, "kappa": 3.0, "absolute": 1.1}],
     "trimmed-mean": [{}, {"share": 0.0}, {"share": 0.2}, {"share": 0.49}],
     "geometric-median": [PATIENT],
-    "filtering": [{}, {"share": 0.0}, {"share": 0.2}],
+    "filtering": [{}, {"share": 0.0}, {"share": 0.2}, {"about": "median"}, {"share": 0.3, "about": "median"}],
 }
 CASES = [(name, settings) for name in RULES for settings in SETTINGS.get(name, [{}])]
 

@@ -121,7 +121,7 @@ def literal(scores: list[float], lies: list[bool], level: float, rule: str) -> l
     below = sorted(-score for score in scores if score < 0)
     if not below:
         return [False] * len(scores)
-    noise = 1.4826 * below[(len(below) - 1) // 2]
+    noise = 1.4826 * (below[(len(below) - 1) // 2] + below[len(below) // 2]) / 2
     wider = 1 + 10 * max(0.0, 1 / len(scores) - 1 / 60)
     weak = limit(1)
     return [score >= 8 * wider * noise or (score >= 5 * wider * noise and score >= weak) for score in scores]

@@ -18,7 +18,10 @@ from tests.commands import TINY, dates_in, start
 
 GAPS = ("gap", "gap_weighted", "gap_true", "gap_population")
 IMAGE_KEYS = ("acc_all", "acc_normal", "acc_scc", "grad_norm")
-DETECTION_KEYS = ("fdp", "pa", "honest_edge_loss", "core_size", "core_byzantine", "core_closed", "capped", "floored")
+DETECTION_KEYS = (
+    *("fdp", "pa", "found", "honest_edge_loss", "worst_edge_loss", "core_size", "core_byzantine", "core_closed"),
+    *("capped", "floored", "fused", "detections", "exiled", "guarded"),
+)
 
 
 def tiny(*words: str, seed: int = 0) -> Spec:

@@ -141,7 +141,7 @@ def geometric_median(node: Node, *, smoothing: float, iterations: int, tolerance
     return centre
 
 
-def filtering(node: Node, *, share: float) -> Vector:
+def filtering(node: Node, *, share: float, about: str = "mean") -> Vector:
     """Take weight from what sticks out along the top eigenvector of the weighted covariance, until `share` is gone."""
     points = np.array(node.everybody)
     count = len(points)
@@ -153,7 +153,9 @@ def filtering(node: Node, *, share: float) -> Vector:
         for j in range(count):
             covariance += weights[j] / weights.sum() * np.outer(points[j] - centre, points[j] - centre)
         direction = np.linalg.eigh(covariance).eigenvectors[:, -1]
-        spread = np.array([(direction @ (points[j] - centre)) ** 2 if weights[j] > 0 else 0.0 for j in range(count)])
+        along = [float(direction @ (points[j] - centre)) for j in range(count)]
+        middle = float(np.median([along[j] for j in range(count) if weights[j] > 0])) if about == "median" else 0.0
+        spread = np.array([(along[j] - middle) ** 2 if weights[j] > 0 else 0.0 for j in range(count)])
         if spread.max() == 0:
             break
         step = weights * spread / spread.max()

@@ -64,9 +64,7 @@ class Filtering(SetRule):
                 break
             along = spread(cloud[active], weight[active])
             if self.about == "median":
-                there = weight[active] > 0
-                along = along - torch.where(there, along, torch.nan).nanmedian(1, keepdim=True).values
-                along = torch.where(there, along, 0.0)
+                along = _from_median(along, weight[active] > 0)
             tau = along.square()
             peak = tau.amax(1, keepdim=True)
             # tau / peak first: it is exactly 1 at the peak, so that the farthest point loses exactly all of its weight.
@@ -79,6 +77,13 @@ class Filtering(SetRule):
             left = weight[active] - share[:, None] * loss
             weight[active] = torch.where(left > _EMPTY, left, 0.0)
         return weight
+
+
+def _from_median(along: Tensor, there: Tensor) -> Tensor:
+    """Values [b, n] less the median of those that are `there`, which does not hang on the sign of an eigenvector."""
+    some = torch.where(there, along, torch.nan)
+    lower, upper = some.nanmedian(1, keepdim=True).values, -(-some).nanmedian(1, keepdim=True).values
+    return torch.where(there, along - (lower + upper) / 2, 0.0)
 
 
 def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
