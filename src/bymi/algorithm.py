@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from bymi.detection import Record, Trail
+from bymi.detection.fuse import shorten
 from bymi.network import Network
 from bymi.phases import Forge, NoForge, Snapshot, detect, judge, optimise, warm_up
 from bymi.plan import Plan
 from bymi.problems import Problem, split_samples
+
+_FUSE = 3.0  # by which deeds are measured where no fuse acts
 
 
 def drsgd_bymi(problem: Problem, network: Network, plan: Plan, forge: Forge | None = None) -> Iterator[Snapshot]:
@@ -43,13 +46,12 @@ def drsgd_bymi(problem: Problem, network: Network, plan: Plan, forge: Forge | No
 def _watched(problem: Problem, network: Network, plan: Plan, everything: Tensor, forge: Forge) -> Iterator[Snapshot]:
     """The hardened profile: the same three phases, the last two in turns, with an eye on what neighbours really send."""
     assert plan.watch is not None
-    window, moments = plan.watch.window, plan.detections
+    moments = plan.detections
     record = Record.blank(network.arcs, plan.watch.longest)
     theta, trail = problem.initial(network.nodes), Trail()
     for snapshot in warm_up(problem, network, plan, everything, forge, rounds=plan.warm_up_steps):
         theta = snapshot.theta
-        if snapshot.step > plan.warm_up_steps - window:
-            trail.see(snapshot.inbox, plan.warm_up.step_size.at(snapshot.step - 1, plan.steps), None)
+        trail.see(snapshot.inbox, plan.warm_up.step_size.at(snapshot.step - 1, plan.steps), *_shorten(plan, snapshot))
         yield snapshot
 
     rounds = plan.steps - plan.warm_up_steps
@@ -60,7 +62,16 @@ def _watched(problem: Problem, network: Network, plan: Plan, everything: Tensor,
         network, trail = detection.network, Trail()
         for snapshot in optimise(problem, network, plan, theta, forge, steps=range(start, end)):
             theta = snapshot.theta
-            if end < plan.steps and snapshot.step > end - window:
+            if end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
-                trail.see(snapshot.inbox, rate, snapshot.blown)
+                trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
             yield snapshot
+
+
+def _shorten(plan: Plan, snapshot: Snapshot) -> tuple[Tensor, Tensor]:
+    """What the fuse did to the messages of a round, or would have done."""
+    if snapshot.share is not None and snapshot.blown is not None:
+        return snapshot.share, snapshot.blown
+    factor = None if plan.watch is None else plan.watch.fuse
+    share, blown = shorten(snapshot.inbox, factor or _FUSE)
+    return share, blown if factor is not None else torch.zeros_like(blown)

@@ -122,6 +122,8 @@ class Graph:
         A node whom more than the share `exile` of those who could hear it have flagged keeps listening to those whom it does
         not flag itself, though they no longer hear it: else it would train alone and never find back.
         """
+        if not torch.equal(self.hears, self.hears.T):
+            raise GraphError("mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed")
         cut = flagged & self.hears
         kept = self.hears & ~cut & ~cut.T
         graph = Graph.from_hears(kept)

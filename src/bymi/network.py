@@ -129,10 +129,11 @@ class LocalNetwork:
         two_faced: TwoFaced | None = None,
         *,
         faces: Faces | None = None,
-        arcs: Tensor | None = None,
+        whole: Graph | None = None,
     ) -> None:
         self.graph = graph
-        self.arcs = graph.hears if arcs is None else arcs
+        self._whole = graph if whole is None else whole
+        self.arcs = self._whole.hears
         self._tamper, self._two_faced = tamper, two_faced
         self._faces = two_faced.layout(graph.hears) if two_faced is not None and faces is None else faces
         self._nodes = torch.arange(graph.size, device=graph.hears.device)
@@ -147,9 +148,9 @@ class LocalNetwork:
     def size(self) -> int:
         return self.graph.size
 
-    def over(self, graph: Graph, *, arcs: Tensor | None = None) -> LocalNetwork:
-        """The same nodes over another graph; over more `arcs` than it has messages are heard and carry no weight."""
-        return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, arcs=arcs)
+    def over(self, graph: Graph, *, whole: Graph | None = None) -> LocalNetwork:
+        """The same nodes over another graph; over arcs of the `whole` that it lacks messages are heard and carry no weight."""
+        return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, whole=whole)
 
     def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
         split = self._two_faced is not None and self._faces is not None and any(map(self._two_faced.differs, vectors))
@@ -185,9 +186,9 @@ class LocalNetwork:
         return self.over(self.graph.prune(flagged))
 
     def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> LocalNetwork:
-        whole = Graph.from_hears(self.arcs)
+        whole = self._whole
         pruned = whole.prune_mutually(flagged, exile=exile) if mutual else whole.prune(flagged)
-        return self.over(pruned, arcs=self.arcs)
+        return self.over(pruned, whole=whole)
 
     @cached_property
     def _split(self) -> _Wiring:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection import REASONS, Answers, Claims, Record, Trail, Verdict, identify_asked, identify_neighbours, sit
-from bymi.detection.fuse import fused
+from bymi.detection.fuse import fused, shorten
 from bymi.inbox import Inbox, Round
 from bymi.network import Network
 from bymi.plan import Optimisation, Plan
@@ -69,7 +69,8 @@ class Snapshot:
     inbox: Inbox
     capped: Tensor | None = None  # [B] bool: local steps cut to the cap
     floored: Tensor | None = None  # [B] bool: tracker entries raised to the floor
-    blown: Tensor | None = None  # [B, J] bool: messages that the fuse left out
+    share: Tensor | None = None  # [B, J] what the fuse left of each message
+    blown: Tensor | None = None  # [B, J] bool: messages far beyond all others
     verdict: Verdict | None = None
     network: Network | None = None
 
@@ -181,7 +182,7 @@ def judge(
     if detector.probe:
         first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
         probed = Claims(first, second)
-    verdict = sit(asks.nonzero().flatten(), network.arcs, nodes, claims, probed, trail, detector, watch)
+    verdict = sit(asks.nonzero().flatten(), network.arcs, nodes, claims, probed, trail, record.serving, detector, watch)
     record, verdict = record.add(verdict)
     cut = forge.prune(verdict.flagged, nodes, step)
     weighed = network.weigh(cut, mutual=detector.pruning == "mutual", exile=detector.exile)
@@ -218,12 +219,15 @@ def optimise(
             local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
             theta = theta - local.to(theta.dtype)[:, None] * gradient
         parameters, tracker = _exchange(network, step, theta, tracker, settled)
-        mixture, blown = (parameters.average(), None) if fuse is None else fused(parameters, fuse)
+        mixture, share, blown = parameters.average(), None, None
+        if fuse is not None:
+            share, blown = shorten(parameters, fuse)
+            mixture = fused(parameters, share)
         theta = forge.keep(parameters, parameters.mix(mixture), nodes, averaged=fuse is None, step=step)
         if not adapt_first:
             local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
             theta = theta - local.to(theta.dtype)[:, None] * gradient
-        yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored, blown)
+        yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored, share, blown)
 
 
 def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None, settled: bool) -> tuple[Inbox, Tensor | None]:
@@ -290,4 +294,4 @@ def _draw(pool: Tensor, nodes: Tensor, batch: int, seed: int, steps: range) -> I
             yield step, torch.gather(pool, 1, place)
 
 
-__all__ = ["Forge", "NoForge", "Snapshot", "detect", "local_steps", "optimise", "premix", "warm_up"]
+__all__ = ["Forge", "NoForge", "Snapshot", "detect", "judge", "local_steps", "optimise", "premix", "warm_up"]

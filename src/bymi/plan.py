@@ -117,7 +117,10 @@ class Plan:
             return []
         if self.watch is None or self.watch.every is None:
             return [self.warm_up_steps]
-        return list(range(self.warm_up_steps, self.steps, self.watch.every))
+        regular = list(range(self.warm_up_steps, self.steps, self.watch.every))
+        # What comes after the last one is not judged: few rounds, with short steps.
+        last = self.steps - max(1, self.watch.every // 10)
+        return [*regular, last] if last > regular[-1] else regular
 
 
 def theorem_step(nodes: int, steps: int) -> float:

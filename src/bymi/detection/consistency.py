@@ -10,6 +10,7 @@ from bymi.detection.robust import log, standing
 from bymi.detection.spectrum import centred_diagonal
 
 _TINY = torch.finfo(torch.float64).tiny
+_ALIKE = 0.5
 _PASSES = 3  # whoever is found leaves the estimate, and others may stand out then
 
 
@@ -33,17 +34,18 @@ def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
     """Rows whose x1 - x2 resembles that of others [b, n], and by how many spreads they are off [b, n].
 
     Noise of different nodes is independent; colluders who follow one plan share it, also where their halves point apart so
-    that no score can see them. Measured by the sum of squared cosines with all others.
+    that no score can see them. Measured by the sum of squared cosines with all others, none counted above `_ALIKE`: else
+    three or four liars who repeat the difference of a good node would have it flagged with them.
     """
     products = evidence.difference
     # Roots first: of two halves that do not differ, or of an empty seat, a product of squares would be nothing to divide by.
     length = products.diagonal(dim1=1, dim2=2).clamp_min(_TINY).sqrt()
-    square = (products / (length[:, :, None] * length[:, None, :])).square()
+    square = (products / (length[:, :, None] * length[:, None, :])).square().clamp_max(_ALIKE)
     gone = torch.zeros_like(evidence.valid)
     off = torch.zeros_like(length)
     for _ in range(_PASSES):
         left = evidence.valid & ~gone
-        kinship = (square @ left.to(square)[:, :, None]).squeeze(2) - left.to(square)
+        kinship = (square @ left.to(square)[:, :, None]).squeeze(2) - square.diagonal(dim1=1, dim2=2) * left
         off = standing(kinship, left)
         found = evidence.judged & (off > high) & ~gone
         if not bool(found.any()):

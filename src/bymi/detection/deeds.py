@@ -10,6 +10,7 @@ from bymi.detection.robust import log, standing, standing_above
 from bymi.detection.spectrum import centred_diagonal
 
 _PASSES = 4
+_CROWD, _LOWER = 0.1, 0.65  # a tenth of all beyond 0.65 of the bound is no accident: then that is the bound
 _ANSWER = (0.7, 2.0)  # by how much of its gradient a node may stand off the others
 
 
@@ -24,7 +25,7 @@ def drifting(trail: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, boun
     for _ in range(_PASSES):
         weights = centre.weights(trail, valid & ~gone)
         off = standing(log(centred_diagonal(trail, weights)), valid & ~gone)
-        found = judged & (off > bound) & ~gone
+        found = judged & (off > _lowered(off, judged & ~gone, bound)) & ~gone
         if not bool(found.any()):
             break
         gone = gone | found
@@ -46,8 +47,15 @@ def belying(
         deed, claim, pair = (centred_diagonal(matrix, weights) for matrix in (trail, claims, both))
         kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
         off = standing_above(log(deed + 2 * kappa * pair + kappa.square() * claim), valid & ~gone)
-        found = judged & (off > bound) & ~gone
+        found = judged & (off > _lowered(off, judged & ~gone, bound)) & ~gone
         if not bool(found.any()):
             break
         gone = gone | found
     return gone, off
+
+
+def _lowered(off: Tensor, judged: Tensor, bound: Tensor) -> Tensor:
+    """The bound [b, 1], lower where a crowd stands off: it widens the spread by which each of it is measured."""
+    beyond = (judged & (off > _LOWER * bound)).sum(1, keepdim=True)
+    crowd = beyond >= (_CROWD * judged.sum(1, keepdim=True)).clamp_min(2)
+    return torch.where(crowd, _LOWER * bound, bound)

@@ -1,4 +1,4 @@
-"""The fuse on parameter messages: what is far off this round is left out of it."""
+"""The fuse on parameter messages: how far one of them may pull in one round."""
 
 from __future__ import annotations
 
@@ -11,28 +11,37 @@ from bymi.detection.robust import log
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox, Mixture
 
+_REACH = 1.1  # median distances that a message may pull
 _SPREADS = 5.0
+_WIDEST = 10.0  # factor beyond which no spread is believed
+_NEAR = 0.1  # of the median: whoever is nearer says nothing about the spread
 _QUARTILE = 0.6745  # of a normal variable, in standard deviations
 
 
-def fused(inbox: Inbox, factor: float) -> tuple[Mixture, Tensor]:
-    """The mixing weights without messages farther off than `factor` x the median distance, and who was left out [B, J].
+def shorten(inbox: Inbox, factor: float) -> tuple[Tensor, Tensor]:
+    """By how much each message is drawn towards the receiver's own vector [B, J], and which are far beyond all others [B, J].
 
-    Where distances of one round differ widely, as those of networks late in training do, the limit is that many spreads of
-    their logarithm above the median that a good one does not reach. Median and spread (below the median, where no liar can
-    stretch it) are over those who carry weight; the weight of whoever is left out goes to the own vector. A fuse, not a
-    rule: it bounds what one round can do, and how often it blew counts at the next detection.
+    A message pulls no farther than `_REACH` median distances of those who carry weight. A longer reach would let liars drive
+    a receiver off: its distance to the crowd is then the median, and with a reach of three and 26 % of liars that grows.
+    Blown is what lies beyond `factor` medians, or beyond five spreads of the logarithm where distances of one round differ
+    widely, as those of networks late in training do; a few liars close by cannot stretch that beyond `_WIDEST`.
     """
     distance = _distances(inbox)
     kept = inbox.heard & (inbox.weight > 0)
-    blown = torch.zeros_like(kept)
-    suspect = _may_blow(distance, inbox.heard, kept, factor)
-    if bool(suspect.any()):
-        some = log(distance[suspect])
-        blown[suspect] = inbox.heard[suspect] & (some > _limit(some, kept[suspect], factor))
-    usual = inbox.average()
-    weight = torch.where(blown, 0.0, usual.weight)
-    return Mixture(usual.own + (usual.weight - weight).sum(1), weight), blown
+    share, blown = torch.ones_like(distance), torch.zeros_like(kept)
+    some = _beyond_reach(distance, inbox.heard, kept)
+    if bool(some.any()):
+        far, heard, carrying = distance[some], inbox.heard[some], kept[some]
+        middle, limit = _limits(far, carrying, factor)
+        share[some] = (_REACH * middle / far.clamp_min(1e-300)).clamp_max(1.0)
+        blown[some] = heard & (far > limit)
+    return share, blown
+
+
+def fused(inbox: Inbox, share: Tensor) -> Mixture:
+    """The mixing weights on shortened messages; what they lack, and the weight of what was not heard, stays with the own."""
+    weight = inbox.weight * share
+    return Mixture(1 - weight.sum(1), weight)
 
 
 def _distances(inbox: Inbox) -> Tensor:
@@ -43,20 +52,21 @@ def _distances(inbox: Inbox) -> Tensor:
     return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _may_blow(distance: Tensor, heard: Tensor, kept: Tensor, factor: float) -> Tensor:
-    """Receivers [B] at which the farthest message is beyond `factor` x the median: at all others there is nothing to sort."""
-    farthest = torch.where(heard, distance, 0.0).amax(1, keepdim=True)
-    near = (kept & (distance <= farthest / factor)).sum(1)
-    return 2 * near >= kept.sum(1)
+def _beyond_reach(distance: Tensor, heard: Tensor, kept: Tensor) -> Tensor:
+    """Receivers [B] at which some message is out of reach: at all others there is nothing to sort.
 
-
-def _limit(values: Tensor, kept: Tensor, factor: float) -> Tensor:
-    """Largest logarithm of a distance that is still let in [b, 1].
-
-    Where nobody carries weight there is no usual distance: all are let in, or all would be flagged for it later.
+    One that nobody carries weight at has no usual distance: nothing is shortened there, or all would be flagged for it later.
     """
-    ordered = torch.where(kept, values, torch.inf).sort(1).values
+    farthest = torch.where(heard, distance, 0.0).amax(1, keepdim=True)
+    near = (kept & (distance <= farthest / _REACH)).sum(1)
+    return (2 * near >= kept.sum(1)) & kept.any(1)
+
+
+def _limits(distance: Tensor, kept: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Median distance of those who carry weight, and the distance beyond which a message is blown, each [b, 1]."""
+    ordered = torch.where(kept, distance, torch.inf).sort(1).values
     last = (kept.sum(1, keepdim=True) - 1).clamp_min(0)
-    middle, lower = ordered.gather(1, last // 2), ordered.gather(1, last // 4)
-    wide = (_SPREADS / _QUARTILE * (middle - lower)).nan_to_num(0.0).clamp_min(math.log(factor))
-    return torch.where(kept.any(1, keepdim=True), middle + wide, torch.inf)
+    middle = ordered.gather(1, last // 2)
+    lower = ordered.gather(1, last // 4).clamp_min(_NEAR * middle)
+    wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(math.log(factor), math.log(max(factor, _WIDEST)))
+    return middle, middle * wide.exp()

@@ -8,10 +8,16 @@ from torch import Tensor
 from bymi.detection.robust import median
 from bymi.detection.threshold import threshold
 
+_FLOOR = 0.7
+
 
 def noise_of(scores: Tensor, judged: Tensor) -> Tensor:
-    """The usual size of a good score [b, 1]: of the negative ones, which liars have no reason to have. NaN without any."""
-    return 1.4826 * median(scores.abs(), judged & (scores < 0))
+    """The usual size of a good score [b, 1]: of the negative ones, which liars have no reason to have. NaN without any.
+
+    Not below `_FLOOR` of that of all scores, or liars with tiny negative ones would make every good score look large.
+    """
+    negative = median(scores.abs(), judged & (scores < 0))
+    return 1.4826 * torch.maximum(negative, _FLOOR * median(scores.abs(), judged))
 
 
 def outstanding(scores: Tensor, judged: Tensor, *, fdr_level: float, strong: Tensor, weak: Tensor) -> tuple[Tensor, Tensor]:

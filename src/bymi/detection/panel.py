@@ -78,8 +78,7 @@ class Findings:
 
 
 def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, centre: SetRule, cross_fit: bool) -> Findings:
-    """Judge every neighbour: the first test that finds something has the word."""
-    wider = panel.wider(evidence.count)
+    """Judge every neighbour: the first test that finds something has the word, and whom it found leaves all counts."""
     code = torch.zeros(evidence.valid.shape, dtype=torch.int8, device=evidence.valid.device)
     figure = torch.zeros_like(evidence.first[:, 0])
 
@@ -94,8 +93,10 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     if panel.duplicate is not None:
         found, off = duplicates(evidence.without(code != 0), panel.duplicate)
         note(found, "duplicate", off)
+    screened = evidence.without(code != 0)
+    wider = panel.wider(screened.count)
     high, low = (wider * (torch.inf if bound is None else bound) for bound in (panel.high, panel.low))
-    found, off = inconsistent(evidence.without(code != 0), high, low)
+    found, off = inconsistent(screened, high, low)
     note(found, "inconsistent", off)
     if panel.alike is not None:
         found, off = alike(evidence.without(code != 0), panel.alike * wider)
@@ -106,8 +107,9 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         note(found, "too good", off)
         middle = _centre(evidence.without(code != 0), panel, centre)
 
-    # Whoever was found so far has left all counts; what follows is soft evidence.
+    # What follows is soft evidence: it stands and falls with the centre.
     hard, left = code.clone(), evidence.without(code != 0)
+    wider = panel.wider(left.count)
     scores = left.scores(middle.weights, cross_fit=cross_fit)
     if panel.strong is None:
         limit = threshold(torch.where(left.judged, scores, 0.0), left.judged, fdr_level=fdr_level, offset=offset)
@@ -115,18 +117,18 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     else:
         strong, weak = panel.strong * wider, panel.weak * wider
         found, units = outstanding(scores, left.judged, fdr_level=fdr_level, strong=strong, weak=weak)
-        note(found & (units >= _SEVERE * strong), "strong score", units)
+        note(found & (units >= _SEVERE * strong), "extreme score", units)
     note(found, "score", units)
     if panel.direction is not None:
         strong, weak = panel.direction * wider, panel.joint * wider
         # Liars who stand far off by themselves would make room in the count for others; half the level, as the direction was
         # chosen for being wide.
-        some = left.without(code == reason("strong score"))
+        some = left.without(code == reason("extreme score"))
         found, off = shifted(some, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2)
         note(found, "direction", off)
     guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
-        code, guarded = _guard(code, hard, evidence, panel.guard)
+        code, guarded = _guard(code, hard, screened, left, panel.guard)
     figure = torch.where((code == 0) & left.judged, units, figure)
     return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded)
 
@@ -138,14 +140,15 @@ def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:
     return replace(NoiseEdge(_EDGE, 0.0).weights(evidence), weights=rule.weights(evidence.first, evidence.valid))
 
 
-def _guard(code: Tensor, hard: Tensor, whole: Evidence, share: float) -> tuple[Tensor, Tensor]:
+def _guard(code: Tensor, hard: Tensor, before: Evidence, left: Evidence, share: float) -> tuple[Tensor, Tensor]:
     """A receiver with a good majority of neighbours is never right to flag a majority: its estimate has failed.
 
-    Then only hard evidence counts; and if that is a majority as well, not what the screen found by comparison.
+    Soft evidence falls if it is against more than `share` of those whom the screen left, and what the screen found by
+    comparison falls if it is against more than that of those who came `before` it.
     """
-    count = whole.judged.sum(1)
-    failed = (code != 0).sum(1) > share * count
-    code = torch.where(failed[:, None], hard, code)
-    screened = (hard == reason("inconsistent")) | (hard == reason("alike")) | (hard == reason("too good"))
-    worse = (hard != 0).sum(1) > share * count
-    return torch.where((worse & failed)[:, None] & screened, torch.zeros_like(code), code), failed
+    soft = (code != 0) & (hard == 0)
+    failed = soft.sum(1) > share * left.judged.sum(1)
+    by_screen = (hard != 0) & before.judged
+    worse = by_screen.sum(1) > share * before.judged.sum(1)
+    fallen = (soft & failed[:, None]) | (by_screen & worse[:, None])
+    return torch.where(fallen, torch.zeros_like(code), code), failed | worse

@@ -10,7 +10,7 @@ REASONS = (
     "duplicate",
     "inconsistent",
     "too good",
-    "strong score",
+    "extreme score",
     "direction",
     "fuse",
     "drift",
@@ -20,8 +20,12 @@ REASONS = (
 )
 """What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
 
-SEVERE = ("not heard", "absurd", "inconsistent", "alike", "too good", "strong score", "fuse")
+SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse")
 """Reasons that no good node gives by bad luck: flagged for longer and longer, not for one window."""
+
+
+HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
+"""Reasons that need no centre: they stand where a majority is flagged, which means that the centre has failed."""
 
 
 def reason(name: str) -> int:

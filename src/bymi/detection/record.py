@@ -23,6 +23,11 @@ class Record:
     strikes: Tensor  # [B, M] int64
     longest: int = 16
 
+    @property
+    def serving(self) -> Tensor:
+        """Who is flagged whatever the next detection says [B, M]."""
+        return self.left > 0
+
     @staticmethod
     def blank(arcs: Tensor, longest: int) -> Record:
         nothing = torch.zeros(arcs.shape, dtype=torch.int64, device=arcs.device)
@@ -33,7 +38,9 @@ class Record:
         severe = torch.zeros_like(verdict.flagged)
         for name in SEVERE:
             severe |= verdict.why == REASONS.index(name)
-        strikes = self.strikes + severe
+        # One clean detection takes one strike back.
+        clean = ~verdict.flagged & ~self.serving
+        strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)
         terms = (2 ** strikes.clamp_max(30)).clamp_max(self.longest)
         left = torch.where(severe, torch.maximum(terms, self.left), self.left)
         serving = (left > 0) & ~verdict.flagged

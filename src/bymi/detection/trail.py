@@ -1,4 +1,4 @@
-"""What each neighbour did over a window of rounds: the mean of the parameters it sent, each over the step size of its round."""
+"""What each neighbour did since the last detection: the mean of its parameters as they were used, each over its step size."""
 
 from __future__ import annotations
 
@@ -18,25 +18,27 @@ class Trail:
     messages: Tensor | None = None  # [J, D] sums of theta / eta over the rounds in which they were usable
     own: Tensor | None = None  # [B, D]
     times: Tensor | None = None  # [J] rounds in which a message was usable
-    refused: Tensor | None = None  # [B, J] rounds in which it was not heard or the fuse left it out
+    refused: Tensor | None = None  # [B, J] rounds in which it was not heard or blew the fuse
     inbox: Inbox | None = field(default=None, repr=False)  # the last one: who sits where
 
-    def see(self, inbox: Inbox, rate: float, blown: Tensor | None) -> None:
-        """Take in one round of parameters with its step size; `blown` [B, J]: left out by the fuse."""
-        scale = 1 / max(rate, 1e-300)
-        heard = inbox.expected.any(0) if inbox.complete else inbox.heard.any(0)
+    def see(self, inbox: Inbox, rate: float, share: Tensor, blown: Tensor) -> None:
+        """Take in one round of parameters with its step size, how far messages were shortened and which were blown [B, J]."""
+        if rate <= 0:  # nobody moved by itself
+            return
+        used = _as_used(inbox, share)
+        most = inbox.expected.sum(0)
+        heard = most > 0 if inbox.complete else (2 * inbox.heard.sum(0) >= most) & (most > 0)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
             # In float64: late in a run theta / eta is far longer than what nodes differ by.
             self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (inbox.messages, inbox.own))
             self.times = torch.zeros(len(heard), dtype=torch.int64, device=heard.device)
             self.refused = torch.zeros(inbox.heard.shape, dtype=torch.int32, device=heard.device)
-        self.messages.add_(inbox.messages, alpha=scale)
-        self.own.add_(inbox.own, alpha=scale)
+        self.messages.add_(used if bool(heard.all()) else used * heard[:, None], alpha=1 / rate)
+        self.own.add_(inbox.own, alpha=1 / rate)
         self.times += heard
         if not inbox.complete:
             self.refused += inbox.unheard
-        if blown is not None:
-            self.refused += blown
+        self.refused += blown
         self.rounds += 1
         self.inbox = inbox
 
@@ -47,3 +49,19 @@ class Trail:
         assert self.times is not None
         mean = self.messages / self.times.clamp_min(1)[:, None].to(self.messages)
         return torch.cat([mean, self.own / max(1, self.rounds)])
+
+
+def _as_used(inbox: Inbox, share: Tensor) -> Tensor:
+    """Messages [J, D], those that were shortened at their usual length: what a far one pretends does not count.
+
+    Usual: by the median of what its receivers left of it, towards the mean of these receivers. Of a single receiver, or with
+    a message for each, that is exact.
+    """
+    left = torch.where(inbox.expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
+    short = (left < 1).nonzero().flatten()
+    if not len(short):
+        return inbox.messages
+    who = inbox.expected[:, short].to(inbox.own.dtype)
+    towards = (who.T @ inbox.own) / who.sum(0)[:, None]
+    part = left[short][:, None].to(inbox.own.dtype)
+    return inbox.messages.index_copy(0, short, towards + part * (inbox.messages[short] - towards))

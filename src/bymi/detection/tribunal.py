@@ -15,13 +15,14 @@ from bymi.detection.deeds import belying, drifting
 from bymi.detection.evidence import Evidence, Seats, pick, stack, stack_rows
 from bymi.detection.identify import Detector, Verdict
 from bymi.detection.panel import Findings, hear
-from bymi.detection.reasons import reason
+from bymi.detection.reasons import HARD, reason
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
 from bymi.inbox import Inbox, Replies
 from bymi.vectors import Rows, inner
 
+_FEW_ROUNDS = 10  # of fewer, one refused message says nothing
 _RECEIVERS = 128  # whose products are held at a time
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # of deeds: their noise has no edge that is known
 
@@ -110,10 +111,14 @@ def sit(
     claims: Answers | Claims,
     probed: Claims | None,
     trail: Trail | None,
+    serving: Tensor,
     detector: Detector,
     watch: Watch,
 ) -> Verdict:
-    """The receivers [b], given by place, judge all whom they can hear, arcs [B, M]; the first reason found counts."""
+    """The receivers [b], given by place, judge all whom they can hear, arcs [B, M]; the first reason found counts.
+
+    Whoever is `serving` [B, M] time is neither judged nor part of any estimate.
+    """
     panel = detector.panel
     assert panel is not None
     deeds = _Deeds(trail) if trail is not None and trail.rounds else None
@@ -121,21 +126,25 @@ def sit(
     for some in receivers.split(_RECEIVERS) if len(receivers) else ():
         seats = Seats.of(arcs, nodes, some)
         rows = None if deeds is None else deeds.rows(seats)
+        out = seats.judged & torch.gather(serving[some], 1, seats.nodes)
         evidence, crossed = claims.before(seats, rows)
+        evidence = evidence.without(out)
         found = _hear(evidence, detector)
-        code = torch.where(seats.judged & ~evidence.judged, reason("not heard"), found.code)
+        asked = seats.judged & ~out
+        code = torch.where(asked & ~evidence.judged, reason("not heard"), found.code)
         figure = found.figure
         guarded = found.guarded
         if probed is not None:
-            there, _ = probed.before(seats, None)
+            there = probed.before(seats, None)[0].without(out)
             more = _hear(there, detector)
-            extra = torch.where(seats.judged & ~there.judged, reason("not heard"), more.code)
+            extra = torch.where(asked & ~there.judged, reason("not heard"), more.code)
             new = (code == 0) & (extra != 0)
             code, figure = torch.where(new, extra, code), torch.where(new, more.figure, figure)
-            guarded = guarded | more.guarded
+            code, failed = _guard(code, asked, panel.guard)
+            guarded = guarded | more.guarded | failed
         if deeds is not None:
-            bounds = panel.wider(seats.judged.sum(1, keepdim=True).to(torch.float64))
-            code, figure, failed = deeds.judge(seats, evidence, crossed, code, figure, watch, bounds, panel.guard)
+            bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
+            code, figure, failed = deeds.judge(seats, asked, evidence, crossed, code, figure, watch, bounds, panel.guard)
             guarded = guarded | failed
         seats.spread(code, verdict.why)
         seats.spread(code != 0, verdict.flagged)
@@ -143,6 +152,14 @@ def sit(
         seats.spread(figure, verdict.figure)
         verdict.taken[some], verdict.guarded[some] = found.taken, guarded
     return verdict
+
+
+def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
+    """Both points together: if they flag a majority of those asked [b, n], only hard evidence stays."""
+    limit = torch.inf if share is None else share
+    failed = (code != 0).sum(1) > limit * asked.sum(1)
+    hard = torch.isin(code, torch.tensor([reason(name) for name in HARD], dtype=code.dtype, device=code.device))
+    return torch.where(failed[:, None] & ~hard, torch.zeros_like(code), code), failed
 
 
 def _hear(evidence: Evidence, detector: Detector) -> Findings:
@@ -171,6 +188,7 @@ class _Deeds:
     def judge(
         self,
         seats: Seats,
+        asked: Tensor,
         claims: Evidence,
         crossed: Tensor | None,
         code: Tensor,
@@ -181,10 +199,10 @@ class _Deeds:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Codes and figures with those of the tests on deeds, and whether the guard dropped these [b]."""
         rows, before = self.rows(seats), (code, figure)
-        refused = torch.gather(self._refused[seats.receivers], 1, seats.columns(self._inbox)) / self._rounds
-        blown = seats.judged & (refused > watch.fuse_share) & (code == 0)
+        refused = torch.gather(self._refused[seats.receivers], 1, seats.columns(self._inbox)) / max(_FEW_ROUNDS, self._rounds)
+        blown = asked & (refused > watch.fuse_share) & (code == 0)
         code, figure = torch.where(blown, reason("fuse"), code), torch.where(blown, refused.to(figure), figure)
-        trail, valid = pick(self._gram, rows), seats.taken & (code == 0)
+        trail, valid = pick(self._gram, rows), (asked | (seats.taken & ~seats.judged)) & (code == 0)
         if watch.drift is not None:
             found, off = drifting(trail, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
             code, figure = torch.where(found, reason("drift"), code), torch.where(found, off, figure)
@@ -193,7 +211,7 @@ class _Deeds:
             found, off = belying(trail, claims.middle, crossed, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
             code, figure = torch.where(found, reason("deed"), code), torch.where(found, off, figure)
         share = torch.inf if guard is None else guard
-        failed = (code != 0).sum(1, keepdim=True) > share * seats.judged.sum(1, keepdim=True)
+        failed = (code != 0).sum(1, keepdim=True) > share * asked.sum(1, keepdim=True)
         return torch.where(failed, before[0], code), torch.where(failed, before[1], figure), failed.squeeze(1)
 
 

@@ -11,14 +11,13 @@ from bymi.errors import require
 class Watch:
     """Bounds of the tests on deeds; None switches one off.
 
-    `every`: rounds between detections; None for one detection only. `window`: the last rounds before each, in which deeds
-    are added up. `fuse`: a message farther off than so many times the median distance is left out of its round; a neighbour
-    left out in more than `fuse_share` of the rounds is flagged. `drift`, `deed`: standing off for long, and otherwise than
-    claimed, in spreads. `longest`: windows that a severe flag can last; 1 forgives everything at the next detection.
+    `every`: rounds between detections, with one more a tenth of that before the end; None for one detection only. `fuse`: no
+    message pulls farther than 1.1 median distances, and a neighbour that is farther off than `fuse` of them in more than
+    `fuse_share` of the rounds is flagged. `drift`, `deed`: standing off for long, and otherwise than claimed, in spreads.
+    `longest`: windows that a severe flag can last; 1 forgives everything at the next detection.
     """
 
     every: int | None = 300
-    window: int = 150
     fuse: float | None = 3.0
     fuse_share: float = 0.2
     drift: float | None = 5.0
@@ -29,6 +28,5 @@ class Watch:
         for name in ("every", "fuse", "drift", "deed"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "above 0, or none to switch it off")
-        require(self.window >= 1, "window", self.window, "1 or more")
         require(0 < self.fuse_share < 1, "fuse_share", self.fuse_share, "strictly between 0 and 1")
         require(self.longest >= 1, "longest", self.longest, "1 or more")

@@ -95,7 +95,7 @@ _DETECTION: dict[str, dict[str, object]] = {
     # So few samples that two detections take a quarter of the time: every neighbour answers everybody.
     "hardened": {"sample": 32},
 }
-_WATCH = {"every": 200, "window": 60}
+_WATCH = {"every": 200}
 _OPTIMISATION = {
     "step_size": 0.15,
     "schedule": "trapezoid",

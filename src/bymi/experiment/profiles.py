@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 Profile = Literal["hardened", "paper"]
 
 PROFILES: dict[str, dict[str, Any]] = {
@@ -38,6 +40,8 @@ def under(values: dict[str, Any], profile: str) -> dict[str, Any]:
     filled = dict(values)
     for key, preset in PROFILES.get(profile, {}).items():
         given = filled.get(key, {})
+        if isinstance(given, BaseModel):  # a section made in Python: what was set in it
+            given = filled[key] = given.model_dump(exclude_unset=True)
         if key not in filled or preset is None:
             filled.setdefault(key, preset)
         elif isinstance(given, dict):

@@ -63,7 +63,7 @@ def _look(data: str, *, identification: int = 40, **changes: object) -> Spec:
         "data": {"name": data, "identification": identification},
         "warm_up": {**base["warm_up"], "batch": 16},
         "detection": {**base["detection"], "sample": "identification"},
-        "watch": {"every": 60, "window": 30},
+        "watch": {"every": 60},
         "optimisation": {**base["optimisation"], "batch": 16},
     }
     return read_spec({**base, **short, **changes})

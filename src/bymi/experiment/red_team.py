@@ -11,7 +11,7 @@ from bymi.experiment.spec import Spec, read_spec
 
 DIM, SAMPLES, NODES = 30, 100, 150
 _STEPS, _WARM_UP = 2000, 300
-_WAKE = 900  # a sleeper's first round: in the midst of a window
+_WAKE = 950  # a sleeper's first round: between two detections
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "nobody": {"method": "dsgd"},
@@ -41,11 +41,15 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "min-max": {"attack": "min-max"},
     "mimic": {"attack": "mimic"},
     "NaN": {"attack": "nan"},
+    "infinite": {"attack": "inf"},
     "huge": {"attack": "huge"},
     "silent": {"attack": "silent"},
     "sleeper, sign flip": {"attack": "sign-flip", "byzantine_start": _WAKE},
     "sleeper, poison under the fuse": {"attack": "poison:how=fuse", "byzantine_start": _WAKE},
     "intermittent gradient attack": {"attack": "gradient", "byzantine_period": 400},
+    "poison right after each detection": {"attack": "poison:how=fuse", "byzantine_start": 301, "byzantine_period": 300},
+    "poison after the last but one": {"attack": "poison:how=fuse", "byzantine_start": 1801},
+    "sleeping neighbourhood": {"attack": "poison:how=fuse", "byzantine_start": 301, "byzantine_placement": "neighbourhood"},
     "two-faced sign flip": {"attack": "sign-flip", "byzantine_faces": "two"},
     "two-faced gradient attack": {"attack": "gradient", "byzantine_faces": "two"},
     "poisoned parameter, large": {"attack": "poison:how=large"},
@@ -63,6 +67,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "joint shift 0.7": {"attack": "shift:size=0.7"},
     "other deeds than claims, 0.3": {"attack": "deed:size=0.3"},
     "other deeds than claims, 0.6": {"attack": "deed:size=0.6"},
+    "IPM in training alone": {"attack": "ipm:a=5.0", "byzantine_level": "training"},
     "filter steering, 0.5": {"attack": "steer:size=0.5"},
     "filter steering, 1": {"attack": "steer:size=1.0"},
     "collusion on one victim": {"attack": "victim"},
@@ -101,7 +106,8 @@ PIECES: dict[str, tuple[dict[str, Any], str]] = {
     "hybrid threshold": ({"panel": {"strong": "off"}}, "no attackers"),
     "directional test": ({"panel": {"direction": "off"}}, "joint shift 0.7"),
     "mutual pruning": ({"detection": {"pruning": "directed"}}, "tracker, unit vector"),
-    "fuse": ({"watch": {"fuse": "off"}}, "sleeper, poison under the fuse"),
+    "guard": ({"panel": {"guard": "off"}}, "wrong covariates (Scenario B)"),
+    "fuse": ({"watch": {"fuse": "off"}}, "poison right after each detection"),
     "drift test": ({"watch": {"drift": "off"}}, "poisoned parameter, under the fuse"),
     "deed test": ({"watch": {"deed": "off"}}, "poisoned parameter, ALIE"),
     "detection again": ({"watch": {"every": "off"}}, "sleeper, sign flip"),

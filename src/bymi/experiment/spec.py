@@ -100,7 +100,6 @@ class Watch(Section):
     """After the first detection: rounds to the next, fuse, tests on deeds, how long a flag lasts. Hardened profile."""
 
     every: Annotated[Annotated[int, Field(ge=1)] | None, Off] = 300
-    window: int = Field(150, ge=1)
     fuse: Bound = 3.0
     fuse_share: float = Field(0.2, gt=0, lt=1)
     drift: Bound = 5.0
@@ -183,6 +182,13 @@ class Spec(Section):
         if self.panel is not None:
             if self.detection.scale.name != "identity":
                 raise ValueError(f"detection.scale: got {self.detection.scale.name!r}, allowed: identity with a panel")
+            ignored = [
+                ("centre", self.panel.edge, self.detection.centre != _DEFAULTS["centre"], "panel.edge"),
+                ("offset", self.panel.strong, self.detection.offset != 0, "panel.strong"),
+            ]
+            for key, switch, changed, other in ignored:
+                if switch is not None and changed:
+                    raise ValueError(f"detection.{key}: got {getattr(self.detection, key)!r}, allowed: with {other} = off")
             if not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
                 raise ValueError("detection.centre: allowed with a panel: a centre that is a weighted mean")
 
@@ -226,6 +232,9 @@ class Spec(Section):
     def expand(self) -> list[Spec]:
         """One spec a method."""
         return [self.model_copy(update={"method": method}) for method in self.methods]
+
+
+_DEFAULTS: dict[str, Any] = {"centre": Detection().centre}
 
 
 def read_spec(values: dict[str, Any]) -> Spec:

@@ -205,7 +205,7 @@ def _published(
     data: str, attack: str, rule: str, column: str
 ) -> tuple[tuple[float, float] | None, tuple[float, float, float] | None]:
     """The paper's numbers for a cell: of the rule alone, or of its DRSGD-ByMI."""
-    if column in ("receiver", "paper"):
+    if column in ("hardened", "receiver", "paper"):
         return None, WITH_DETECTION[data, attack, rule][0.2]
     return RULES_ALONE[data, attack, rule], None
 

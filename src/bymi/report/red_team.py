@@ -17,7 +17,7 @@ _KEPT = (
     *("seed", "outcome", "gap", "pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss", "core_size"),
     *("core_byzantine", "exiled", "guarded", "fused", "detections", "seconds", "digest"),
 )
-_SURE, _LOST, _TIMES = 0.95, 0.05, 10
+_SURE, _LOST, _CALM, _TIMES = 0.95, 0.05, 0.01, 10
 _NOBODY = "no attackers"
 
 
@@ -39,6 +39,8 @@ def collect(study: RedTeam, folder: Path) -> Runs:
         if store.is_complete(place):
             summary = store.read_json(place / store.SUMMARY)
             values = {key: summary[key] for key in _KEPT}
+            made = store.read_json(place / store.ENVIRONMENT)
+            values["made_on"] = f"{made['cores']} CPU cores, torch {made['torch']}, bymi {made['bymi']}"
             values["honest"] = NODES - int(trial.spec.byzantine_ratio * NODES + 1e-9)
             groups[trial.row, trial.column].append(values)
     return dict(groups)
@@ -48,13 +50,16 @@ def verdict(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
     """How an attack ended: stopped, harmless, below the noise, or through. `calm` is the gap without attackers."""
     if any(run["outcome"] == "diverged" for run in runs):
         return "**diverged**"
-    if row != _NOBODY and _mean(runs, "pa") is not None:
-        pa, lost = _mean(runs, "pa"), _mean(runs, "honest_edge_loss")
-        if pa is not None and lost is not None and pa >= _SURE and lost <= _LOST:
-            return "stopped"
+    pa, lost, core = _mean(runs, "pa"), _mean(runs, "honest_edge_loss"), _core_share(runs)
+    if core is not None and core < _SURE:
+        return "**core lost**"
+    if row == _NOBODY:
+        return "calm" if lost is None or lost <= _CALM else "**edges lost**"
+    if pa is not None and lost is not None and pa >= _SURE and lost <= _LOST:
+        return "stopped"
     gap = _mean(runs, "gap")
     if gap is not None and calm is not None and gap <= harmless(calm, runs[0]["honest"]):
-        return "harmless" if row != _NOBODY else "-"
+        return "harmless"
     return "below the noise" if row in BELOW_NOISE else "**through**"
 
 
@@ -66,15 +71,15 @@ def harmless(calm: float, honest: int) -> float:
 def _page(study: RedTeam, runs: Runs, command: str) -> str:
     counts = sorted({len(found) for found in runs.values()})
     seconds = sum(run["seconds"] for found in runs.values() for run in found)
-    made = store.environment()
+    made = ", ".join(sorted({run["made_on"] for found in runs.values() for run in found}))
     base = study.name.removesuffix("-fast")
     table = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces}[base]
     lines = [
         f"# {study.name}",
         "",
         f"`{command}`; {sum(map(len, runs.values()))} runs, seeds 0 to {max(counts or [1]) - 1}, {seconds:.0f} s of runs on",
-        f"{made['cores']} CPU cores, torch {made['torch']}, bymi {made['bymi']}. Means over seeds; P_a, found, FDP and honest",
-        "edges lost in per cent, of the last detection.",
+        f"{made}. Means over seeds; P_a, found, FDP, honest edges",
+        "lost and the honest nodes in the core in per cent, of the last detection; worst loss over all detections.",
         "",
         table(runs),
     ]
@@ -142,6 +147,11 @@ def _gap(runs: list[dict[str, Any]]) -> str:
 
 
 def _core(runs: list[dict[str, Any]]) -> str:
+    value = _core_share(runs)
+    return "-" if value is None else f"{100 * value:.0f}"
+
+
+def _core_share(runs: list[dict[str, Any]]) -> float | None:
     """Honest nodes in the largest component, as a share of all honest ones."""
     values = [(run["core_size"] - run["core_byzantine"]) / run["honest"] for run in runs if run["core_size"] is not None]
-    return f"{100 * mean(values):.0f}" if values else "-"
+    return mean(values) if values else None

@@ -128,9 +128,14 @@ class Recorder:
             self._detections += 1
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
-        if snapshot.step % self._every and snapshot.step != self._steps and snapshot.verdict is None:
-            return None
-        return self._row(snapshot)
+        recorded = not snapshot.step % self._every or snapshot.step == self._steps or snapshot.verdict is not None
+        # Elsewhere a look at every round would make the host wait for the device.
+        if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
+            return self._row(snapshot)
+        return None
+
+    def _in_bounds(self, theta: Tensor) -> bool:
+        return bool((torch.linalg.vector_norm(theta[self._honest], dim=1) < _RUNAWAY).all())
 
     def _row(self, snapshot: Snapshot) -> dict[str, Any]:
         honest = snapshot.theta[self._honest]

@@ -40,6 +40,9 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
     attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
     task: Task = build_part(TASKS, sheet["data"])
     byzantine, graph = _roles_and_graph(sheet)
+    if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
+        both = torch.equal(graph.hears, graph.hears.T)
+        require(both, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
     problem, yardstick = task.build(byzantine, attack, host, seed)
     device = host.place(gains=task.gains)
     byzantine = byzantine.to(device)
