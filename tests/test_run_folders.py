@@ -20,7 +20,18 @@ GAPS = ("gap", "gap_weighted", "gap_true", "gap_population")
 IMAGE_KEYS = ("acc_all", "acc_normal", "acc_scc", "grad_norm")
 DETECTION_KEYS = (
     *("fdp", "pa", "found", "honest_edge_loss", "worst_edge_loss", "core_size", "core_byzantine", "core_closed"),
-    *("capped", "floored", "fused", "detections", "exiled", "guarded"),
+    *(
+        "ever_lost",
+        "stuck",
+        "stuck_nodes",
+        "capped",
+        "floored",
+        "fused",
+        "detections",
+        "exiled",
+        "guarded",
+        "detection_seconds",
+    ),
 )
 
 

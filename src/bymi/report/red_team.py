@@ -14,8 +14,8 @@ from bymi.runs import store
 Runs = dict[tuple[str, str], list[dict[str, Any]]]  # (row, column) -> summaries
 
 _KEPT = (
-    *("seed", "outcome", "gap", "pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss", "core_size"),
-    *("core_byzantine", "exiled", "guarded", "fused", "detections", "seconds", "digest"),
+    *("seed", "outcome", "gap", "pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss", "stuck", "core_size"),
+    *("core_byzantine", "stuck_nodes", "exiled", "guarded", "fused", "detections", "seconds", "digest"),
 )
 _SURE, _LOST, _CALM, _TIMES = 0.95, 0.05, 0.01, 10
 _NOBODY = "no attackers"
@@ -91,7 +91,7 @@ def _attacks(runs: Runs) -> str:
     headings = ["attack", *(f"gap: {name}" for name in COLUMNS)]
     for name in ("paper", "hardened"):
         headings += [f"{name}: P_a", "found", "FDP", "lost"]
-    headings += ["worst loss", "core", "hardened"]
+    headings += ["worst loss", "stuck", "core", "hardened"]
     rows = []
     calm = _mean(runs.get((_NOBODY, "hardened"), []), "gap")
     for row in dict.fromkeys(name for name, _ in runs):
@@ -100,7 +100,8 @@ def _attacks(runs: Runs) -> str:
             found = runs.get((row, name), [])
             cells += [_share(found, key) for key in ("pa", "found", "fdp", "honest_edge_loss")]
         found = runs.get((row, "hardened"), [])
-        cells += [_share(found, "worst_edge_loss"), _core(found), verdict(row, found, calm) if found else "-"]
+        cells += [_share(found, "worst_edge_loss"), _share(found, "stuck"), _core(found)]
+        cells.append(verdict(row, found, calm) if found else "-")
         rows.append(cells)
     return markdown_table(headings, rows)
 

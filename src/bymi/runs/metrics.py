@@ -14,6 +14,7 @@ from bymi.phases import Snapshot
 from bymi.runs.outcome import Outcome
 from bymi.runs.yardsticks import Yardstick, number
 
+_SOON = 2  # detections within which an honest node should be back
 _RUNAWAY = 1e9  # a parameter this long has left the problem for good
 
 SUMMARY_KEYS = (
@@ -28,6 +29,9 @@ SUMMARY_KEYS = (
     "gap_population",
     "honest_edge_loss",
     "worst_edge_loss",
+    "ever_lost",
+    "stuck",
+    "stuck_nodes",
     "core_size",
     "core_byzantine",
     "core_closed",
@@ -44,12 +48,14 @@ SUMMARY_KEYS = (
     "detections",
     "exiled",
     "guarded",
+    "detection_seconds",
     "seconds",
 )
 """Keys of summary.json, beside those that say which run it is. What does not apply is null, never missing.
 
-Error rates and components are those of the last detection; `worst_edge_loss` is over all `detections`. `found`: share of
-the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest
+Error rates and components are those of the last detection; `worst_edge_loss` is over all `detections`, `ever_lost` the share of
+arcs between honest nodes that were cut at any of them, `stuck` of those still cut two detections later, `stuck_nodes` the
+honest nodes of whom most arcs are (their data are extreme, or somebody frames them). `found`: share of the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest
 nodes, `fused` of messages between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged.
 `guarded`: verdicts of honest nodes, over all detections, that flagged a majority and were cut down to hard evidence."""
 
@@ -101,6 +107,8 @@ class Recorder:
         self._honest_arcs = graph.hears & ~byzantine & ~byzantine[:, None]
         self._fused, self._fuse_rounds = torch.zeros_like(self._unheard[0]), 0
         self._detections, self._guarded, self._worst_loss = 0, 0, 0.0
+        self._cut_for = torch.zeros(graph.hears.shape, dtype=torch.int16, device=byzantine.device)
+        self._ever, self._stuck = torch.zeros_like(graph.hears), torch.zeros_like(graph.hears)
         self._last: dict[str, Any] = {}
         self._lost: str | None = None
         self.verdict: Verdict | None = None
@@ -126,6 +134,9 @@ class Recorder:
             self.verdict, self._pruned = snapshot.verdict, snapshot.network.graph
             self._core = self._pruned.core()
             self._detections += 1
+            cut = self._honest_arcs & ~self._pruned.hears
+            self._cut_for = (self._cut_for + 1) * cut
+            self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
         recorded = not snapshot.step % self._every or snapshot.step == self._steps or snapshot.verdict is not None
@@ -178,7 +189,7 @@ class Recorder:
             return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
         return Outcome("finished", "all rounds done")
 
-    def summary(self, seconds: float) -> dict[str, Any]:
+    def summary(self, seconds: float, detection_seconds: float = 0.0) -> dict[str, Any]:
         """All of SUMMARY_KEYS."""
         outcome = self.outcome()
         summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
@@ -195,9 +206,13 @@ class Recorder:
             summary.update(
                 **self._rates(self.verdict),
                 worst_edge_loss=self._worst_loss,
+                ever_lost=int(self._ever.sum()) / max(1, int(self._honest_arcs.sum())),
+                stuck=int(self._stuck.sum()) / max(1, int(self._honest_arcs.sum())),
+                stuck_nodes=int((2 * self._stuck.sum(0) > self._honest_arcs.sum(0)).sum()),
                 detections=self._detections,
                 exiled=exiled(self.verdict.flagged, self._graph.hears, self._byzantine),
                 guarded=self._guarded,
+                detection_seconds=round(detection_seconds, 3),
                 fused=int(self._fused) / max(1, self._fuse_rounds * int(self._honest_arcs.sum())),
                 core_size=int(self._core.members.sum()),
                 core_byzantine=int((self._core.members & self._byzantine).sum()),

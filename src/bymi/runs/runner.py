@@ -156,16 +156,18 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
     scene = build_scene(sheet, host)
     every = sheet["record_every"]
     recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=sheet.steps, every=every)
-    start = told = time.perf_counter()
-    done = 0
+    start = told = before = time.perf_counter()
+    done, detecting = 0, 0.0
     with (folder / store.METRICS).open("w") as metrics:
         for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
+            if snapshot.verdict is not None:
+                detecting += time.perf_counter() - before
             row = recorder.see(snapshot)
             if row is not None:
                 metrics.write(json.dumps(row, allow_nan=False) + "\n")
                 if recorder.diverged:
                     break
-            now = time.perf_counter()
+            now = before = time.perf_counter()
             if now - told > _TELL_EVERY:
                 tell(snapshot.step - done)
                 done, told = snapshot.step, now
@@ -173,7 +175,7 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
         "method": sheet.label,
         "seed": sheet.seed,
         "digest": sheet.digest,
-        **recorder.summary(time.perf_counter() - start),
+        **recorder.summary(time.perf_counter() - start, detecting),
     }
     if recorder.verdict is not None:
         verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph.hears)
