@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from bymi.attacks import Adversary, SignFlip
 from bymi.detection import Answers, Claims, Detector, Panel, Record, Trail, Verdict, Watch, sit, tribunal
 from bymi.detection.deeds import belying, drifting
 from bymi.detection.evidence import Evidence, Seats
-from bymi.detection.fuse import fused
+from bymi.detection.fuse import fused, shorten
 from bymi.detection.reasons import REASONS, SEVERE
 from bymi.problems.split import fresh_halves
 from bymi.streams import stream
@@ -98,7 +99,7 @@ def test_deed_against_claim(name: str, seed: int) -> None:
 
 
 def test_trail() -> None:
-    """Means of theta over its step size, over the rounds in which a message was usable; refusals by receiver."""
+    """Means of theta as used over its step size, over the rounds in which most could use it; refusals by receiver."""
     scene = draw_scene(nodes=9, dim=4, directed=True, losses=False, seed=3)
     graph = Graph.from_hears(torch.from_numpy(scene.hears))
     lost = {1: 4, 2: 4, 3: 7}  # by round
@@ -107,25 +108,92 @@ def test_trail() -> None:
         return {lost[step]: None} if step in lost else {}
 
     network, trail = LocalNetwork(graph, tamper), Trail()
-    thetas, rates = stream(1, "theta").normal(5, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1]
+    thetas, rates = stream(1, "theta").normal(7, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.3]
+    thetas[:, 8] += 20.0  # too far for all
+    walked, shortened = [by_definition.Walked(4) for _ in range(9)], 0
     for step, (theta, rate) in enumerate(zip(thetas, rates, strict=True)):
         (inbox,) = network.exchange(step, parameters=theta)
+        if step == 6:  # two of those who expect node 1's message get none of it, and of node 3's all but two
+            inbox = replace(inbox, heard=unheard_by(inbox.expected, {1: 2, 3: int(graph.hears[:, 3].sum()) - 2}))
+        share, _ = shorten(inbox, 3.0)
         blown = torch.zeros(9, 9, dtype=torch.bool)
         blown[2, 8] = step == 4
-        trail.see(inbox, rate, blown & graph.hears)
-    got = trail.vectors()
+        trail.see(inbox, rate, share, blown & graph.hears)
+        for node in range(9):
+            listeners = graph.hears[:, node].nonzero().flatten().tolist()
+            heard = int(inbox.heard[:, node].sum())
+            left = [float(share[listener, node]) for listener in listeners]
+            shortened += any(part < 1 for part in left)
+            walked[node].add(theta[node].numpy(), rate, [theta[listener].numpy() for listener in listeners], left, heard)
+    got, counted = trail.vectors(), [step for step in range(7) if rates[step] > 0]
+    assert got.dtype == torch.float64
+    assert trail.rounds == len(counted) == 6
+    assert walked[3].times < 6
+    assert shortened > 7
     for node in range(9):
-        heard = [step for step in range(5) if lost.get(step) != node]
-        sent = sum(thetas[step, node] / rates[step] for step in heard) / len(heard)
-        own = sum(thetas[step, node] / rates[step] for step in range(5)) / 5
+        own = sum(thetas[step, node] / rates[step] for step in counted) / len(counted)
         if bool(graph.hears[:, node].any()):
-            assert torch.allclose(got[node], sent, rtol=1e-12)
+            np.testing.assert_allclose(got[node].numpy(), walked[node].total / walked[node].times, rtol=1e-12)
         assert torch.allclose(got[9 + node], own, rtol=1e-12)
     assert trail.refused is not None
     expected = torch.zeros(9, 9, dtype=torch.int32)
     expected[:, 4], expected[:, 7] = 2, 1
     expected[2, 8] = 1
+    expected[graph.hears[:, 1].nonzero().flatten()[:2], 1] += 1
+    expected[graph.hears[:, 3].nonzero().flatten()[:-2], 3] += 1
     assert torch.equal(trail.refused, torch.where(graph.hears, expected, 0))
+
+
+def unheard_by(expected: Tensor, counts: dict[int, int]) -> Tensor:
+    """Who hears whom if the first so many of those who expect a sender's message do not get it."""
+    heard = expected.clone()
+    for sender, count in counts.items():
+        heard[expected[:, sender].nonzero().flatten()[:count], sender] = False
+    return heard
+
+
+@pytest.mark.parametrize("faces", ["one", "two"])
+def test_a_far_message_does_not_pay_back_a_drift(faces: str) -> None:
+    """A liar that stands off in all rounds but one, and in that one as far on the other side: the mean of what it sent is right.
+
+    What was used of it is not. So it still stands off, and no honest node does.
+    """
+    size, rounds, liar, off = 40, 20, 30, 0.02
+    graph = Complete().draw(size)
+    network: LocalNetwork = LocalNetwork(graph)
+    if faces == "two":
+        adversary = Adversary(torch.arange(size) == liar, SignFlip(), faces="two", seed=1)
+        network = LocalNetwork(graph, None, adversary)
+    trail, sent = Trail(), torch.zeros(6, dtype=torch.float64)
+    for step, theta in enumerate(parameters(size, 6, rounds)):
+        theta = theta.clone()
+        theta[liar] = theta[:liar].mean(0) + (off if step != 13 else -off * (rounds - 1))
+        sent += (theta[liar] - theta[:liar].mean(0)) / rounds
+        (inbox,) = network.exchange(step, parameters=theta)
+        trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
+    assert float(sent.norm()) < 1e-12
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    others = [node for node in range(size) if node != liar]
+    assert {REASONS[code] for code in verdict.why[others, liar].tolist()} <= {"drift", "fuse"}
+    assert float((verdict.why[others][:, others] != 0).double().mean()) < 0.03
+
+
+def test_a_far_message_moves_no_mean() -> None:
+    """One round of a hundred at any distance: q moves by no more than a few usual distances would."""
+    size, rounds = 30, 100
+    network = LocalNetwork(Complete().draw(size))
+    moved = []
+    for far in (0.0, 1.0, 1e3):
+        trail = Trail()
+        for step, theta in enumerate(parameters(size, 6, rounds)):
+            theta = theta.clone()
+            theta[3] += far * (step == 50)
+            (inbox,) = network.exchange(step, parameters=theta)
+            trail.see(inbox, 1.0, *shorten(inbox, 3.0))
+        moved.append(trail.vectors()[3])
+    usual = float((torch.stack([trail.vectors()[node] for node in range(10, 20)]) - trail.vectors()[20]).norm(dim=1).median())
+    for after in moved[1:]:
+        assert float((after - moved[0]).norm()) < 3 * usual / rounds
 
 
 # The fuse
@@ -137,17 +205,21 @@ def test_fuse(seed: int, losses: bool) -> None:
     scene = draw_scene(nodes=14, dim=3 + seed, directed=seed % 2 == 1, losses=losses, seed=seed)
     scene.vectors[:2] += 1000.0
     (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
-    mixture, blown = fused(inbox, 1.3)
+    share, blown = shorten(inbox, 1.3)
+    mixture = fused(inbox, share)
     mixed = inbox.mix(mixture)
     assert torch.allclose(mixture.own + mixture.weight.sum(1), torch.ones(14, dtype=torch.float64))
     mixing = Graph.from_hears(torch.from_numpy(scene.hears)).mixing
     for receiver in range(14):
         heard = {sender: scene.vectors[sender] for sender in scene.heard_by(receiver)}
         weights = {sender: float(mixing[receiver, sender]) for sender in np.flatnonzero(scene.hears[receiver])}
-        expected, out = by_definition.fused(scene.vectors[receiver], heard, weights, 1.3)
+        left, out = by_definition.shortened(scene.vectors[receiver], heard, weights, 1.3)
+        expected = by_definition.fused(scene.vectors[receiver], heard, weights, left)
         assert found_in(blown)[receiver] == out
-        np.testing.assert_allclose(mixed[receiver].numpy(), expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(share[receiver, list(heard)].numpy(), list(left.values()), rtol=1e-9)
+        np.testing.assert_allclose(mixed[receiver].numpy(), expected, rtol=0, atol=1e-9)
     assert 0 < int(blown.sum()) < int(inbox.heard.sum())
+    assert int(blown.sum()) < int((share < 1)[inbox.heard].sum())
 
 
 def test_fuse_measures_by_those_who_carry_weight() -> None:
@@ -156,21 +228,93 @@ def test_fuse_measures_by_those_who_carry_weight() -> None:
     expected = torch.ones(1, 5, dtype=torch.bool)
     weight = torch.tensor([[0.25, 0.25, 0, 0, 0]], dtype=torch.float64)
     inbox = Inbox.receive(own, messages, expected=expected, weight=weight, self_weight=1 - weight.sum(1))
-    assert fused(inbox, 3.0)[1].tolist() == [[False, False, True, True, True]]
+    share, blown = shorten(inbox, 3.0)
+    assert blown.tolist() == [[False, False, True, True, True]]
+    assert share.tolist() == [pytest.approx([1.0, 1.0, 1.1 / 9, 1.1 / 8, 1.1 / 7])]
     lonely = Inbox.receive(
         own, messages, expected=expected, weight=torch.zeros_like(weight), self_weight=torch.ones(1).double()
     )
-    mixture, blown = fused(lonely, 3.0)
+    share, blown = shorten(lonely, 3.0)
     assert not bool(blown.any())
-    assert torch.equal(lonely.mix(mixture), own)
+    assert bool((share == 1).all())
+    assert torch.equal(lonely.mix(fused(lonely, share)), own)
+
+
+@pytest.mark.parametrize(("distances", "limit"), [((1.0, 1.0, 1.0, 1.0), 3.0), ((0.8, 1.0, 1.0, 1.0), 5.2284), ((0.5, 1.0, 1.0, 1.0), 10.0)])
+def test_beyond_what_a_message_is_blown(distances: tuple[float, ...], limit: float) -> None:
+    """Three medians, or five spreads below the median of the logarithm; ten of them at most, however near some are."""
+    for away, out in ((0.999 * limit, False), (1.001 * limit, True)):
+        points = torch.tensor([[each, 0.0] for each in (*distances, away)], dtype=torch.float64)
+        inbox = lone_inbox(torch.zeros(2).double(), points)
+        assert shorten(inbox, 3.0)[1].tolist() == [[False] * 4 + [out]]
+        assert not bool(shorten(inbox, 12.0)[1].any())
+
+
+def lone_inbox(own: Tensor, messages: Tensor) -> Inbox:
+    """One receiver with the same weight for everybody."""
+    count = len(messages)
+    weight = torch.full((1, count), 1 / (count + 1), dtype=torch.float64)
+    expected = torch.ones(1, count, dtype=torch.bool)
+    return Inbox.receive(own[None], messages, expected=expected, weight=weight, self_weight=1 - weight.sum(1))
+
+
+def liars_at(how: str, own: Tensor, crowd: Tensor, count: int, seed: int) -> Tensor:
+    """Where liars who want to drive a receiver off might sit."""
+    away, radius = own - crowd, (own - crowd).norm()
+    if how == "behind":
+        return own + torch.linspace(0.2, 1e3, count).double()[:, None] * away
+    if how == "at reach":
+        return (own + 1.1 * away).expand(count, -1)
+    if how == "on top and one far":
+        return torch.cat([own.expand(count - 1, -1), (own + 1e5 * away)[None]])
+    return own + radius * 10 ** (6 * stream(seed, "reach").uniform(count, 1) - 3) * stream(seed, "ways").normal(count, len(own))
+
+
+@pytest.mark.parametrize("how", ["behind", "at reach", "on top and one far", "anywhere"])
+@pytest.mark.parametrize("neighbours", [3, 20, 41])
+@pytest.mark.parametrize("dim", [3, 80])
+def test_liars_do_not_drive_a_receiver_off(how: str, neighbours: int, dim: int) -> None:
+    """Up to 45 % of them: whoever stands off from a crowd of good nodes is never farther away after a round."""
+    liars = int(0.45 * neighbours)
+    crowd = stream(1, "crowd").normal(dim)
+    own = crowd + stream(2, "own").normal(dim)
+    far = float((own - crowd).norm())
+    for step in range(30):
+        good = crowd.expand(neighbours - liars, -1)
+        inbox = lone_inbox(own, torch.cat([liars_at(how, own, crowd, liars, step), good]))
+        share, _ = shorten(inbox, 3.0)
+        assert bool((share[0, liars:] > 1 - 1e-9).all())  # good ones pull with all their weight
+        after = inbox.mix(fused(inbox, share))[0]
+        step_length = float((after - own).norm())
+        assert step_length <= 1.1 * far
+        own, before, far = after, far, float((after - crowd).norm())
+        assert far <= before * (1 + 1e-9)
+
+
+def test_liars_close_by_do_not_let_one_pull_far() -> None:
+    """Nine of twenty at the receiver's own vector, one far: it pulls no farther than the good ones do, and is blown."""
+    own = torch.zeros(4, dtype=torch.float64)
+    for near in (0.0, 1e-9, 0.05, 0.3):
+        messages = torch.zeros(20, 4, dtype=torch.float64)
+        messages[:8, 0], messages[8, 0], messages[9:, 1] = -near, -1e4, 1.0
+        inbox = lone_inbox(own, messages)
+        share, blown = shorten(inbox, 3.0)
+        assert found_in(blown) == [{8}]
+        after = inbox.mix(fused(inbox, share))[0]
+        assert float(after[0].abs()) <= (1.1 + 8 * near) / 21 + 1e-12
+        assert float(after[1]) == pytest.approx(11 / 21)
 
 
 # The record
 
 
+@pytest.mark.parametrize("judged", [False, True], ids=["serving are spared", "any"])
 @pytest.mark.parametrize("longest", [1, 3, 16])
-def test_record(longest: int) -> None:
-    """Flags over twelve detections: mild ones are forgiven at the next, severe ones last longer each time."""
+def test_record(longest: int, judged: bool) -> None:
+    """Flags over twelve detections: mild ones are forgiven at the next, severe ones last longer each time.
+
+    Twice: with flags at any time, and as detections are, which do not judge whoever serves time.
+    """
     random = np.random.default_rng(longest)
     size, moments = 12, 12
     record = Record.blank(torch.ones(size, size, dtype=torch.bool), longest)
@@ -180,6 +324,10 @@ def test_record(longest: int) -> None:
     longer = 0
     for _ in range(moments):
         words = random.choice(names, size=(size, size), p=likely)
+        serving = [[each.now < each.until for each in row] for row in served]
+        assert record.serving.tolist() == serving
+        if not judged:
+            words = np.where(serving, "kept", words)
         why = torch.tensor([[REASONS.index(word) for word in row] for row in words], dtype=torch.int8)
         blank = torch.zeros(size, size, dtype=torch.float64)
         record, told = record.add(Verdict(blank, blank[0], why != 0, why))
@@ -191,18 +339,45 @@ def test_record(longest: int) -> None:
     assert (longer > 0) == (longest > 1)
 
 
-@pytest.mark.parametrize(("why", "windows"), [("score", [1, 1]), ("strong score", [2, 4, 8, 8])])
-def test_how_long_a_flag_lasts(why: str, windows: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("why", "clean", "windows"),
+    [
+        ("score", 1, [1, 1]),
+        ("not heard", 0, [1, 1]),
+        ("alike", 0, [1, 1]),
+        ("extreme score", 0, [2, 4, 8, 8]),
+        ("extreme score", 1, [2, 2, 2]),
+        ("fuse", 5, [2, 2]),
+    ],
+)
+def test_how_long_a_flag_lasts(why: str, clean: int, windows: list[int]) -> None:
+    """Flagged again as soon as its time is over, or after some clean detections, of which each takes a strike back."""
     record = Record.blank(torch.ones(1, 1, dtype=torch.bool), 8)
     nothing = torch.zeros(1, 1, dtype=torch.int8)
+
+    def detect(code: Tensor) -> bool:
+        nonlocal record
+        record, told = record.add(Verdict(torch.zeros(1, 1), torch.zeros(1), code != 0, code))
+        return bool(told.flagged)
+
     for expected in windows:
-        lasted, code = 0, nothing + REASONS.index(why)
-        while True:
-            record, told = record.add(Verdict(torch.zeros(1, 1), torch.zeros(1), code != 0, code))
-            if not bool(told.flagged):
-                break
-            lasted, code = lasted + 1, nothing
+        assert detect(nothing + REASONS.index(why))
+        lasted = 1
+        while bool(record.serving):
+            assert detect(nothing)
+            lasted += 1
         assert lasted == expected
+        assert not any(detect(nothing) for _ in range(clean))
+
+
+def test_two_strikes_need_two_clean_detections() -> None:
+    record = Record.blank(torch.ones(1, 1, dtype=torch.bool), 16)
+    nothing = torch.zeros(1, 1, dtype=torch.int8)
+    severe, strikes = nothing + REASONS.index("absurd"), []
+    for code in (severe, severe, nothing, nothing, nothing, nothing, nothing, nothing):
+        record, _ = record.add(Verdict(torch.zeros(1, 1), torch.zeros(1), code != 0, code))
+        strikes.append(int(record.strikes))
+    assert strikes == [1, 2, 2, 2, 2, 1, 0, 0]
 
 
 # Seats and evidence
@@ -358,10 +533,24 @@ def test_answers(dim: int) -> None:
 # The bench
 
 
-def verdict_of(network: LocalNetwork, receivers: Tensor, first: Tensor, second: Tensor, trail: Trail | None) -> Verdict:
-    detector = Detector(panel=Panel(), centre=Filtering(), cross_fit=True, pruning="mutual")
+def verdict_of(
+    network: LocalNetwork,
+    receivers: Tensor,
+    first: Tensor,
+    second: Tensor,
+    trail: Trail | None,
+    *,
+    serving: Tensor | None = None,
+    probed: tuple[Tensor, Tensor] | None = None,
+    panel: Panel | None = None,
+) -> Verdict:
+    detector = Detector(panel=panel or Panel(), centre=Filtering(), cross_fit=True, pruning="mutual")
     inboxes = network.exchange(0, **{"first half": first, "second half": second})
-    return sit(receivers, network.arcs, network.nodes, Claims(*inboxes), None, trail, detector, Watch())
+    there = None
+    if probed is not None:
+        there = Claims(*network.exchange(0, **dict(zip(("first half", "second half"), probed, strict=True))))
+    serving = torch.zeros_like(network.arcs) if serving is None else serving
+    return sit(receivers, network.arcs, network.nodes, Claims(*inboxes), there, trail, serving, detector, Watch())
 
 
 def halves_of(size: int, dim: int = 6) -> tuple[Tensor, Tensor]:
@@ -375,7 +564,8 @@ def test_nobody_sits() -> None:
     assert not bool(verdict.flagged.any())
     detector = Detector(panel=Panel(), point="receiver", cross_fit=True, pruning="mutual")
     empty = Answers(network.ask(0, torch.zeros(12, 3), lambda *_: {}, torch.zeros(12, dtype=torch.bool)))
-    verdict = sit(torch.arange(0), network.arcs, network.nodes, empty, None, None, detector, Watch())
+    nobody = torch.zeros_like(network.arcs)
+    verdict = sit(torch.arange(0), network.arcs, network.nodes, empty, None, None, nobody, detector, Watch())
     assert not bool(verdict.flagged.any())
 
 
@@ -388,7 +578,7 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     network, trail = LocalNetwork(directed(size, 4)), Trail()
     for step, theta in enumerate(parameters(size, 6, 10)):
         (inbox,) = network.exchange(step, parameters=theta)
-        trail.see(inbox, 1e-3, None)
+        trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
     whole = verdict_of(network, torch.arange(size), first, second, trail)
     assert 0 < int(whole.flagged.sum()) < size * size / 4
     monkeypatch.setattr(tribunal, "_RECEIVERS", 7)
@@ -419,7 +609,8 @@ def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -
         theta[drifter] += 0.02
         theta[wild] += far
         (inbox,) = network.exchange(step, parameters=theta)
-        trail.see(inbox, 1e-3, fused(inbox, 3.0)[1] & (torch.arange(size) == wild))
+        share, blown = shorten(inbox, 3.0)
+        trail.see(inbox, 1e-3, share, blown & (torch.arange(size) == wild))
     verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
     others = [node for node in range(size) if node not in (drifter, wild)]
     assert {REASONS[code] for code in verdict.why[others, drifter].tolist()} == {"drift"}
@@ -440,7 +631,7 @@ def test_deeds_of_each_seat(faces: int) -> None:
     trail = Trail()
     theta = stream(2, "theta").normal(12, 4)
     (inbox,) = network.exchange(0, parameters=theta)
-    trail.see(inbox, 0.5, None)
+    trail.see(inbox, 0.5, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
     seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
     deeds = tribunal._Deeds(trail)
     rows = deeds.rows(seats)
@@ -461,11 +652,77 @@ def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
         blown = torch.zeros(size, size, dtype=torch.bool)
         blown[:, 3] = step < 5  # a quarter
         blown[:, 4] = step < 4  # a fifth, not more
-        trail.see(inbox, 0.01, blown & network.arcs)
+        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), blown & network.arcs)
     verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
     others = [node for node in range(size) if node not in (3, 4)]
     assert {REASONS[code] for code in verdict.why[others, 3].tolist()} == {"fuse"}
     assert "fuse" not in {REASONS[code] for code in verdict.why[others, 4].tolist()}
+
+
+@pytest.mark.parametrize(("rounds", "refused", "flagged"), [(1, 1, False), (5, 2, False), (5, 3, True), (10, 3, True), (10, 2, False)])
+def test_few_rounds_count_as_ten(rounds: int, refused: int, flagged: bool) -> None:
+    size = 24
+    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    for step, theta in enumerate(parameters(size, 6, rounds)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        blown = torch.zeros(size, size, dtype=torch.bool)
+        blown[:, 3] = step < refused
+        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), blown & network.arcs)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    others = [node for node in range(size) if node != 3]
+    assert ("fuse" in {REASONS[code] for code in verdict.why[others, 3].tolist()}) == flagged
+
+
+def test_whoever_serves_time_is_in_no_estimate() -> None:
+    """The verdict on all others is the one of a network without them, and on themselves there is none."""
+    size, out = 30, [2, 3, 4, 5, 6, 7, 8, 9]
+    first, second = halves_of(size)
+    first[:10] += 6.0
+    second[:10] += 6.0
+    probed = (stream(5, "first").normal(size, 6), stream(5, "second").normal(size, 6))
+    thetas = parameters(size, 6, 10)
+    left = [node for node in range(size) if node not in out]
+
+    def judged(nodes: list[int], serving: list[int]) -> Verdict:
+        network, trail = LocalNetwork(Complete().draw(len(nodes))), Trail()
+        for step, theta in enumerate(thetas):
+            (inbox,) = network.exchange(step, parameters=theta[nodes])
+            trail.see(inbox, 1e-3, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
+        some = torch.zeros_like(network.arcs)
+        some[:, serving] = network.arcs[:, serving]
+        halves = (first[nodes], second[nodes])
+        there = (probed[0][nodes], probed[1][nodes])
+        return verdict_of(network, torch.arange(len(nodes)), *halves, trail, serving=some, probed=there)
+
+    whole, alone = judged(list(range(size)), out), judged(left, [])
+    assert not bool(whole.flagged[:, out].any())
+    assert bool((whole.why[:, out] == 0).all())
+    assert torch.equal(whole.why[left][:, left], alone.why)
+    assert bool(alone.flagged[:, :2].any())
+    assert torch.equal(whole.guarded[left], alone.guarded)
+    assert torch.allclose(whole.scores[left][:, left], alone.scores, rtol=1e-6, atol=1e-9, equal_nan=True)
+
+
+def test_both_points_together_have_a_guard() -> None:
+    """Seven of twenty at each of two points, different ones: each alone is a minority, both together are not."""
+    size = 21
+    network = LocalNetwork(Complete().draw(size))
+    here, there = (stream(seed, "halves").normal(2, size, 6) for seed in (1, 2))
+    here[:, :7] += 40.0
+    there[:, 7:14] += 40.0
+    others = torch.arange(14, size)
+    for panel in (Panel(), Panel(guard=None)):
+        for halves, found in ((here, range(7)), (there, range(7, 14))):
+            verdict = verdict_of(network, others, *halves, None, panel=panel)
+            assert set(found_in(verdict.flagged[others][:, :14])[0]) == set(found)
+            assert not bool(verdict.guarded.any())
+    free = verdict_of(network, others, *here, None, probed=(there[0], there[1]), panel=Panel(guard=None))
+    assert bool(free.flagged[others][:, :14].all())
+    guarded = verdict_of(network, others, *here, None, probed=(there[0], there[1]))
+    assert bool(guarded.guarded[others].all())
+    kept = {"kept", "inconsistent", "alike", "too good", "absurd", "duplicate", "not heard"}
+    assert {REASONS[code] for code in guarded.why[others].unique().tolist()} <= kept
+    assert not bool(guarded.flagged[others][:, :14].any())
 
 
 # Fresh halves

@@ -247,9 +247,23 @@ def test_the_whole_panel(dim: int, plot: str, cross_fit: bool) -> None:
         assert [reasons_of(findings, hall, place) for place, hall in enumerate(halls)] == transcribed
 
 
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.2, 0.3])
+@pytest.mark.parametrize("plot", [plot for plot in PLOTS if plot != "nobody"])
+def test_the_guard(plot: str, share: float) -> None:
+    """Shares so small that soft evidence falls, or the screen, or both."""
+    halls, panel = halls_of(40, plot), Panel(guard=share)
+    findings = heard(halls, panel, spare=1)
+    free = heard(halls, Panel(guard=None), spare=1)
+    for place, hall in enumerate(halls):
+        expected = by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, True)
+        assert reasons_of(findings, hall, place) == expected
+        assert bool(findings.guarded[place]) == (expected != reasons_of(free, hall, place))
+
+
+@pytest.mark.parametrize("guard", [0.5, 0.1])
 @pytest.mark.parametrize("probe", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_whole_detection(seed: int, probe: bool) -> None:
+def test_a_whole_detection(seed: int, probe: bool, guard: float) -> None:
     """From samples to reasons: every receiver's question answered sample by sample, and a look at the common start."""
     nodes, dim, step = 36, 6, 7
     hears = torch.from_numpy(draw_scene(nodes=nodes, dim=1, directed=seed == 1, losses=False, seed=seed).hears)
@@ -259,7 +273,8 @@ def test_a_whole_detection(seed: int, probe: bool) -> None:
     targets[5:7] = -targets[5:7]
     problem = linear_problem(shard._replace(targets=targets), seed=seed)
     theta = problem.parameter + 0.5 * stream(seed, "theta").normal(nodes, dim)
-    detector = Detector(point="receiver", cross_fit=True, panel=Panel(), probe=probe, sample="all", pruning="mutual")
+    how, panel = "directed" if seed == 1 else "mutual", Panel(guard=guard)
+    detector = Detector(point="receiver", cross_fit=True, panel=panel, probe=probe, sample="all", pruning=how)
     plan = Plan(20, step, detector=detector, watch=Watch(), seed=seed)
     network = LocalNetwork(Graph.from_hears(hears))
     blank = Record.blank(network.arcs, 16)
@@ -272,14 +287,15 @@ def test_a_whole_detection(seed: int, probe: bool) -> None:
         order = [*hears[receiver].nonzero().flatten().tolist(), receiver]
         first, second = (np.array(half) for half in zip(*(data.answer(node, point) for node in order), strict=True))
         hall = Hall(first, second)
-        return by_definition.hear(first, second, hall.own, hall.origin, Panel(), detector.fdr_level, True)
+        return by_definition.hear(first, second, hall.own, hall.origin, panel, detector.fdr_level, True)
 
     flags = 0
     for receiver in range(nodes):
         neighbours = hears[receiver].nonzero().flatten().tolist()
         words = reasons(receiver, theta[receiver].numpy())
         if probe:
-            words = [b if a == "kept" else a for a, b in zip(words, reasons(receiver, problem.start.numpy()), strict=True)]
+            there = reasons(receiver, problem.start.numpy())
+            words = by_definition.at_both_points(words, there, list(range(len(neighbours))), guard)
         assert [REASONS[code] for code in snapshot.verdict.why[receiver, neighbours].tolist()] == words[:-1]
         flags += sum(word != "kept" for word in words)
     assert 0 < flags < int(hears.sum()) / 2

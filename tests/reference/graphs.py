@@ -73,12 +73,15 @@ def perron(mixing: Matrix, component: set[int]) -> Matrix:
 
 
 def prune_mutually(hears: Mask, flagged: Mask, exile: float | None) -> tuple[Mask, Matrix]:
-    """Edges that neither end flags, with Metropolis weights; whom most have flagged listens to all it does not flag."""
+    """Edges that neither end flags, with Metropolis weights; whom most have flagged listens to all it does not flag.
+
+    Whoever hears is heard.
+    """
     size = len(hears)
     kept = np.zeros_like(hears)
     for i in range(size):
         for j in range(size):
-            kept[i, j] = hears[i, j] and not flagged[i, j] and not (hears[j, i] and flagged[j, i])
+            kept[i, j] = hears[i, j] and not flagged[i, j] and not flagged[j, i]
     mixing = metropolis(kept)
     listening = kept.copy()
     for i in range(size):

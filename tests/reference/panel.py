@@ -119,11 +119,12 @@ def too_good(first: Vector, second: Vector, own: int | None, weights: Vector, lo
 
 
 def alike(first: Vector, second: Vector, own: int | None, high: float) -> set[int]:
+    """Three times: whoever's difference of halves resembles those left too much leaves; nobody counts for more than a half."""
     gone: set[int] = set()
     unit = [difference / np.linalg.norm(difference) for difference in first - second]
     for _ in range(3):
         left = [row for row in range(len(first)) if row not in gone]
-        kinship = {row: float(sum((unit[row] @ unit[other]) ** 2 for other in left if other != row)) for row in left}
+        kinship = {row: sum(min(0.5, float(unit[row] @ unit[other]) ** 2) for other in left if other != row) for row in left}
         among = list(kinship.values())
         gone |= {row for row in left if row != own and off(kinship[row], among) > high}
     return gone
@@ -170,7 +171,7 @@ def outstanding(values: dict[int, float], level: float, strong: float, weak: flo
     negative = [-value for value in values.values() if value < 0]
     if not negative:
         return set(), dict.fromkeys(values, math.nan)
-    unit = _NORMAL * median(negative)
+    unit = _NORMAL * max(median(negative), 0.7 * median([abs(value) for value in values.values()]))
     limit = threshold(list(values.values()), level, 1)
     units = {row: value / unit for row, value in values.items()}
     found = {row for row in values if units[row] >= strong or (units[row] >= weak and values[row] >= limit)}
@@ -224,8 +225,14 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     """The reason found for each row, "kept" for none: every test on those whom the ones before it have left."""
     count = len(first)
     neighbours = [row for row in range(count) if row != own]
-    wider = 1 + panel.widen * max(0.0, 1 / max(1, len(neighbours)) - 1 / 60)
     why = ["kept"] * count
+
+    def still() -> list[int]:
+        return [row for row in neighbours if why[row] == "kept"]
+
+    def widened() -> float:
+        """By how much bounds grow with as many neighbours as are left."""
+        return 1 + panel.widen * max(0.0, 1 / max(1, len(still())) - 1 / 60)
 
     def left() -> tuple[list[int], Vector, Vector, int | None]:
         rows = [row for row in range(count) if why[row] == "kept"]
@@ -240,6 +247,7 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     note(list(range(count)), {row for row in neighbours if size[row] > panel.absurd}, "absurd")
     rows, one, two, mine = left()
     note(rows, duplicates(one, mine, panel.duplicate), "duplicate")
+    before, wider = still(), widened()
     rows, one, two, mine = left()
     note(rows, inconsistent(one, two, mine, panel.high * wider, panel.low * wider), "inconsistent")
     rows, one, two, mine = left()
@@ -247,27 +255,36 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     rows, one, two, mine = left()
     middle = noise_edge(one, two, panel.edge, panel.most)
     note(rows, too_good(one, two, mine, middle.weights, panel.low * wider), "too good")
-    hard = list(why)
+    after, wider = still(), widened()
     rows, one, two, mine = left()
     middle = noise_edge(one, two, panel.edge, panel.most)
     all_scores = scores(one, two, middle.weights, cross_fit=cross_fit)
     judged = {place: score for place, score in enumerate(all_scores) if place != mine}
     found, units = outstanding(judged, level, panel.strong * wider, panel.weak * wider)
     far = {place for place in found if units[place] >= 3 * panel.strong * wider}
-    note(rows, far, "strong score")
+    note(rows, far, "extreme score")
     note(rows, found, "score")
     how = {"edge": panel.edge, "strong": panel.direction * wider, "weak": panel.joint * wider, "level": level / 2}
     note(rows, shifted(one, two, mine, middle, **how, out=far), "direction")
-    return guard(why, hard, len(neighbours), panel.guard)
+    return guard(guard(why, before, ("inconsistent", "alike", "too good"), panel.guard), after, _SOFT, panel.guard)
 
 
-def guard(why: list[str], hard: list[str], neighbours: int, share: float) -> list[str]:
-    """More than a share flagged: hard evidence only; and if that is as many, nothing of the screen."""
-    if sum(1 for reason in why if reason != "kept") <= share * neighbours:
+_SOFT = ("extreme score", "score", "direction")
+
+
+def guard(why: list[str], asked: list[int], names: tuple[str, ...], share: float) -> list[str]:
+    """Such reasons against more than a share of those asked: they were a mistake."""
+    if sum(1 for row in asked if why[row] in names) <= share * len(asked):
         return why
-    if sum(1 for reason in hard if reason != "kept") <= share * neighbours:
-        return hard
-    return ["kept" if reason in ("inconsistent", "alike", "too good") else reason for reason in hard]
+    return ["kept" if word in names else word for word in why]
+
+
+def at_both_points(one: list[str], two: list[str], asked: list[int], share: float) -> list[str]:
+    """The first reason found counts; if that makes more than a share of those asked, what needs no centre stays."""
+    why = [b if a == "kept" else a for a, b in zip(one, two, strict=True)]
+    if sum(1 for row in asked if why[row] != "kept") <= share * len(asked):
+        return why
+    return ["kept" if word in _SOFT else word for word in why]
 
 
 def drifting(deeds: Vector, judged: set[int], centre: Centre, bound: float) -> set[int]:
@@ -297,31 +314,55 @@ def belying(deeds: Vector, claims: Vector, judged: set[int], weigh: Centre, boun
     return gone
 
 
-def fused(own: Vector, heard: dict[int, Vector], weights: dict[int, float], factor: float) -> tuple[Vector, set[int]]:
-    """One node's next vector and whom the fuse left out; weights of those not heard are shared out before."""
-    total = 1 - sum(weight for sender, weight in weights.items() if sender not in heard)
+def shortened(own: Vector, heard: dict[int, Vector], weights: dict[int, float], factor: float) -> tuple[dict[int, float], set[int]]:
+    """What is left of each message at one node: none pulls farther than 1.1 usual distances; and which are far beyond that."""
     distances = {sender: float(np.linalg.norm(vector - own)) for sender, vector in heard.items()}
-    carrying = [distances[sender] for sender in heard if weights[sender] > 0]
+    carrying = sorted(distances[sender] for sender in heard if weights[sender] > 0)
     if not carrying:
-        return own, set()
-    ordered = sorted(log(distance) for distance in carrying)
-    middle, quarter = ordered[(len(ordered) - 1) // 2], ordered[(len(ordered) - 1) // 4]
-    limit = middle + max(math.log(factor), 5 / 0.6745 * (middle - quarter))
-    blown = {sender for sender in heard if log(distances[sender]) > limit}
+        return dict.fromkeys(heard, 1.0), set()
+    middle, quarter = carrying[(len(carrying) - 1) // 2], carrying[(len(carrying) - 1) // 4]
+    spreads = 5 / 0.6745 * (log(middle) - log(max(quarter, 0.1 * middle)))
+    limit = middle * math.exp(min(max(spreads, math.log(factor)), math.log(max(factor, 10.0))))
+    share = {sender: 1.0 if away <= 1.1 * middle else 1.1 * middle / away for sender, away in distances.items()}
+    return share, {sender for sender, away in distances.items() if away > limit}
+
+
+def fused(own: Vector, heard: dict[int, Vector], weights: dict[int, float], share: dict[int, float]) -> Vector:
+    """One node's next vector; the weight of those not heard stays with its own."""
     result = own.copy()
     for sender, vector in heard.items():
-        if sender not in blown:
-            result = result + weights[sender] / total * (vector - own)
-    return result, blown
+        result = result + weights[sender] * share[sender] * (vector - own)
+    return result
+
+
+class Walked:
+    """What one neighbour did as far as it was used, with the same words to all who listen."""
+
+    def __init__(self, dim: int) -> None:
+        self.total, self.times = np.zeros(dim), 0
+
+    def add(self, sent: Vector, rate: float, listeners: list[Vector], share: list[float], heard: int) -> None:
+        """One round: the own vectors of all who expect a message, what each left of it, and how many heard it."""
+        if rate <= 0 or not listeners or 2 * heard < len(listeners):
+            return
+        usual = sorted(share)[(len(share) - 1) // 2]
+        middle = mean_of(np.array(listeners), even(len(listeners)))
+        self.total = self.total + (middle + usual * (sent - middle) if usual < 1 else sent) / rate
+        self.times += 1
 
 
 class Served:
-    """One neighbour's record at one receiver: a severe flag lasts 2, 4, 8, ... detections, this one included."""
+    """One neighbour's record at one receiver: a severe flag lasts 2, 4, 8, ... detections, this one included.
+
+    A detection that finds nothing while no time is served takes one strike back.
+    """
 
     def __init__(self, longest: int) -> None:
         self.longest, self.until, self.strikes, self.now = longest, 0, 0, 0
 
     def add(self, why: str, severe: tuple[str, ...]) -> str:
+        if why == "kept" and self.now >= self.until:
+            self.strikes = max(0, self.strikes - 1)
         if why in severe:
             self.strikes += 1
             self.until = max(self.until, self.now + min(2**self.strikes, self.longest))

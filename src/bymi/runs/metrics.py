@@ -55,9 +55,10 @@ SUMMARY_KEYS = (
 
 Error rates and components are those of the last detection; `worst_edge_loss` is over all `detections`, `ever_lost` the share of
 arcs between honest nodes that were cut at any of them, `stuck` of those still cut two detections later, `stuck_nodes` the
-honest nodes of whom most arcs are (their data are extreme, or somebody frames them). `found`: share of the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest
-nodes, `fused` of messages between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged.
-`guarded`: verdicts of honest nodes, over all detections, that flagged a majority and were cut down to hard evidence."""
+honest nodes of whom most arcs are (their data are extreme, or somebody frames them). `found`: share of the arcs from Byzantine
+to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes, `fused` of messages
+between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged. `guarded`: verdicts of honest
+nodes, over all detections, that flagged a majority and were cut down to hard evidence."""
 
 
 def false_discoveries(flagged: Tensor, byzantine: Tensor) -> float:
