@@ -11,7 +11,7 @@ from bymi.detection.robust import log
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox, Mixture
 
-_REACH = 1.1  # median distances that a message may pull
+_REACH = 1.25  # median distances that a message may pull
 _SPREADS = 5.0
 _WIDEST = 10.0  # factor beyond which no spread is believed
 _NEAR = 0.1  # of the median: whoever is nearer says nothing about the spread
