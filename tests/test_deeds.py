@@ -113,8 +113,8 @@ def test_trail() -> None:
     walked, shortened = [by_definition.Walked(4) for _ in range(9)], 0
     for step, (theta, rate) in enumerate(zip(thetas, rates, strict=True)):
         (inbox,) = network.exchange(step, parameters=theta)
-        if step == 6:  # two of those who expect node 1's message get none of it, and of node 3's all but two
-            inbox = replace(inbox, heard=unheard_by(inbox.expected, {1: 2, 3: int(graph.hears[:, 3].sum()) - 2}))
+        if step == 6:  # one of those who expect node 1's message does not get it, and of node 3's all but one
+            inbox = replace(inbox, heard=unheard_by(inbox.expected, {1: 1, 3: int(graph.hears[:, 3].sum()) - 1}))
         share, _ = shorten(inbox, 3.0)
         blown = torch.zeros(9, 9, dtype=torch.bool)
         blown[2, 8] = step == 4
@@ -139,8 +139,8 @@ def test_trail() -> None:
     expected = torch.zeros(9, 9, dtype=torch.int32)
     expected[:, 4], expected[:, 7] = 2, 1
     expected[2, 8] = 1
-    expected[graph.hears[:, 1].nonzero().flatten()[:2], 1] += 1
-    expected[graph.hears[:, 3].nonzero().flatten()[:-2], 3] += 1
+    expected[graph.hears[:, 1].nonzero().flatten()[:1], 1] += 1
+    expected[graph.hears[:, 3].nonzero().flatten()[:-1], 3] += 1
     assert torch.equal(trail.refused, torch.where(graph.hears, expected, 0))
 
 
@@ -152,29 +152,24 @@ def unheard_by(expected: Tensor, counts: dict[int, int]) -> Tensor:
     return heard
 
 
-@pytest.mark.parametrize("faces", ["one", "two"])
-def test_a_far_message_does_not_pay_back_a_drift(faces: str) -> None:
-    """A liar that stands off in all rounds but one, and in that one as far on the other side: the mean of what it sent is right.
+def test_a_far_message_does_not_pay_back_a_drift() -> None:
+    """A liar stands off in all rounds but one, and in that one as far on the other side: the mean of what it sent is right.
 
     What was used of it is not. So it still stands off, and no honest node does.
     """
-    size, rounds, liar, off = 40, 20, 30, 0.02
-    graph = Complete().draw(size)
-    network: LocalNetwork = LocalNetwork(graph)
-    if faces == "two":
-        adversary = Adversary(torch.arange(size) == liar, SignFlip(), faces="two", seed=1)
-        network = LocalNetwork(graph, None, adversary)
-    trail, sent = Trail(), torch.zeros(6, dtype=torch.float64)
-    for step, theta in enumerate(parameters(size, 6, rounds)):
+    size, dim, rounds, liar, off = 40, 20, 60, 30, 0.01
+    network = LocalNetwork(Complete().draw(size))
+    trail, sent = Trail(), torch.zeros(dim, dtype=torch.float64)
+    for step, theta in enumerate(parameters(size, dim, rounds, noise=1e-2)):
         theta = theta.clone()
         theta[liar] = theta[:liar].mean(0) + (off if step != 13 else -off * (rounds - 1))
         sent += (theta[liar] - theta[:liar].mean(0)) / rounds
         (inbox,) = network.exchange(step, parameters=theta)
         trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
     assert float(sent.norm()) < 1e-12
-    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
     others = [node for node in range(size) if node != liar]
-    assert {REASONS[code] for code in verdict.why[others, liar].tolist()} <= {"drift", "fuse"}
+    assert {REASONS[code] for code in verdict.why[others, liar].tolist()} == {"drift"}
     assert float((verdict.why[others][:, others] != 0).double().mean()) < 0.03
 
 
@@ -194,6 +189,24 @@ def test_a_far_message_moves_no_mean() -> None:
     usual = float((torch.stack([trail.vectors()[node] for node in range(10, 20)]) - trail.vectors()[20]).norm(dim=1).median())
     for after in moved[1:]:
         assert float((after - moved[0]).norm()) < 3 * usual / rounds
+
+
+@pytest.mark.parametrize("far", [1e4, float("inf"), float("nan")])
+def test_a_receiver_far_off_moves_nobodys_mean(far: float) -> None:
+    """Of ten who hear a message that is too long for most, one holds a vector far away: that is its own affair."""
+    moved = []
+    for distance in (0.0, far):
+        theta = stream(1, "theta").normal(11, 3)
+        theta[0] *= 5
+        theta[9] += distance
+        (inbox,) = LocalNetwork(Complete().draw(11)).exchange(0, parameters=theta)
+        trail = Trail()
+        share, blown = shorten(inbox, 3.0)
+        assert float(share[1:9, 0].median()) < 1
+        trail.see(inbox, 1.0, share, blown)
+        moved.append(trail.vectors()[:9])
+    assert bool(torch.isfinite(moved[1]).all())
+    assert float((moved[1] - moved[0]).norm(dim=1).max()) < 3
 
 
 # The fuse
@@ -240,11 +253,11 @@ def test_fuse_measures_by_those_who_carry_weight() -> None:
     assert torch.equal(lonely.mix(fused(lonely, share)), own)
 
 
-@pytest.mark.parametrize(("distances", "limit"), [((1.0, 1.0, 1.0, 1.0), 3.0), ((0.8, 1.0, 1.0, 1.0), 5.2284), ((0.5, 1.0, 1.0, 1.0), 10.0)])
-def test_beyond_what_a_message_is_blown(distances: tuple[float, ...], limit: float) -> None:
+@pytest.mark.parametrize(("near", "limit"), [(1.0, 3.0), (0.8, 1.25 ** (5 / 0.6745)), (0.5, 10.0), (0.0, 10.0)])
+def test_beyond_what_a_message_is_blown(near: float, limit: float) -> None:
     """Three medians, or five spreads below the median of the logarithm; ten of them at most, however near some are."""
     for away, out in ((0.999 * limit, False), (1.001 * limit, True)):
-        points = torch.tensor([[each, 0.0] for each in (*distances, away)], dtype=torch.float64)
+        points = torch.tensor([[each, 0.0] for each in (near, near, 1.0, 1.0, away)], dtype=torch.float64)
         inbox = lone_inbox(torch.zeros(2).double(), points)
         assert shorten(inbox, 3.0)[1].tolist() == [[False] * 4 + [out]]
         assert not bool(shorten(inbox, 12.0)[1].any())
@@ -592,26 +605,29 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert not bool(part.flagged[others].any())
 
 
-def parameters(size: int, dim: int, rounds: int) -> list[Tensor]:
+def parameters(size: int, dim: int, rounds: int, noise: float = 1e-4) -> list[Tensor]:
     """Models near a common point, each with an offset that stays."""
     stays = 1e-3 * stream(8, "stays").normal(size, dim)
-    return [5 + stays + 1e-4 * stream(9, "noise", step=step).normal(size, dim) for step in range(rounds)]
+    return [5 + stays + noise * stream(9, "noise", step=step).normal(size, dim) for step in range(rounds)]
 
 
 @pytest.mark.parametrize("far", [0.0, 1e6])
 @pytest.mark.parametrize("wild", [0, 17])
 def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -> None:
-    """Somebody far away, whatever its number, leaves the products of all others as exact as they were."""
-    size, dim, drifter = 40, 6, 30
+    """Somebody far away, whatever its number, leaves the products of all others as exact as they were.
+
+    It is far off as a receiver, too: what messages come to there is nothing to the others.
+    """
+    size, dim, drifter = 40, 20, 30
     network, trail = LocalNetwork(Complete().draw(size)), Trail()
-    for step, theta in enumerate(parameters(size, dim, 20)):
+    for step, theta in enumerate(parameters(size, dim, 60, noise=1e-2)):
         theta = theta.clone()
-        theta[drifter] += 0.02
+        theta[drifter] += 0.01
         theta[wild] += far
         (inbox,) = network.exchange(step, parameters=theta)
         share, blown = shorten(inbox, 3.0)
         trail.see(inbox, 1e-3, share, blown & (torch.arange(size) == wild))
-    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
     others = [node for node in range(size) if node not in (drifter, wild)]
     assert {REASONS[code] for code in verdict.why[others, drifter].tolist()} == {"drift"}
     assert float((verdict.why[others][:, others] != 0).double().mean()) < 0.03
@@ -714,7 +730,7 @@ def test_both_points_together_have_a_guard() -> None:
     for panel in (Panel(), Panel(guard=None)):
         for halves, found in ((here, range(7)), (there, range(7, 14))):
             verdict = verdict_of(network, others, *halves, None, panel=panel)
-            assert set(found_in(verdict.flagged[others][:, :14])[0]) == set(found)
+            assert all(rows >= set(found) for rows in found_in(verdict.flagged[others]))
             assert not bool(verdict.guarded.any())
     free = verdict_of(network, others, *here, None, probed=(there[0], there[1]), panel=Panel(guard=None))
     assert bool(free.flagged[others][:, :14].all())

@@ -108,11 +108,31 @@ def test_outcomes(graph: Complete | Ring, flagged: torch.Tensor, value: float, e
     assert watch.diverged == (ending == "diverged")
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e10])
+def test_divergence_is_seen_in_any_round(value: float) -> None:
+    """On a CPU, also between recorded rounds: it gets a row, and is not forgotten by a node that comes back."""
+    graph = Complete().draw(5)
+    watch = recorder(graph)
+    fine = torch.zeros(5, 4, dtype=torch.float64)
+    assert watch.see(snapshot(fine, graph, 2)) is None
+    assert not watch.diverged
+    wild = fine.clone()
+    wild[1] = value
+    row = watch.see(snapshot(wild, graph, 3))
+    assert row is not None
+    assert row["step"] == 3
+    assert watch.diverged
+    assert "1 of 3 honest nodes left all bounds by step 3, first node 1" in watch.summary(1.0)["sentence"]
+    watch.see(snapshot(fine, graph, 5))
+    assert watch.summary(1.0)["outcome"] == "diverged"
+
+
 def test_a_diverging_byzantine_node_is_not_a_diverging_run() -> None:
     graph = Complete().draw(5)
     watch = recorder(graph)
     theta = torch.zeros(5, 4, dtype=torch.float64)
     theta[4] = float("inf")
+    assert watch.see(snapshot(theta, graph, 4)) is None
     watch.see(snapshot(theta, graph, 5))
     assert watch.summary(1.0)["outcome"] == "finished"
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork, Plan
+from bymi import graph as graph_module
 from bymi.attacks import Adversary, SignFlip
 from bymi.detection import Detector, Panel, Watch
 from bymi.detection.identify import Pruning
@@ -29,18 +30,30 @@ def flags(size: int, share: float, seed: int) -> Tensor:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     size=st.integers(6, 16),
-    directed=st.booleans(),
     share=st.sampled_from([0.0, 0.1, 0.3, 0.6]),
     exile=st.sampled_from([None, 0.3, 0.5, 1.0]),
     seed=st.integers(0, 10_000),
 )
-def test_against_the_transcription(size: int, directed: bool, share: float, exile: float | None, seed: int) -> None:
-    hears = draw_scene(nodes=size, dim=1, directed=directed, losses=False, seed=seed).hears
+def test_against_the_transcription(size: int, share: float, exile: float | None, seed: int) -> None:
+    hears = draw_scene(nodes=size, dim=1, directed=False, losses=False, seed=seed).hears
     flagged = flags(size, share, seed)
     pruned = Graph.from_hears(torch.from_numpy(hears)).prune_mutually(flagged, exile=exile)
     arcs, mixing = prune_mutually(hears, flagged.numpy(), exile)
     np.testing.assert_array_equal(pruned.hears.numpy(), arcs)
     np.testing.assert_allclose(pruned.mixing.numpy(), mixing, rtol=0, atol=1e-14)
+
+
+def test_a_graph_in_which_not_all_who_are_heard_hear_is_refused() -> None:
+    """A single arc without its way back is enough; cutting one way is possible there."""
+    hears = draw_scene(nodes=10, dim=1, directed=False, losses=False, seed=1).hears.copy()
+    receiver, sender = np.argwhere(hears)[0]
+    hears[receiver, sender] = False
+    graph, flagged = Graph.from_hears(torch.from_numpy(hears)), flags(10, 0.2, 1)
+    with pytest.raises(graph_module.GraphError, match="directed"):
+        graph.prune_mutually(flagged, exile=0.5)
+    with pytest.raises(graph_module.GraphError, match="directed"):
+        LocalNetwork(graph).weigh(flagged, mutual=True, exile=None)
+    assert torch.equal(LocalNetwork(graph).weigh(flagged, mutual=False, exile=None).graph.mixing, graph.prune(flagged).mixing)
 
 
 def exiles(graph: Graph, flagged: Tensor, exile: float) -> Tensor:
@@ -131,6 +144,21 @@ def test_a_second_verdict_starts_from_all_arcs() -> None:
     assert torch.equal(again.graph.mixing, graph.prune_mutually(flags(12, 0.2, 9), exile=0.5).mixing)
 
 
+def test_cutting_one_way_keeps_the_weights_of_the_graph() -> None:
+    """Whatever these are: weights of a graph that are not Metropolis are shared out over what is left of a row."""
+    drawn = ErdosRenyi(0.6).draw(12, seed=2)
+    own = torch.linspace(0.2, 0.8, 12, dtype=torch.float64)
+    spread = (1 - own)[:, None] * drawn.hears / drawn.hears.sum(1, keepdim=True)
+    graph = Graph(drawn.hears, spread + own.diag())
+    once = LocalNetwork(graph).weigh(flags(12, 0.3, 3), mutual=False, exile=None)
+    assert torch.equal(once.graph.mixing, graph.prune(flags(12, 0.3, 3)).mixing)
+    assert torch.equal(once.arcs, graph.hears)
+    again = once.weigh(flags(12, 0.2, 9), mutual=False, exile=None)
+    assert torch.equal(again.graph.mixing, graph.prune(flags(12, 0.2, 9)).mixing)
+    back = again.weigh(torch.zeros(12, 12, dtype=torch.bool), mutual=False, exile=None)
+    assert torch.allclose(back.graph.mixing, graph.mixing, rtol=1e-14)
+
+
 def test_faces_keep_their_columns() -> None:
     """Messages that differ by receiver: the weights of the pruned graph, one column an arc, cut ones included."""
     members = torch.arange(12) % 4 == 1
@@ -151,11 +179,29 @@ def test_faces_keep_their_columns() -> None:
 
 def test_watching_needs_a_panel() -> None:
     hardened = Detector(panel=Panel(), pruning="mutual")
-    assert Plan(30, 10, detector=hardened, watch=Watch(every=5, window=3)).detections == [10, 15, 20, 25]
     assert Plan(30, 10, detector=hardened, watch=Watch(every=None)).detections == [10]
     for detector in (None, Detector(), Detector(pruning="mutual")):
         with pytest.raises(InputError, match="watch"):
             Plan(30, 10, detector=detector, watch=Watch())
+
+
+@pytest.mark.parametrize(
+    ("steps", "every", "moments"),
+    [
+        (30, 5, [10, 15, 20, 25, 29]),
+        (30, 1, list(range(10, 30))),
+        (31, 5, [10, 15, 20, 25, 30]),
+        (30, 100, [10, 20]),
+        (18, 100, [10]),
+        (310, 100, [10, 110, 210, 300]),
+        (220, 100, [10, 110, 210]),
+        (11, 300, [10]),
+    ],
+)
+def test_one_more_detection_shortly_before_the_end(steps: int, every: int, moments: list[int]) -> None:
+    """A tenth of the usual distance before it, one round at least; not where a regular one is as late."""
+    hardened = Detector(panel=Panel(), pruning="mutual")
+    assert Plan(steps, 10, detector=hardened, watch=Watch(every=every)).detections == moments
 
 
 @pytest.mark.parametrize("pruning", ["directed", "mutual"])
@@ -171,7 +217,7 @@ def test_mutual_pruning_without_watching_is_refused() -> None:
         Plan(30, 10, detector=Detector(pruning="mutual"))
 
 
-@pytest.mark.parametrize("bad", [{"every": 0}, {"window": 0}, {"fuse_share": 1.0}, {"longest": 0}, {"drift": 0.0}])
+@pytest.mark.parametrize("bad", [{"every": 0}, {"fuse": 0.0}, {"fuse_share": 1.0}, {"longest": 0}, {"drift": 0.0}])
 def test_refused_watches(bad: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Watch(**bad)  # type: ignore[arg-type]

@@ -121,7 +121,9 @@ def literal(scores: list[float], lies: list[bool], level: float, rule: str) -> l
     below = sorted(-score for score in scores if score < 0)
     if not below:
         return [False] * len(scores)
-    noise = 1.4826 * (below[(len(below) - 1) // 2] + below[len(below) // 2]) / 2
+    sizes = sorted(abs(score) for score in scores)
+    middle, usual = ((some[(len(some) - 1) // 2] + some[len(some) // 2]) / 2 for some in (below, sizes))
+    noise = 1.4826 * max(middle, 0.7 * usual)
     wider = 1 + 10 * max(0.0, 1 / len(scores) - 1 / 60)
     weak = limit(1)
     return [score >= 8 * wider * noise or (score >= 5 * wider * noise and score >= weak) for score in scores]
@@ -217,11 +219,11 @@ def test_what_is_known_of_the_usual_network(outlooks: dict[int, Outlook]) -> Non
 
 
 def test_a_higher_degree_is_advised_where_this_one_does_not_do() -> None:
-    outlook = forecast(Question(150, 5, 0.2))
+    outlook = forecast(Question(150, 5, 0.3))
     assert not outlook.does
     assert outlook.enough is not None
     assert outlook.enough > 5
-    assert forecast(Question(150, outlook.enough, 0.2)).does
+    assert forecast(Question(150, outlook.enough, 0.3)).does
     assert forecast(Question(9, 4, 0.45)).enough is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.experiment.profiles import PROFILES
-from bymi.experiment.spec import Spec, read_spec
+from bymi.experiment.spec import Detection, Panel, Spec, Watch, read_spec
 from bymi.runs.scene import build_scene
 
 SMALL = ("nodes=20", "data.dim=5", "data.samples=40", "steps=40", "method=drsgd-bymi")
@@ -68,7 +68,7 @@ def test_every_piece_is_a_switch(word: str) -> None:
 def test_one_detection_only() -> None:
     plan = build_scene(load(None, [*SMALL, "watch.every=off"]).sheet).plan
     assert plan.detections == [4]
-    assert build_scene(load(None, [*SMALL, "watch.every=10"]).sheet).plan.detections == [4, 14, 24, 34]
+    assert build_scene(load(None, [*SMALL, "watch.every=10"]).sheet).plan.detections == [4, 14, 24, 34, 39]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,11 @@ def test_one_detection_only() -> None:
         ("watch.fuse_share=2", "watch.fuse_share: got 2, allowed: less than 1"),
         ("detection.sample=some", "detection.sample: got 'some', allowed:"),
         ("detection.scale=pca", "detection.scale: got 'pca', allowed: identity with a panel"),
-        ("detection.cross_fit=false detection.centre=median", "detection.centre: allowed with a panel"),
+        ("detection.cross_fit=false detection.centre=median panel.edge=off", "detection.centre: allowed with a panel"),
+        ("detection.centre=mean", "detection.centre: got 'mean', allowed: with panel.edge = off"),
+        ("detection.centre.share=0.4", "detection.centre: got "),
+        ("detection.offset=1", "detection.offset: got 1, allowed: with panel.strong = off"),
+        ("watch.window=100", "watch.window: unknown key (got 100)"),
     ],
 )
 def test_a_mistake_is_one_line(words: str, line: str) -> None:
@@ -90,6 +94,39 @@ def test_a_mistake_is_one_line(words: str, line: str) -> None:
         load(None, words.split())
     assert str(problem.value).startswith(line)
     assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["detection.centre=mean panel.edge=off", "detection.offset=1 panel.strong=off", "detection.centre=filtering"],
+)
+def test_what_a_piece_of_the_panel_replaces_can_be_set_without_it(words: str) -> None:
+    build_scene(load(None, [*SMALL, *words.split()]).sheet)
+    assert load(None, ["profile=paper", "detection.offset=1", "detection.centre=mean"]).detection.offset == 1
+
+
+def test_sections_made_in_python_are_filled_like_words() -> None:
+    """What was set in a section stays, what was not comes from the profile, whichever that is."""
+    made = Spec(detection=Detection(fdr_level=0.1), watch=Watch(every=50), panel=Panel(direction=None))
+    assert made == load(None, ["detection.fdr_level=0.1", "watch.every=50", "panel.direction=off"])
+    assert made.detection.pruning == "mutual"
+    assert Spec(profile="paper", detection=Detection(fdr_level=0.1)) == load(None, ["profile=paper", "detection.fdr_level=0.1"])
+    assert Spec(detection=Detection(point="sender")).detection.point == "sender"
+    assert Spec(detection=Detection()) == Spec()
+
+
+def test_mutual_pruning_needs_edges_both_ways(tmp_path: Path) -> None:
+    """A graph with arcs is refused before any round, with what can be done."""
+    arcs = tmp_path / "arcs.txt"
+    size = 20
+    lines = [f"{node} {(node + step) % size}" for node in range(size) for step in range(1, 8)]
+    arcs.write_text("\n".join(lines) + "\n")
+    both = load(None, [*SMALL, f"graph=file:path={arcs}"])
+    build_scene(both.sheet)
+    one_way = load(None, [*SMALL, f"graph=file:path={arcs}", "graph.directed=true"])
+    with pytest.raises(InputError, match=r"detection\.pruning"):
+        build_scene(one_way.sheet)
+    build_scene(load(None, [*SMALL, f"graph=file:path={arcs}", "graph.directed=true", "detection.pruning=directed"]).sheet)
 
 
 def test_a_sample_larger_than_there_is_says_so() -> None:

@@ -19,7 +19,7 @@ from bymi.report.red_team import harmless, verdict
 from bymi.runs.scene import build_scene
 
 IMAGES_ONLY = {"ood", "label-flip"}
-BESIDE = {"inf": "nan", "misshapen": "silent"}  # the same to whoever does not hear them
+BESIDE = {"misshapen": "silent"}  # the same to whoever does not hear them
 
 
 def test_every_attack_on_the_linear_problem_has_a_row() -> None:
@@ -60,7 +60,7 @@ def small(study: RedTeam, rows: list[str]) -> RedTeam:
             values.update(nodes=24, steps=60, graph="erdos-renyi:p=0.8", record_every=60)
             values["warm_up"]["steps"] = 20
             if values["watch"] is not None:
-                values["watch"].update(every=20, window=10)
+                values["watch"].update(every=20)
             trials.append(dataclasses.replace(trial, spec=read_spec(values)))
     return dataclasses.replace(study, trials=trials)
 
@@ -69,7 +69,7 @@ def small(study: RedTeam, rows: list[str]) -> RedTeam:
 def test_every_row_can_be_built(row: str) -> None:
     trials = [trial for trial in build_red_team("red-team", seeds=1, only=["hardened"]).trials if trial.row == row]
     scene = build_scene(trials[0].spec.sheet)
-    assert len(scene.plan.detections) == 6
+    assert scene.plan.detections == [300, 600, 900, 1200, 1500, 1800, 1970]
 
 
 def test_the_page_of_attacks(tmp_path: Path) -> None:
@@ -98,7 +98,8 @@ def test_the_other_pages(name: str, rows: list[str], tmp_path: Path) -> None:
 
 
 def summary(**changes: Any) -> dict[str, Any]:
-    return {"outcome": "finished", "pa": 1.0, "honest_edge_loss": 0.01, "gap": 1.0, "honest": 120, **changes}
+    whole = {"core_size": 120, "core_byzantine": 0, "honest": 120}
+    return {"outcome": "finished", "pa": 1.0, "honest_edge_loss": 0.01, "gap": 1.0, **whole, **changes}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,17 @@ def summary(**changes: Any) -> dict[str, Any]:
         ("sign flip", [summary(pa=0.5, gap=3.8e-3)], "**through**"),
         ("joint shift 0.3", [summary(pa=0.5, gap=1.0)], "below the noise"),
         ("sign flip", [summary(), summary(outcome="diverged")], "**diverged**"),
-        ("no attackers", [summary(gap=1e-5)], "-"),
+        ("sign flip", [summary(core_size=113)], "**core lost**"),
+        ("sign flip", [summary(core_size=120, core_byzantine=7)], "**core lost**"),
+        ("sign flip", [summary(core_size=114)], "stopped"),
+        ("sign flip", [summary(core_size=108), summary(core_size=120)], "stopped"),
+        ("joint shift 0.3", [summary(pa=0.5, core_size=100)], "**core lost**"),
+        ("sign flip", [summary(outcome="diverged", core_size=None, core_byzantine=None)], "**diverged**"),
+        ("sign flip", [summary(pa=None, core_size=None, core_byzantine=None)], "**through**"),
+        ("no attackers", [summary(gap=1e-5)], "calm"),
+        ("no attackers", [summary(pa=None, honest_edge_loss=None, core_size=None)], "calm"),
+        ("no attackers", [summary(gap=1e-5, honest_edge_loss=0.011)], "**edges lost**"),
+        ("no attackers", [summary(honest_edge_loss=0.011, core_size=100)], "**core lost**"),
     ],
 )
 def test_how_an_attack_ended(row: str, runs: list[dict[str, Any]], word: str) -> None:

@@ -173,8 +173,9 @@ def test_several_mistakes_are_counted() -> None:
     ],
 )
 def test_aliases_and_shorthands_are_the_same_spec(alias: str, name: str) -> None:
-    assert load(None, [alias]) == load(None, [name])
-    assert load(None, [alias]).digest == load(None, [name]).digest
+    alike, same = (load(None, ["panel.edge=off", word]) for word in (alias, name))  # the panel's edge replaces the centre
+    assert alike == same
+    assert alike.digest == same.digest
 
 
 def test_data_is_written_like_any_other_part_and_without_a_name_it_is_linear() -> None:
@@ -191,7 +192,7 @@ def test_data_is_written_like_any_other_part_and_without_a_name_it_is_linear() -
 
 @pytest.mark.parametrize("centre", CENTRES)
 def test_cross_fitting_needs_a_centre_that_is_a_weighted_mean(centre: str) -> None:
-    words = [f"detection.centre={centre}", "detection.cross_fit=true"]
+    words = [f"detection.centre={centre}", "detection.cross_fit=true", "panel.edge=off"]
     if issubclass(CENTRES[centre], SetRule):
         assert load(None, words).detection.cross_fit
     else:
@@ -262,7 +263,7 @@ PANEL = {
     **{"absurd": 2000.0, "duplicate": 0.01, "high": "off", "low": 7.0, "alike": "off", "edge": 1.3, "most": 0.4},
     **{"strong": 9.0, "weak": 6.0, "direction": "off", "joint": 3.0, "guard": 0.6, "widen": 5.0},
 }
-WATCH = {"every": 100, "window": 50, "fuse": "off", "fuse_share": 0.3, "drift": 6.0, "deed": "off", "longest": 4}
+WATCH = {"every": 100, "fuse": "off", "fuse_share": 0.3, "drift": 6.0, "deed": "off", "longest": 4}
 CHANGES = [
     'method="dsgd"',
     "nodes=151",
@@ -292,9 +293,9 @@ CHANGES = [
     "warm_up.schedule=linear",
     "warm_up.batch=9",
     "detection.fdr_level=0.1",
-    "detection.offset=1",
-    "detection.centre=mean",
-    "detection.centre.share=0.4",
+    "panel.strong=off detection.offset=1",
+    "panel.edge=off detection.centre=mean",
+    "panel.edge=off detection.centre.share=0.4",
     "profile=paper",
     "profile=paper detection.scale=pca",
     "detection.point=sender",

@@ -294,8 +294,17 @@ def drifting(deeds: Vector, judged: set[int], centre: Centre, bound: float) -> s
         left = [row for row in range(len(deeds)) if row not in gone]
         middle = centre(deeds[left])
         values = {row: log(float(np.sum((deeds[row] - middle) ** 2))) for row in left}
-        gone |= {row for row in left if row in judged and off(values[row], list(values.values())) > bound}
+        gone |= standing_off({row: off(values[row], list(values.values())) for row in left if row in judged}, bound)
     return gone
+
+
+def standing_off(values: dict[int, float], bound: float) -> set[int]:
+    """Whoever is beyond the bound, or beyond 0.65 of it together with a tenth of all, two at least."""
+    for limit, most in ((0.65 * bound, max(2.0, 0.1 * len(values))), (bound, 0.0)):
+        found = {row for row, value in values.items() if value > limit}
+        if len(found) >= most:
+            return found
+    return set()
 
 
 def belying(deeds: Vector, claims: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
@@ -310,7 +319,7 @@ def belying(deeds: Vector, claims: Vector, judged: set[int], weigh: Centre, boun
             q, g = deeds[row] - q0, claims[row] - g0
             kappa = min(2.0, max(0.7, -float(q @ g) / float(g @ g)))
             values[row] = log(float(np.sum((q + kappa * g) ** 2)))
-        gone |= {row for row in left if row in judged and off_above(values[row], list(values.values())) > bound}
+        gone |= standing_off({row: off_above(values[row], list(values.values())) for row in left if row in judged}, bound)
     return gone
 
 
