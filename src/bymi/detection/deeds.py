@@ -17,8 +17,8 @@ _ANSWER = (0.7, 2.0)  # by how much of its gradient a node may stand off the oth
 def drifting(trail: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor) -> tuple[Tensor, Tensor]:
     """Rows whose parameters stood off for long [b, n], and by how many spreads of log |q - c|^2 [b, n].
 
-    `trail` [b, n, n] are products of q_j, the mean of theta_j / eta over a window of rounds: a good node stands off by its
-    own gradient, more or less, at every step size.
+    `trail` [b, n, n] are products of q_j, the mean of theta_j over a window of rounds, over that of the step sizes: a good node
+    stands off by its own gradient, more or less, at every step size.
     """
     gone = torch.zeros_like(valid)
     off = torch.zeros_like(trail[:, 0])

@@ -1,4 +1,4 @@
-"""What each neighbour did since the last detection: the mean of its parameters as they were used, each over its step size."""
+"""What each neighbour did since the last detection: the mean of its parameters, as they were used, over the mean step size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class Trail:
     """Sums over the rounds seen so far. Columns are those of the inboxes, which stay the same over a run."""
 
     rounds: int = 0
-    messages: Tensor | None = None  # [J, D] sums of theta / eta over the rounds in which they were usable
+    steps: float = 0.0  # sum of the step sizes
+    messages: Tensor | None = None  # [J, D] sums of theta over the rounds in which they were usable
     own: Tensor | None = None  # [B, D]
     times: Tensor | None = None  # [J] rounds in which a message was usable
     refused: Tensor | None = None  # [B, J] rounds in which it was not heard or blew the fuse
@@ -29,12 +30,13 @@ class Trail:
         most = inbox.expected.sum(0)
         heard = most > 0 if inbox.complete else (2 * inbox.heard.sum(0) >= most) & (most > 0)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
-            # In float64: late in a run theta / eta is far longer than what nodes differ by.
+            # In float64: late in a run theta is far longer than what nodes differ by.
             self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (inbox.messages, inbox.own))
             self.times = torch.zeros(len(heard), dtype=torch.int64, device=heard.device)
             self.refused = torch.zeros(inbox.heard.shape, dtype=torch.int32, device=heard.device)
-        self.messages.add_(used if bool(heard.all()) else used * heard[:, None], alpha=1 / rate)
-        self.own.add_(inbox.own, alpha=1 / rate)
+        self.messages.add_(used if bool(heard.all()) else used * heard[:, None])
+        self.own.add_(inbox.own)
+        self.steps += rate
         self.times += heard
         if not inbox.complete:
             self.refused += inbox.unheard
@@ -43,12 +45,16 @@ class Trail:
         self.inbox = inbox
 
     def vectors(self) -> Tensor:
-        """q of every column and of every receiver itself [J + B, D]."""
+        """q of every column and of every receiver itself [J + B, D].
+
+        Sums over sums, not a mean of quotients: where steps fall to nothing, the last rounds would drown all others.
+        """
         assert self.messages is not None
         assert self.own is not None
         assert self.times is not None
         mean = self.messages / self.times.clamp_min(1)[:, None].to(self.messages)
-        return torch.cat([mean, self.own / max(1, self.rounds)])
+        rounds = max(1, self.rounds)
+        return torch.cat([mean, self.own / rounds]) * (rounds / self.steps)
 
 
 def _as_used(inbox: Inbox, share: Tensor) -> Tensor:
