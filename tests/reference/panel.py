@@ -20,6 +20,7 @@ Centre = Callable[[Vector], Vector]
 
 _TINY = float(np.finfo(np.float64).tiny)
 _NORMAL = 1.4826
+REACH = 1.25  # usual distances that a message may pull
 
 
 def median(values: list[float]) -> float:
@@ -119,14 +120,18 @@ def too_good(first: Vector, second: Vector, own: int | None, weights: Vector, lo
 
 
 def alike(first: Vector, second: Vector, own: int | None, high: float) -> set[int]:
-    """Three times: whoever's difference of halves resembles those left too much leaves; nobody counts for more than a half."""
+    """Three times: whoever's difference of halves resembles those left too much leaves.
+
+    Nobody counts for more than a half, and too much is 2.5 above the median at least.
+    """
     gone: set[int] = set()
     unit = [difference / np.linalg.norm(difference) for difference in first - second]
     for _ in range(3):
         left = [row for row in range(len(first)) if row not in gone]
         kinship = {row: sum(min(0.5, float(unit[row] @ unit[other]) ** 2) for other in left if other != row) for row in left}
         among = list(kinship.values())
-        gone |= {row for row in left if row != own and off(kinship[row], among) > high}
+        usual = median(among)
+        gone |= {row for row in left if row != own and off(kinship[row], among) > high and kinship[row] - usual > 2.5}
     return gone
 
 
@@ -266,9 +271,13 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     note(rows, found, "score")
     how = {"edge": panel.edge, "strong": panel.direction * wider, "weak": panel.joint * wider, "level": level / 2}
     note(rows, shifted(one, two, mine, middle, **how, out=far), "direction")
-    return guard(guard(why, before, ("inconsistent", "alike", "too good"), panel.guard), after, _SOFT, panel.guard)
+    screened = guard(why, before, _SCREEN, panel.guard)
+    if screened != why:  # the screen was a mistake, and with it what was found among those it left
+        return ["kept" if word in _SOFT else word for word in screened]
+    return guard(why, after, _SOFT, panel.guard)
 
 
+_SCREEN = ("inconsistent", "alike", "too good")
 _SOFT = ("extreme score", "score", "direction")
 
 
@@ -323,8 +332,10 @@ def belying(deeds: Vector, claims: Vector, judged: set[int], weigh: Centre, boun
     return gone
 
 
-def shortened(own: Vector, heard: dict[int, Vector], weights: dict[int, float], factor: float) -> tuple[dict[int, float], set[int]]:
-    """What is left of each message at one node: none pulls farther than 1.1 usual distances; and which are far beyond that."""
+def shortened(
+    own: Vector, heard: dict[int, Vector], weights: dict[int, float], factor: float
+) -> tuple[dict[int, float], set[int]]:
+    """What is left of each message at one node: none pulls farther than REACH; and which are far beyond that."""
     distances = {sender: float(np.linalg.norm(vector - own)) for sender, vector in heard.items()}
     carrying = sorted(distances[sender] for sender in heard if weights[sender] > 0)
     if not carrying:
@@ -332,7 +343,8 @@ def shortened(own: Vector, heard: dict[int, Vector], weights: dict[int, float], 
     middle, quarter = carrying[(len(carrying) - 1) // 2], carrying[(len(carrying) - 1) // 4]
     spreads = 5 / 0.6745 * (log(middle) - log(max(quarter, 0.1 * middle)))
     limit = middle * math.exp(min(max(spreads, math.log(factor)), math.log(max(factor, 10.0))))
-    share = {sender: 1.0 if away <= 1.1 * middle else 1.1 * middle / away for sender, away in distances.items()}
+    reach = REACH * middle
+    share = {sender: 1.0 if away <= reach else reach / away for sender, away in distances.items()}
     return share, {sender for sender, away in distances.items() if away > limit}
 
 
@@ -350,13 +362,14 @@ class Walked:
     def __init__(self, dim: int) -> None:
         self.total, self.times = np.zeros(dim), 0
 
-    def add(self, sent: Vector, rate: float, listeners: list[Vector], share: list[float], heard: int) -> None:
-        """One round: the own vectors of all who expect a message, what each left of it, and how many heard it."""
+    def add(self, sent: Vector, rate: float, listeners: list[Vector], share: list[float], heard: int, near: list[bool]) -> None:
+        """One round: own vectors of all who expect a message, what each left of it, how many heard it, who is not far off."""
         if rate <= 0 or not listeners or 2 * heard < len(listeners):
             return
         usual = sorted(share)[(len(share) - 1) // 2]
-        middle = mean_of(np.array(listeners), even(len(listeners)))
-        self.total = self.total + (middle + usual * (sent - middle) if usual < 1 else sent) / rate
+        sane = [vector for vector, close in zip(listeners, near, strict=True) if close]
+        middle = mean_of(np.array(sane), even(len(sane)))
+        self.total = self.total + (middle + usual * (sent - middle) if usual < 1 else sent)
         self.times += 1
 
 

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from bymi.detection.evidence import Evidence
-from bymi.detection.robust import log, standing
+from bymi.detection.robust import log, median, standing
 from bymi.detection.spectrum import centred_diagonal
 
 _TINY = torch.finfo(torch.float64).tiny
-_ALIKE = 0.5
+_ALIKE, _EXCESS = 0.5, 2.5  # so six copies at least
 _PASSES = 3  # whoever is found leaves the estimate, and others may stand out then
 
 
@@ -34,8 +34,8 @@ def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
     """Rows whose x1 - x2 resembles that of others [b, n], and by how many spreads they are off [b, n].
 
     Noise of different nodes is independent; colluders who follow one plan share it, also where their halves point apart so
-    that no score can see them. Measured by the sum of squared cosines with all others, none counted above `_ALIKE`: else
-    three or four liars who repeat the difference of a good node would have it flagged with them.
+    that no score can see them. Measured by the sum of squared cosines with all others, none counted above `_ALIKE`, and
+    `_EXCESS` above the median at least: few liars who repeat the difference of a good node shall not have it flagged with them.
     """
     products = evidence.difference
     # Roots first: of two halves that do not differ, or of an empty seat, a product of squares would be nothing to divide by.
@@ -47,7 +47,7 @@ def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
         left = evidence.valid & ~gone
         kinship = (square @ left.to(square)[:, :, None]).squeeze(2) - square.diagonal(dim1=1, dim2=2) * left
         off = standing(kinship, left)
-        found = evidence.judged & (off > high) & ~gone
+        found = evidence.judged & (off > high) & (kinship - median(kinship, left) > _EXCESS) & ~gone
         if not bool(found.any()):
             break
         gone = gone | found

@@ -150,5 +150,5 @@ def _guard(code: Tensor, hard: Tensor, before: Evidence, left: Evidence, share: 
     failed = soft.sum(1) > share * left.judged.sum(1)
     by_screen = (hard != 0) & before.judged
     worse = by_screen.sum(1) > share * before.judged.sum(1)
-    fallen = (soft & failed[:, None]) | (by_screen & worse[:, None])
+    fallen = (soft & (failed | worse)[:, None]) | (by_screen & worse[:, None])
     return torch.where(fallen, torch.zeros_like(code), code), failed | worse

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from bymi.inbox import Inbox
+from bymi.vectors import norms
+
+_FAR = 3.0  # times the median distance from the midst
 
 
 @dataclass(eq=False)
@@ -60,14 +63,23 @@ class Trail:
 def _as_used(inbox: Inbox, share: Tensor) -> Tensor:
     """Messages [J, D], those that were shortened at their usual length: what a far one pretends does not count.
 
-    Usual: by the median of what its receivers left of it, towards the mean of these receivers. Of a single receiver, or with
-    a message for each, that is exact.
+    Usual: by the median of what its receivers left of it, towards the mean of those of them who are not far off themselves.
+    Of a single receiver, or with a message for each, that is exact.
     """
     left = torch.where(inbox.expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
     short = (left < 1).nonzero().flatten()
     if not len(short):
         return inbox.messages
-    who = inbox.expected[:, short].to(inbox.own.dtype)
-    towards = (who.T @ inbox.own) / who.sum(0)[:, None]
+    sane = _near(inbox)
+    own = torch.where(sane[:, None], inbox.own, torch.zeros_like(inbox.own))  # what is not finite would spoil the product
+    who = (inbox.expected[:, short] & sane[:, None]).to(own.dtype)
+    towards = (who.T @ own) / who.sum(0).clamp_min(1)[:, None]
     part = left[short][:, None].to(inbox.own.dtype)
     return inbox.messages.index_copy(0, short, towards + part * (inbox.messages[short] - towards))
+
+
+def _near(inbox: Inbox) -> Tensor:
+    """Receivers [B] that are not far beyond the others; all where that leaves nobody."""
+    away = norms(inbox.own - inbox.rows.origin)
+    near = away <= _FAR * away.nanmedian()  # NaN compares false
+    return near if bool(near.any()) else torch.isfinite(away)

@@ -188,7 +188,9 @@ class Spec(Section):
             ]
             for key, switch, changed, other in ignored:
                 if switch is not None and changed:
-                    raise ValueError(f"detection.{key}: got {getattr(self.detection, key)!r}, allowed: with {other} = off")
+                    value = getattr(self.detection, key)
+                    got = value.name if isinstance(value, Part) else value
+                    raise ValueError(f"detection.{key}: got {got!r}, allowed: with {other} = off")
             if not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
                 raise ValueError("detection.centre: allowed with a panel: a centre that is a weighted mean")
 
