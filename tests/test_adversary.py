@@ -184,7 +184,7 @@ def test_every_attack_runs_to_the_end_with_every_method(name: str) -> None:
 @pytest.mark.parametrize("pruning", ["mutual", "directed"])
 @pytest.mark.parametrize("name", OF_VECTORS)
 def test_every_attack_runs_to_the_end_against_the_hardened_profile(name: str, pruning: str) -> None:
-    watch = ("watch.every=5", "watch.window=3", f"detection.pruning={pruning}")
+    watch = ("watch.every=5", f"detection.pruning={pruning}")
     scene = scene_of(f"attack={name}", "method=drsgd-bymi", "byzantine_pruning=none", *watch)
     snapshots = rounds(scene, scene.adversary)
     assert snapshots[-1].step == 20

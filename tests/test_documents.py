@@ -65,7 +65,8 @@ SMALL_IMAGES = (
 def small_images(given: dict[str, Any]) -> Spec:
     """A spec of an image study, made small."""
     changes = {"nodes": 8, "steps": 6, "data": {"name": given["data"], "samples": 24, "identification": 8}}
-    return read_spec({**given, **changes, "warm_up": {**given["warm_up"], "steps": 3, "batch": 4}})
+    sample = {"detection": {**given["detection"], "sample": 8}} if "sample" in given["detection"] else {}
+    return read_spec({**given, **changes, **sample, "warm_up": {**given["warm_up"], "steps": 3, "batch": 4}})
 
 
 @pytest.mark.parametrize("line", SHELL)
