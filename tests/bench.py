@@ -1,0 +1,40 @@
+"""A bench for tests: verdicts on halves and on parameters that nodes have sent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bymi import Filtering, LocalNetwork
+from bymi.detection import Claims, Detector, Panel, Trail, Verdict, Watch, sit
+from bymi.streams import stream
+
+
+def verdict_of(
+    network: LocalNetwork,
+    receivers: Tensor,
+    first: Tensor,
+    second: Tensor,
+    trail: Trail | None,
+    *,
+    serving: Tensor | None = None,
+    probed: tuple[Tensor, Tensor] | None = None,
+    panel: Panel | None = None,
+) -> Verdict:
+    detector = Detector(panel=panel or Panel(), centre=Filtering(), cross_fit=True, pruning="mutual")
+    inboxes = network.exchange(0, **{"first half": first, "second half": second})
+    there = None
+    if probed is not None:
+        there = Claims(*network.exchange(0, **dict(zip(("first half", "second half"), probed, strict=True))))
+    serving = torch.zeros_like(network.arcs) if serving is None else serving
+    return sit(receivers, network.arcs, network.nodes, Claims(*inboxes), there, trail, serving, detector, Watch())
+
+
+def halves_of(size: int, dim: int = 6) -> tuple[Tensor, Tensor]:
+    return stream(1, "first").normal(size, dim), stream(1, "second").normal(size, dim)
+
+
+def parameters(size: int, dim: int, rounds: int, noise: float = 1e-4) -> list[Tensor]:
+    """Models near a common point, each with an offset that stays."""
+    stays = 1e-3 * stream(8, "stays").normal(size, dim)
+    return [5 + stays + noise * stream(9, "noise", step=step).normal(size, dim) for step in range(rounds)]

@@ -1,0 +1,382 @@
+"""Who sits before whom, what is held against them, and the whole bench: seats, evidence, verdicts, fresh halves."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bymi import Graph, InputError, LocalNetwork
+from bymi.attacks import Adversary, SignFlip
+from bymi.detection import Answers, Claims, Detector, Panel, Trail, Verdict, Watch, sit, tribunal
+from bymi.detection.evidence import Evidence, Seats
+from bymi.detection.fuse import shorten
+from bymi.detection.reasons import REASONS
+from bymi.problems.split import fresh_halves
+from bymi.streams import stream
+from bymi.topology import Complete, ErdosRenyi
+from tests.bench import halves_of, parameters, verdict_of
+from tests.reference.scenes import draw_scene
+from tests.rooms import found_in
+from tests.rounds import network_of
+
+# Seats and evidence
+
+
+def two_faced(size: int, seed: int) -> tuple[LocalNetwork, Adversary]:
+    members = torch.arange(size) % 4 == 1
+    adversary = Adversary(members, SignFlip(), faces="two", seed=seed)
+    return LocalNetwork(ErdosRenyi(0.6).draw(size, seed=seed), adversary.tamper, adversary), adversary
+
+
+def directed(size: int, seed: int) -> Graph:
+    return Graph.from_hears(torch.from_numpy(draw_scene(nodes=size, dim=1, directed=True, losses=False, seed=seed).hears))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_seats(seed: int) -> None:
+    """Neighbours in order of their numbers, then the receiver, then nobody; for any choice of receivers."""
+    graph, nodes = directed(11, seed), torch.arange(11)
+    receivers = torch.tensor([7, 0, 4])
+    seats = Seats.of(graph.hears, nodes, receivers)
+    for place, receiver in enumerate(receivers.tolist()):
+        neighbours = graph.hears[receiver].nonzero().flatten().tolist()
+        taken = [*neighbours, receiver]
+        assert seats.nodes[place, : len(taken)].tolist() == taken
+        assert seats.taken[place].tolist() == [seat < len(taken) for seat in range(seats.taken.shape[1])]
+        assert seats.judged[place].tolist() == [seat < len(neighbours) for seat in range(seats.taken.shape[1])]
+    into = torch.full((11, 11), -1.0, dtype=torch.float64)
+    values = stream(0, "values").normal(*seats.taken.shape)
+    seats.spread(values, into)
+    for place, receiver in enumerate(receivers.tolist()):
+        neighbours = graph.hears[receiver].nonzero().flatten().tolist()
+        assert into[receiver, neighbours].tolist() == values[place, : len(neighbours)].tolist()
+    assert int((into != -1).sum()) == int(graph.hears[receivers].sum())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_seats_find_the_message_meant_for_the_receiver(seed: int) -> None:
+    network, _ = two_faced(12, seed)
+    vectors = stream(seed, "vectors").normal(12, 3)
+    (inbox,) = network.exchange(0, parameters=vectors)
+    assert inbox.senders is not None
+    assert len(inbox.messages) > 12
+    seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
+    columns = seats.columns(inbox)
+    rows, there = seats.rows(inbox)
+    for receiver in range(12):
+        for seat in range(seats.taken.shape[1]):
+            if bool(seats.judged[receiver, seat]):
+                sender, column = int(seats.nodes[receiver, seat]), int(columns[receiver, seat])
+                assert int(inbox.senders[column]) == sender
+                assert bool(inbox.expected[receiver, column])
+                assert int(rows[receiver, seat]) == column
+            elif bool(seats.taken[receiver, seat]):
+                assert torch.equal(inbox.rows.vectors[rows[receiver, seat]], vectors[receiver])
+            assert bool(there[receiver, seat]) == bool(seats.taken[receiver, seat])
+
+
+def assert_evidence(evidence: Evidence, place: int, first: list[Tensor | None], second: list[Tensor | None]) -> None:
+    """Products are those of the vectors about one origin: of all differences between rows and between halves."""
+    rows = [row for row, half in enumerate(first) if half is not None]
+    assert evidence.valid[place].nonzero().flatten().tolist() == rows
+    one, two = (torch.stack([half[row] for row in rows]) for half in (first, second))  # type: ignore[misc]
+    pick = (place, torch.tensor(rows)[:, None], torch.tensor(rows)[None, :])
+    about = torch.eye(len(rows), dtype=torch.float64) - 1 / len(rows)
+    for got, left, right in ((evidence.first, one, one), (evidence.second, two, two), (evidence.cross, one, two)):
+        assert torch.allclose(about @ got[pick] @ about, (about @ left) @ (about @ right).T, rtol=0, atol=1e-10)
+    assert torch.allclose(evidence.difference2[place, rows], (one - two).square().sum(1), rtol=1e-10)
+    if evidence.points is not None:
+        origin = one[0] - evidence.points[0][place, rows[0]]
+        assert torch.allclose(evidence.points[0][place, rows], one - origin, rtol=0, atol=1e-12)
+        assert torch.allclose(evidence.points[1][place, rows], two - origin, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dim", [5, 80])
+@pytest.mark.parametrize("seed", range(3))
+def test_claims(dim: int, seed: int) -> None:
+    """The same halves to all, some lost on the way; points only where dimensions are few."""
+    scene = draw_scene(nodes=12, dim=dim, directed=True, losses=True, seed=seed)
+    network, graph = network_of(scene), Graph.from_hears(torch.from_numpy(scene.hears))
+    first, second = torch.from_numpy(scene.vectors), torch.from_numpy(scene.second)
+    inboxes = network.exchange(0, first=first, second=second)
+    receivers = torch.tensor([3, 8, 1])
+    seats = Seats.of(graph.hears, network.nodes, receivers)
+    deeds = stream(seed, "deeds").normal(24, dim)  # of twelve columns and twelve receivers
+    own = seats.taken & ~seats.judged
+    rows = torch.where(own, 12 + receivers[:, None], seats.nodes)
+    evidence, crossed = Claims(*inboxes, deeds).before(seats, rows)
+    assert (evidence.points is None) == (dim == 80)
+    assert crossed is not None
+    for place, receiver in enumerate(receivers.tolist()):
+        order = [*np.flatnonzero(scene.hears[receiver]).tolist(), receiver]
+        gone = [sender in scene.lost and sender != receiver for sender in order]
+        halves = [[None if out else half[node] for node, out in zip(order, gone, strict=True)] for half in (first, second)]
+        assert_evidence(evidence, place, *halves)
+        assert bool((evidence.judged[place] == (evidence.valid[place] & seats.judged[place])).all())
+        for seat, node in enumerate(order):
+            for other, claimant in enumerate(order):
+                if not gone[other]:
+                    deed = deeds[12 + node] if node == receiver else deeds[node]
+                    expected = float(deed @ (first[claimant] + second[claimant]) / 2)
+                    assert float(crossed[place, seat, other]) == pytest.approx(expected, abs=1e-9)
+
+
+def test_claims_of_two_faces() -> None:
+    """Each receiver's evidence is about what it was told itself."""
+    network, adversary = two_faced(13, 2)
+    first, second = stream(0, "first").normal(13, 4), stream(0, "second").normal(13, 4)
+    inboxes = network.exchange(0, **{"first half": first, "second half": second})
+    receivers = torch.arange(13)
+    seats = Seats.of(network.arcs, network.nodes, receivers)
+    evidence, _ = Claims(*inboxes).before(seats, None)
+    for receiver in range(13):
+        order = [*network.arcs[receiver].nonzero().flatten().tolist(), receiver]
+        lied = [bool(adversary.members[node] & adversary.fooled[receiver]) and node != receiver for node in order]
+        halves = [
+            [-half[node] if lie else half[node] for node, lie in zip(order, lied, strict=True)] for half in (first, second)
+        ]
+        assert_evidence(evidence, receiver, *halves)
+
+
+@pytest.mark.parametrize("dim", [5, 80])
+def test_answers(dim: int) -> None:
+    """At every receiver's own point; two groups of receivers one after the other, some do not ask, one node is silent."""
+    graph = directed(11, 5)
+    silent = 4
+    asks = torch.ones(11, dtype=torch.bool)
+    asks[2] = False
+    data = stream(3, "data").normal(2, 11, dim)
+
+    def tamper(vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
+        return {row: None for row, sender in enumerate(senders.tolist()) if sender == silent}
+
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+        return {"first half": points * 2 + data[0, nodes], "second half": points * 2 + data[1, nodes]}
+
+    network = LocalNetwork(graph, tamper)
+    theta = stream(4, "theta").normal(11, dim)
+    claims = Answers(network.ask(0, theta, answer, asks))
+    for receivers in asks.nonzero().flatten().split(6):
+        seats = Seats.of(graph.hears, network.nodes, receivers)
+        evidence, crossed = claims.before(seats, None)
+        assert crossed is None
+        for place, receiver in enumerate(receivers.tolist()):
+            order = [*graph.hears[receiver].nonzero().flatten().tolist(), receiver]
+            halves = [
+                [None if node == silent and node != receiver else 2 * theta[receiver] + half[node] for node in order]
+                for half in data
+            ]
+            assert_evidence(evidence, place, *halves)
+
+
+# The bench
+
+
+def test_nobody_sits() -> None:
+    """No receiver asks, as where a process holds liars only: an empty verdict, no exception."""
+    network = LocalNetwork(Complete().draw(12))
+    verdict = verdict_of(network, torch.arange(0), *halves_of(12), None)
+    assert not bool(verdict.flagged.any())
+    detector = Detector(panel=Panel(), point="receiver", cross_fit=True, pruning="mutual")
+    empty = Answers(network.ask(0, torch.zeros(12, 3), lambda *_: {}, torch.zeros(12, dtype=torch.bool)))
+    nobody = torch.zeros_like(network.arcs)
+    verdict = sit(torch.arange(0), network.arcs, network.nodes, empty, None, None, nobody, detector, Watch())
+    assert not bool(verdict.flagged.any())
+
+
+def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In groups of any size, and for some of them only: each row of the verdict is the same."""
+    size = 30
+    first, second = halves_of(size)
+    first[:4] += 6.0
+    second[:4] += 6.0
+    network, trail = LocalNetwork(directed(size, 4)), Trail()
+    for step, theta in enumerate(parameters(size, 6, 10)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
+    whole = verdict_of(network, torch.arange(size), first, second, trail)
+    assert 0 < int(whole.flagged.sum()) < size * size / 4
+    monkeypatch.setattr(tribunal, "_RECEIVERS", 7)
+    grouped = verdict_of(network, torch.arange(size), first, second, trail)
+    some = torch.tensor([3, 9, 20])
+    part = verdict_of(network, some, first, second, trail)
+    assert torch.equal(grouped.why, whole.why)
+    assert torch.allclose(grouped.scores, whole.scores, rtol=1e-9, equal_nan=True)
+    assert torch.equal(part.why[some], whole.why[some])
+    others = torch.ones(size, dtype=torch.bool).index_fill(0, some, False)
+    assert not bool(part.flagged[others].any())
+
+
+@pytest.mark.parametrize("far", [0.0, 1e6])
+@pytest.mark.parametrize("wild", [0, 17])
+def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -> None:
+    """Somebody far away, whatever its number, leaves the products of all others as exact as they were.
+
+    It is far off as a receiver, too: what messages come to there is nothing to the others.
+    """
+    size, dim, drifter = 40, 20, 30
+    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    for step, theta in enumerate(parameters(size, dim, 60, noise=1e-2)):
+        theta = theta.clone()
+        theta[drifter] += 0.01
+        theta[wild] += far
+        (inbox,) = network.exchange(step, parameters=theta)
+        share, blown = shorten(inbox, 3.0)
+        trail.see(inbox, 1e-3, share, blown & (torch.arange(size) == wild))
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
+    others = [node for node in range(size) if node not in (drifter, wild)]
+    assert {REASONS[code] for code in verdict.why[others, drifter].tolist()} == {"drift"}
+    assert float((verdict.why[others][:, others] != 0).double().mean()) < 0.03
+    if far:
+        assert {REASONS[code] for code in verdict.why[others, wild].tolist()} == {"fuse"}
+
+
+@pytest.mark.parametrize("faces", [1, 2])
+def test_deeds_of_each_seat(faces: int) -> None:
+    """Neighbours' are what they sent to this receiver, its own are what it holds, also where it sends something else."""
+    network, adversary = two_faced(12, 1)
+    lied = adversary.members[None, :] & adversary.fooled[:, None]
+    if faces == 1:
+        lied = adversary.members.expand(12, -1)
+        liars = adversary.members.nonzero().flatten().tolist()
+        network = LocalNetwork(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
+    trail = Trail()
+    theta = stream(2, "theta").normal(12, 4)
+    (inbox,) = network.exchange(0, parameters=theta)
+    trail.see(inbox, 0.5, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
+    seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
+    deeds = tribunal._Deeds(trail)
+    rows = deeds.rows(seats)
+    for receiver in range(12):
+        for seat in seats.taken[receiver].nonzero().flatten().tolist():
+            node = int(seats.nodes[receiver, seat])
+            lies = bool(lied[receiver, node]) and node != receiver
+            expected = theta[node] / 0.5
+            assert torch.allclose(deeds.vectors[rows[receiver, seat]], -expected if lies else expected, rtol=1e-12)
+
+
+def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
+    """More than a share of the rounds refused: flagged; less: not."""
+    size = 24
+    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    for step, theta in enumerate(parameters(size, 6, 20)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        blown = torch.zeros(size, size, dtype=torch.bool)
+        blown[:, 3] = step < 5  # a quarter
+        blown[:, 4] = step < 4  # a fifth, not more
+        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), blown & network.arcs)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    others = [node for node in range(size) if node not in (3, 4)]
+    assert {REASONS[code] for code in verdict.why[others, 3].tolist()} == {"fuse"}
+    assert "fuse" not in {REASONS[code] for code in verdict.why[others, 4].tolist()}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "refused", "flagged"), [(1, 1, False), (5, 2, False), (5, 3, True), (10, 3, True), (10, 2, False)]
+)
+def test_few_rounds_count_as_ten(rounds: int, refused: int, flagged: bool) -> None:
+    size = 24
+    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    for step, theta in enumerate(parameters(size, 6, rounds)):
+        (inbox,) = network.exchange(step, parameters=theta)
+        blown = torch.zeros(size, size, dtype=torch.bool)
+        blown[:, 3] = step < refused
+        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), blown & network.arcs)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+    others = [node for node in range(size) if node != 3]
+    assert ("fuse" in {REASONS[code] for code in verdict.why[others, 3].tolist()}) == flagged
+
+
+def test_whoever_serves_time_is_in_no_estimate() -> None:
+    """The verdict on all others is the one of a network without them, and on themselves there is none."""
+    size, out = 30, [2, 3, 4, 5, 6, 7, 8, 9]
+    first, second = halves_of(size)
+    first[:10] += 6.0
+    second[:10] += 6.0
+    probed = (stream(5, "first").normal(size, 6), stream(5, "second").normal(size, 6))
+    thetas = parameters(size, 6, 10)
+    left = [node for node in range(size) if node not in out]
+
+    def judged(nodes: list[int], serving: list[int]) -> Verdict:
+        network, trail = LocalNetwork(Complete().draw(len(nodes))), Trail()
+        for step, theta in enumerate(thetas):
+            (inbox,) = network.exchange(step, parameters=theta[nodes])
+            trail.see(inbox, 1e-3, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
+        some = torch.zeros_like(network.arcs)
+        some[:, serving] = network.arcs[:, serving]
+        halves = (first[nodes], second[nodes])
+        there = (probed[0][nodes], probed[1][nodes])
+        return verdict_of(network, torch.arange(len(nodes)), *halves, trail, serving=some, probed=there)
+
+    whole, alone = judged(list(range(size)), out), judged(left, [])
+    assert not bool(whole.flagged[:, out].any())
+    assert bool((whole.why[:, out] == 0).all())
+    assert torch.equal(whole.why[left][:, left], alone.why)
+    assert bool(alone.flagged[:, :2].any())
+    assert torch.equal(whole.guarded[left], alone.guarded)
+    assert torch.allclose(whole.scores[left][:, left], alone.scores, rtol=1e-6, atol=1e-9, equal_nan=True)
+
+
+def test_both_points_together_have_a_guard() -> None:
+    """Seven of twenty at each of two points, different ones: each alone is a minority, both together are not."""
+    size = 21
+    network = LocalNetwork(Complete().draw(size))
+    here, there = (stream(seed, "halves").normal(2, size, 6) for seed in (1, 2))
+    here[:, :7] += 40.0
+    there[:, 7:14] += 40.0
+    others = torch.arange(14, size)
+    for panel in (Panel(), Panel(guard=None)):
+        for halves, found in ((here, range(7)), (there, range(7, 14))):
+            verdict = verdict_of(network, others, *halves, None, panel=panel)
+            assert all(rows >= set(found) for rows in found_in(verdict.flagged[others]))
+            assert not bool(verdict.guarded.any())
+    free = verdict_of(network, others, *here, None, probed=(there[0], there[1]), panel=Panel(guard=None))
+    assert bool(free.flagged[others][:, :14].all())
+    guarded = verdict_of(network, others, *here, None, probed=(there[0], there[1]))
+    assert bool(guarded.guarded[others].all())
+    kept = {"kept", "inconsistent", "alike", "too good", "absurd", "duplicate", "not heard"}
+    assert {REASONS[code] for code in guarded.why[others].unique().tolist()} <= kept
+    assert not bool(guarded.flagged[others][:, :14].any())
+
+
+# Fresh halves
+
+
+def test_fresh_halves() -> None:
+    """Disjoint, all samples used, new for every step, and each node's own whoever else is asked."""
+    nodes = torch.arange(6)
+    seen = set()
+    for step in range(4):
+        halves = fresh_halves(nodes, samples=20, count=20, seed=1, step=step)
+        first, second = halves["first half"], halves["second half"]
+        assert first.shape == second.shape == (6, 10)
+        for node in range(6):
+            assert sorted([*first[node].tolist(), *second[node].tolist()]) == list(range(20))
+            seen.add(tuple(first[node].tolist()))
+        alone = fresh_halves(torch.tensor([4]), samples=20, count=20, seed=1, step=step)
+        assert torch.equal(alone["first half"][0], first[4])
+        again = fresh_halves(nodes, samples=20, count=20, seed=1, step=step)
+        assert torch.equal(again["second half"], second)
+    assert len(seen) == 24
+    part = fresh_halves(nodes, samples=20, count=7, seed=1, step=0)
+    assert part["first half"].shape == (6, 3)
+    assert all(len({*a.tolist(), *b.tolist()}) == 6 for a, b in zip(*part.values(), strict=True))
+    for left, right in pairwise(fresh_halves(nodes, samples=20, count=20, seed=seed, step=0)["first half"] for seed in (1, 2)):
+        assert not torch.equal(left, right)
+
+
+@pytest.mark.parametrize("count", [0, 1, 22])
+def test_fresh_halves_refuses(count: int) -> None:
+    with pytest.raises(InputError):
+        fresh_halves(torch.arange(2), samples=20, count=count, seed=0, step=0)
+
+
+def test_each_sample_is_as_often_in_a_first_half() -> None:
+    """Over 4,000 draws of 10 from 20 each sample is in 2,000 +- 31.6; |z| > 6 in any of 20 has probability below 4e-8."""
+    first = fresh_halves(torch.arange(4000), samples=20, count=20, seed=3, step=0)["first half"]
+    counts = torch.bincount(first.flatten(), minlength=20).double()
+    assert float(((counts - 2000) / 1000**0.5).abs().max()) < 6
