@@ -263,7 +263,7 @@ PANEL = {
     **{"absurd": 2000.0, "duplicate": 0.01, "high": "off", "low": 7.0, "alike": "off", "edge": 1.3, "most": 0.4},
     **{"strong": 9.0, "weak": 6.0, "direction": "off", "joint": 3.0, "guard": 0.6, "widen": 5.0},
 }
-WATCH = {"every": 100, "fuse": "off", "fuse_share": 0.3, "drift": 6.0, "deed": "off", "longest": 4}
+WATCH = {"every": 100, "fuse": "off", "fuse_share": 0.3, "drift": 6.0, "deed": "off", "longest": 4, "retreat": "off"}
 CHANGES = [
     'method="dsgd"',
     "nodes=151",

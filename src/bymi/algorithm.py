@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from bymi.detection import Record, Trail
 from bymi.detection.fuse import shorten
+from bymi.detection.retreat import misled
 from bymi.network import Network
 from bymi.phases import Forge, NoForge, Snapshot, detect, judge, optimise, warm_up
 from bymi.plan import Plan
@@ -55,11 +57,18 @@ def _watched(problem: Problem, network: Network, plan: Plan, everything: Tensor,
         yield snapshot
 
     rounds = plan.steps - plan.warm_up_steps
+    used, before = network.arcs, theta  # whom nodes listen to, and where they stood, since the detection before
     for start, end in pairwise([*moments, plan.steps]):
         detection, record = judge(problem, network, plan, theta, forge, step=start, trail=trail, record=record)
-        yield detection
         assert detection.network is not None
+        assert detection.verdict is not None
+        if start == moments[-1] > moments[0] and plan.watch.retreat is not None:
+            back = misled(detection.verdict, used, plan.watch.retreat)
+            theta = torch.where(back[:, None], before, theta)
+            detection = replace(detection, theta=theta)
+        yield detection
         network, trail = detection.network, Trail()
+        used, before = network.arcs & ~detection.verdict.flagged, theta
         for snapshot in optimise(problem, network, plan, theta, forge, steps=range(start, end)):
             theta = snapshot.theta
             if end < plan.steps:

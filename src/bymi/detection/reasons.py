@@ -27,6 +27,9 @@ SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse")
 HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
 """Reasons that need no centre: they stand where a majority is flagged, which means that the centre has failed."""
 
+DEEDS = ("fuse", "drift", "deed")
+"""Reasons that lie in messages already used."""
+
 
 def reason(name: str) -> int:
     """The code of a reason."""

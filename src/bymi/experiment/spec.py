@@ -105,6 +105,7 @@ class Watch(Section):
     drift: Bound = 5.0
     deed: Bound = 5.0
     longest: int = Field(16, ge=1)
+    retreat: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Off] = 0.05
 
 
 class Optimisation(Section):
