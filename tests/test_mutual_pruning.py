@@ -217,7 +217,9 @@ def test_mutual_pruning_without_watching_is_refused() -> None:
         Plan(30, 10, detector=Detector(pruning="mutual"))
 
 
-@pytest.mark.parametrize("bad", [{"every": 0}, {"fuse": 0.0}, {"fuse_share": 1.0}, {"longest": 0}, {"drift": 0.0}, {"retreat": 1.0}])
-def test_refused_watches(bad: dict[str, float]) -> None:
-    with pytest.raises(InputError):
-        Watch(**bad)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("key", "value"), [("every", 0), ("fuse", 0.0), ("fuse_share", 1.0), ("longest", 0), ("drift", 0.0), ("retreat", 1.0)]
+)
+def test_refused_watches(key: str, value: float) -> None:
+    with pytest.raises(InputError, match=key):
+        Watch(**{key: value})  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from bymi.detection.reasons import DEEDS, reason
 def misled(verdict: Verdict, used: Tensor, share: float) -> Tensor:
     """Receivers [B] that flag more than `share` of those they listened to, `used` [B, M], for what these did.
 
-    A share, not a number: what liars can do grows with their weight, and a good node flagged by bad luck is no reason to go back.
+    A share, not a number: what liars can do grows with their weight, and one good node flagged by bad luck is no reason.
     """
     codes = torch.tensor([reason(name) for name in DEEDS], dtype=verdict.why.dtype, device=verdict.why.device)
     liars = used & torch.isin(verdict.why, codes)
