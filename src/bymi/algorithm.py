@@ -60,15 +60,16 @@ def _watched(problem: Problem, network: Network, plan: Plan, everything: Tensor,
     used, before = network.arcs, theta  # whom nodes listen to, and where they stood, since the detection before
     for start, end in pairwise([*moments, plan.steps]):
         detection, record = judge(problem, network, plan, theta, forge, step=start, trail=trail, record=record)
-        assert detection.network is not None
-        assert detection.verdict is not None
+        verdict, pruned = detection.verdict, detection.network
+        assert verdict is not None
+        assert pruned is not None
         if start == moments[-1] > moments[0] and plan.watch.retreat is not None:
-            back = misled(detection.verdict, used, plan.watch.retreat)
+            back = misled(verdict, used, plan.watch.retreat)
             theta = torch.where(back[:, None], before, theta)
             detection = replace(detection, theta=theta)
         yield detection
-        network, trail = detection.network, Trail()
-        used, before = network.arcs & ~detection.verdict.flagged, theta
+        network, trail = pruned, Trail()
+        used, before = network.arcs & ~verdict.flagged, theta
         for snapshot in optimise(problem, network, plan, theta, forge, steps=range(start, end)):
             theta = snapshot.theta
             if end < plan.steps:
