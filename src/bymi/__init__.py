@@ -35,7 +35,7 @@ from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
 from bymi.streams import Stream, stream
 from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Ring
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 __all__ = [
     "ATTACKS",

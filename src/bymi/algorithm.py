@@ -52,8 +52,8 @@ def _watched(problem: Problem, network: Network, plan: Plan, everything: Tensor,
     record = Record.blank(network.arcs, plan.watch.longest)
     theta, trail = problem.initial(network.nodes), Trail()
     for snapshot in warm_up(problem, network, plan, everything, forge, rounds=plan.warm_up_steps):
+        # No deeds to judge yet: under a robust rule good nodes stand apart, too, those whom it makes refuse most others.
         theta = snapshot.theta
-        trail.see(snapshot.inbox, plan.warm_up.step_size.at(snapshot.step - 1, plan.steps), *_shorten(plan, snapshot))
         yield snapshot
 
     rounds = plan.steps - plan.warm_up_steps

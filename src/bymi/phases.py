@@ -148,13 +148,9 @@ def judge(
     assert detector is not None
     assert watch is not None
     count = plan.identification if detector.sample == "identification" else detector.sample
-    halves = fresh_halves(
-        nodes,
-        samples=problem.samples,
-        count=problem.samples if count == "all" else count,
-        seed=plan.seed,
-        step=step,
-    )
+    count = problem.samples if count == "all" else count
+    halves = fresh_halves(nodes, samples=problem.samples, count=count, seed=plan.seed, step=step)
+    unasked = 1 - count / problem.samples
 
     def told(points: Tensor, where: str) -> dict[str, Tensor]:
         return {
@@ -182,7 +178,8 @@ def judge(
     if detector.probe:
         first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
         probed = Claims(first, second)
-    verdict = sit(asks.nonzero().flatten(), network.arcs, nodes, claims, probed, trail, record.serving, detector, watch)
+    asking = asks.nonzero().flatten()
+    verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)
     record, verdict = record.add(verdict)
     cut = forge.prune(verdict.flagged, nodes, step)
     weighed = network.weigh(cut, mutual=detector.pruning == "mutual", exile=detector.exile)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from bymi.detection.spectrum import centred_diagonal
 
 _TINY = torch.finfo(torch.float64).tiny
 _ALIKE, _EXCESS = 0.5, 2.5  # so six copies at least
+_LEAST = math.log(2.5)  # halves that differ by less than 2.5 times more or less than usual hide nobody
 _PASSES = 3  # whoever is found leaves the estimate, and others may stand out then
 
 
@@ -55,10 +58,16 @@ def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Whoever stands off by more than the bounds and by more than `_LEAST`.
+
+    Without the latter liars who all differ by the same would make every good node stand out: a crowd at one value, which they
+    place near the median, leaves next to no spread, and with each good node that goes they come closer to a majority.
+    """
     gone = torch.zeros_like(evidence.valid)
     for _ in range(_PASSES):
-        off = standing(values, evidence.valid & ~gone)
-        found = evidence.judged & ((off > high) | (off < -low)) & ~gone
+        left = evidence.valid & ~gone
+        off, away = standing(values, left), values - median(values, left)
+        found = evidence.judged & (((off > high) & (away > _LEAST)) | ((off < -low) & (away < -_LEAST))) & ~gone
         if not bool(found.any()):
             break
         gone = gone | found

@@ -11,6 +11,7 @@ from bymi.detection.spectrum import centred_diagonal
 
 _PASSES = 4
 _CROWD, _LOWER = 0.1, 0.65  # a tenth of all beyond 0.65 of the bound is no accident: then that is the bound
+_EXPLAINED = 4.0  # times the noise of a claim
 _ANSWER = (0.7, 2.0)  # by how much of its gradient a node may stand off the others
 
 
@@ -33,12 +34,21 @@ def drifting(trail: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, boun
 
 
 def belying(
-    trail: Tensor, claims: Tensor, both: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor
+    trail: Tensor,
+    claims: Tensor,
+    both: Tensor,
+    noise: Tensor,
+    valid: Tensor,
+    judged: Tensor,
+    centre: SetRule,
+    bound: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Rows whose deeds do not follow from their claims [b, n], and by how many spreads of log |residual|^2 [b, n].
 
     A node that uses the gradient g_j it claims stands off by about -g_j (less the mean). `claims` are products of the
     g_j, `both` products <q_r, g_s>. Residual: q_j + kappa g_j about the centres, with the best kappa in a narrow range.
+    `noise` [b, n] is what |g_j|^2 is off by because only part of the samples were asked about: a residual that this explains
+    is no lie.
     """
     gone = torch.zeros_like(valid)
     off = torch.zeros_like(trail[:, 0])
@@ -46,8 +56,9 @@ def belying(
         weights = centre.weights(trail, valid & ~gone)
         deed, claim, pair = (centred_diagonal(matrix, weights) for matrix in (trail, claims, both))
         kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
-        off = standing_above(log(deed + 2 * kappa * pair + kappa.square() * claim), valid & ~gone)
-        found = judged & (off > _lowered(off, judged & ~gone, bound)) & ~gone
+        residual = deed + 2 * kappa * pair + kappa.square() * claim
+        off = standing_above(log(residual), valid & ~gone)
+        found = judged & (off > _lowered(off, judged & ~gone, bound)) & (residual > _EXPLAINED * kappa.square() * noise) & ~gone
         if not bool(found.any()):
             break
         gone = gone | found

@@ -22,7 +22,8 @@ def shifted(
 
     Colluders stretch the cloud: directions u are the top eigenvectors of a half's covariance whose variance exceeds `edge`
     times that of noise. Each half lies along the direction found on the other, so that nobody's noise has shaped its own ruler:
-    z is the mean of the two, over the spread of half their difference, which is noise alone. Flagged are rows beyond
+    z is the mean of the two, over the spread of half their difference, which is noise alone; of a row whose own halves differ
+    by more than usual, over so much more. Flagged are rows beyond
     `strong` [b, 1], and rows beyond `weak` as far as the false discovery rate allows, with the other side to count by.
     Only the side that holds most of those far out is flagged: a victim that liars try to drag along stands on the other.
     """
@@ -34,6 +35,8 @@ def shifted(
     first, second, cross = evidence.first[at], evidence.second[at], evidence.cross[at]
     points = (None, None) if evidence.points is None else (evidence.points[0][at], evidence.points[1][at])
     ones = directions(first, points[0], uniform(valid), _DIRECTIONS)
+    usual = median(evidence.difference2[at], valid)
+    louder = (evidence.difference2[at] / usual).clamp_min(1.0).sqrt()
     twos = torch.stack([own for _, own in directions(second, points[1], uniform(valid), _DIRECTIONS)], 1)
     for value, one in ones:
         looked = value > edge * centre.noise[at]
@@ -44,7 +47,7 @@ def shifted(
         width = spread((ahead - back) / 2, valid)
         looked = looked & (width.square() > _NOTHING * value)
         z = (ahead + back) / 2 / width
-        z = z - median(z, valid)
+        z = (z - median(z, valid)) / louder
         z = z * _heavier(z, judged, weak[at])
         limit = threshold(torch.where(judged, z, 0.0), judged, fdr_level=fdr_level, offset=1)
         found = looked & judged & ((z > strong[at]) | ((z > weak[at]) & (z >= limit[:, None])))

@@ -73,6 +73,11 @@ class Evidence:
         both = (first.squeeze(1) * weights).sum(1, keepdim=True)
         return self.cross.diagonal(dim1=1, dim2=2) - first.squeeze(1) - second.squeeze(1) + both
 
+    def lengths(self, weights: Tensor) -> Tensor:
+        """|x1 - c1| |x2 - c2| [b, n], by which a score is a cosine."""
+        one, two = (centred_diagonal(part, weights).clamp_min(0.0).sqrt() for part in (self.first, self.second))
+        return one * two
+
 
 @dataclass(frozen=True, eq=False)
 class Seats:

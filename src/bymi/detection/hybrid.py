@@ -9,6 +9,9 @@ from bymi.detection.robust import median
 from bymi.detection.threshold import threshold
 
 _FLOOR = 0.7
+_BOLD = 2.5  # times the usual cosine of two good halves
+_ALIKE = 0.4  # the least cosine: below it a lie is smaller than the noise that hides it
+_TINY = torch.finfo(torch.float64).tiny
 
 
 def noise_of(scores: Tensor, judged: Tensor) -> Tensor:
@@ -20,13 +23,19 @@ def noise_of(scores: Tensor, judged: Tensor) -> Tensor:
     return 1.4826 * torch.maximum(negative, _FLOOR * median(scores.abs(), judged))
 
 
-def outstanding(scores: Tensor, judged: Tensor, *, fdr_level: float, strong: Tensor, weak: Tensor) -> tuple[Tensor, Tensor]:
+def outstanding(
+    scores: Tensor, lengths: Tensor, judged: Tensor, *, fdr_level: float, strong: Tensor, weak: Tensor
+) -> tuple[Tensor, Tensor]:
     """Rows to flag [b, n], and each score in units of the noise [b, n].
 
     Flagged: scores of `strong` [b, 1] units; and of `weak` units if they also pass the threshold with offset 1, which
     alone would flag good nodes in every neighbourhood without liars, and with few liars nobody. Paper: eq:thold.
+    A score must also be large for vectors of its own `lengths` |x1 - c1| |x2 - c2| [b, n]: late in training one hard sample
+    makes a good node's gradient many times longer than usual, and its score large on either side, but its halves no more alike.
     """
     units = scores / noise_of(scores, judged)
+    cosines = scores / lengths.clamp_min(_TINY)
+    bold = cosines >= (_BOLD * noise_of(cosines, judged)).clamp_min(_ALIKE)
     limit = threshold(torch.where(judged, scores, 0.0), judged, fdr_level=fdr_level, offset=1)
     passed = (units >= strong) | ((units >= weak) & (scores >= limit[:, None]))
-    return judged & passed, units
+    return judged & passed & bold, units

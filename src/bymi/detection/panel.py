@@ -116,7 +116,8 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         units, found = scores, left.judged & (scores >= limit[:, None])
     else:
         strong, weak = panel.strong * wider, panel.weak * wider
-        found, units = outstanding(scores, left.judged, fdr_level=fdr_level, strong=strong, weak=weak)
+        lengths = left.lengths(middle.weights)
+        found, units = outstanding(scores, lengths, left.judged, fdr_level=fdr_level, strong=strong, weak=weak)
         note(found & (units >= _SEVERE * strong), "extreme score", units)
     note(found, "score", units)
     if panel.direction is not None:

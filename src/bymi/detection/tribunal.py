@@ -114,10 +114,12 @@ def sit(
     serving: Tensor,
     detector: Detector,
     watch: Watch,
+    unasked: float = 0.0,
 ) -> Verdict:
     """The receivers [b], given by place, judge all whom they can hear, arcs [B, M]; the first reason found counts.
 
-    Whoever is `serving` [B, M] time is neither judged nor part of any estimate.
+    Whoever is `serving` [B, M] time is neither judged nor part of any estimate. `unasked`: the share of a node's samples that
+    no claim is about.
     """
     panel = detector.panel
     assert panel is not None
@@ -144,7 +146,8 @@ def sit(
             guarded = guarded | more.guarded | failed
         if deeds is not None:
             bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
-            code, figure, failed = deeds.judge(seats, asked, evidence, crossed, code, figure, watch, bounds, panel.guard)
+            noise = unasked * evidence.difference2 / 4
+            code, figure, failed = deeds.judge(seats, asked, evidence, crossed, noise, code, figure, watch, bounds, panel.guard)
             guarded = guarded | failed
         seats.spread(code, verdict.why)
         seats.spread(code != 0, verdict.flagged)
@@ -191,6 +194,7 @@ class _Deeds:
         asked: Tensor,
         claims: Evidence,
         crossed: Tensor | None,
+        noise: Tensor,
         code: Tensor,
         figure: Tensor,
         watch: Watch,
@@ -208,7 +212,7 @@ class _Deeds:
             code, figure = torch.where(found, reason("drift"), code), torch.where(found, off, figure)
             valid = valid & ~found
         if watch.deed is not None and crossed is not None:
-            found, off = belying(trail, claims.middle, crossed, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
+            found, off = belying(trail, claims.middle, crossed, noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
             code, figure = torch.where(found, reason("deed"), code), torch.where(found, off, figure)
         share = torch.inf if guard is None else guard
         failed = (code != 0).sum(1, keepdim=True) > share * asked.sum(1, keepdim=True)

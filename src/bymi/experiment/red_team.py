@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bymi.errors import InputError, require
+from bymi.experiment.images import image_spec
 from bymi.experiment.spec import Spec, read_spec
 
 DIM, SAMPLES, NODES = 30, 100, 150
@@ -111,15 +112,33 @@ PIECES: dict[str, tuple[dict[str, Any], str]] = {
     "drift test": ({"watch": {"drift": "off"}}, "poisoned parameter, under the fuse"),
     "deed test": ({"watch": {"deed": "off"}}, "poisoned parameter, ALIE"),
     "detection again": ({"watch": {"every": "off"}}, "sleeper, sign flip"),
+    "retreat": ({"watch": {"retreat": "off"}}, "poison after the last but one"),
     "exile rule": ({"detection": {"exile": "off"}}, "mimic"),
     "longer terms": ({"watch": {"longest": 1}}, "intermittent gradient attack"),
 }
 """Each piece of the hardened profile: how to switch it off, and the attack that shows what it buys."""
 
+IMAGES: dict[str, dict[str, Any]] = {
+    "no attackers": {"attack": "zero", "byzantine_ratio": 0.0},
+    "intermittent gradient attack": {"attack": "gradient", "byzantine_period": 260},
+    "sleeping neighbourhood": {"attack": "poison:how=fuse", "byzantine_start": 101, "byzantine_placement": "neighbourhood"},
+    "dissensus": {"attack": "dissensus"},
+    "IPM in training alone": {"attack": "ipm:a=5.0", "byzantine_level": "training"},
+    "poisoned parameter, large": {"attack": "poison:how=large"},
+    "poisoned parameter, under the fuse": {"attack": "poison:how=fuse"},
+    "sleeper, poison under the fuse": {"attack": "poison:how=fuse", "byzantine_start": 200},
+    "negative injection": {"attack": "negative-injection"},
+    "decorrelated halves": {"attack": "decorrelated"},
+    "decorrelated halves inside the screen": {"attack": "decorrelated:strength=1.0"},
+}
+"""On MNIST: the ten rows above with the largest gaps of the published detection, with rounds that fit 500 of them."""
+_IMAGE_COLUMNS = {"nobody": "undefended", "BALANCE": "alone", "paper": "paper", "hardened": "hardened"}
+
 RED_TEAM_STUDIES: dict[str, str] = {
     "red-team": "Every attack against nobody, BALANCE, the published detection and the hardened one (linear model).",
     "red-team-limits": "The hardened detection at other ratios and degrees (linear model).",
     "red-team-pieces": "The hardened detection without each of its pieces, against the attack that it is for (linear model).",
+    "red-team-mnist": "The ten attacks that harm the published detection most, on MNIST.",
 }
 """Names, and what they show."""
 
@@ -139,7 +158,10 @@ class RedTeam:
 
     name: str
     trials: list[Trial] = field(repr=False)
-    folder: str = "reproduce-red-team"
+
+    @property
+    def folder(self) -> str:
+        return f"reproduce-red-team{'-mnist' if self.name.startswith('red-team-mnist') else ''}"
 
     @property
     def specs(self) -> list[Spec]:
@@ -151,8 +173,9 @@ def build_red_team(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast:
     if name not in RED_TEAM_STUDIES:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join(RED_TEAM_STUDIES)}")
     for column in only:
-        require(name == "red-team" and column in COLUMNS, "--only", column, f"for red-team: {', '.join(COLUMNS)}")
-    trials = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces}[name](1 if fast else seeds)
+        known = name in ("red-team", "red-team-mnist") and column in COLUMNS
+        require(known, "--only", column, f"for red-team and red-team-mnist: {', '.join(COLUMNS)}")
+    trials = _TRIALS[name](1 if fast else seeds)
     chosen = [trial for trial in trials if not only or trial.column in only]
     if fast:
         rows = list(dict.fromkeys(trial.row for trial in chosen))[::6]
@@ -185,6 +208,21 @@ def _pieces(seeds: int) -> list[Trial]:
         for piece, (off, attack) in PIECES.items()
         for column, without in (("with", {}), ("without", off))
     ]
+
+
+def _images(seeds: int) -> list[Trial]:
+    trials = []
+    for seed in range(seeds):
+        for row, what in IMAGES.items():
+            for column, settings in _IMAGE_COLUMNS.items():
+                values = image_spec("mnist", "gradient", "balance", 0.2, settings, seed).model_dump(mode="json")
+                trials.append(
+                    Trial(row, column, read_spec({**values, "byzantine_mixing": "plain", "record_every": 500, **what}))
+                )
+    return trials
+
+
+_TRIALS = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces, "red-team-mnist": _images}
 
 
 def _spec(seed: int, *changes: dict[str, Any]) -> Spec:

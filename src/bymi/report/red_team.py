@@ -15,10 +15,12 @@ Runs = dict[tuple[str, str], list[dict[str, Any]]]  # (row, column) -> summaries
 
 _KEPT = (
     *("seed", "outcome", "gap", "pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss", "stuck", "core_size"),
-    *("core_byzantine", "stuck_nodes", "exiled", "guarded", "fused", "detections", "seconds", "digest"),
+    *("core_byzantine", "stuck_nodes", "exiled", "guarded", "fused", "detections", "detection_seconds", "seconds", "digest"),
+    "acc_normal",
 )
 _SURE, _LOST, _CALM, _TIMES = 0.95, 0.05, 0.01, 10
 _NOBODY = "no attackers"
+_POINTS = 0.003  # of accuracy, that an attack may cost
 
 
 def draw(study: RedTeam, folder: Path, command: str) -> list[Path]:
@@ -73,7 +75,7 @@ def _page(study: RedTeam, runs: Runs, command: str) -> str:
     seconds = sum(run["seconds"] for found in runs.values() for run in found)
     made = ", ".join(sorted({run["made_on"] for found in runs.values() for run in found}))
     base = study.name.removesuffix("-fast")
-    table = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces}[base]
+    table = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces, "red-team-mnist": _images}[base]
     lines = [
         f"# {study.name}",
         "",
@@ -104,6 +106,35 @@ def _attacks(runs: Runs) -> str:
         cells.append(verdict(row, found, calm) if found else "-")
         rows.append(cells)
     return markdown_table(headings, rows)
+
+
+def _images(runs: Runs) -> str:
+    """One row an attack: the accuracy of the honest nodes under all defences, then what the two detections found and lost."""
+    headings = ["attack", *(f"accuracy: {name}" for name in COLUMNS)]
+    for name in ("paper", "hardened"):
+        headings += [f"{name}: P_a", "found", "FDP", "lost"]
+    headings += ["core", "hardened"]
+    calm = _mean(runs.get((_NOBODY, "hardened"), []), "acc_normal")
+    rows = []
+    for row in dict.fromkeys(name for name, _ in runs):
+        cells = [row, *(_share(runs.get((row, name), []), "acc_normal") for name in COLUMNS)]
+        for name in ("paper", "hardened"):
+            cells += [_share(runs.get((row, name), []), key) for key in ("pa", "found", "fdp", "honest_edge_loss")]
+        found = runs.get((row, "hardened"), [])
+        rows.append([*cells, _core(found), image_verdict(found, calm)])
+    return markdown_table(headings, rows)
+
+
+def image_verdict(runs: list[dict[str, Any]], calm: float | None) -> str:
+    """Whether accuracy stayed within 0.3 points of `calm`, that without attackers."""
+    if any(run["outcome"] == "diverged" for run in runs):
+        return "**diverged**"
+    accuracy, core = _mean(runs, "acc_normal"), _core_share(runs)
+    if accuracy is None or calm is None:
+        return "-"
+    if core is not None and core < _SURE:
+        return "**core lost**"
+    return "held" if accuracy >= calm - _POINTS else "**through**"
 
 
 def _limits(runs: Runs) -> str:
