@@ -209,8 +209,13 @@ def test_outstanding(seed: int) -> None:
     scores[0, :count] = torch.from_numpy(values)
     judged = torch.arange(size)[None] < count
     how = {"strong": torch.tensor([[8.0]]).double(), "weak": torch.tensor([[3.0]]).double()}
-    found, units = outstanding(scores, judged, fdr_level=LEVEL, **how)
-    expected, per_unit = by_definition.outstanding(dict(enumerate(values.tolist())), LEVEL, 8.0, 3.0)
+    sizes = np.abs(values) / random.uniform(0.05, 1.0, count)
+    lengths = torch.full((1, size), 77.0, dtype=torch.float64)
+    lengths[0, :count] = torch.from_numpy(sizes)
+    found, units = outstanding(scores, lengths, judged, fdr_level=LEVEL, **how)
+    expected, per_unit = by_definition.outstanding(
+        dict(enumerate(values.tolist())), dict(enumerate(sizes.tolist())), LEVEL, 8.0, 3.0
+    )
     assert found_in(found)[0] == expected
     np.testing.assert_allclose(units[0, :count].numpy(), [per_unit[row] for row in range(count)], rtol=1e-12)
 

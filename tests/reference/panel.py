@@ -97,12 +97,18 @@ def duplicates(first: Vector, own: int | None, closeness: float) -> set[int]:
 
 
 def screen(values: list[float], own: int | None, high: float, low: float) -> set[int]:
-    """Three times: whoever is too far above or below those left leaves."""
+    """Three times: whoever is too far above or below those left leaves, if that is by a factor of 2.5."""
     gone: set[int] = set()
     for _ in range(3):
         left = [value for row, value in enumerate(values) if row not in gone]
-        standing = {row: off(value, left) for row, value in enumerate(values) if row != own and row not in gone}
-        gone |= {row for row, value in standing.items() if value > high or value < -low}
+        usual = median(left)
+        found = set()
+        for row, value in enumerate(values):
+            if row != own and row not in gone:
+                above = off(value, left) > high and value > usual + math.log(2.5)
+                below = off(value, left) < -low and value < usual - math.log(2.5)
+                found |= {row} if above or below else set()
+        gone |= found
     return gone
 
 
@@ -171,16 +177,31 @@ def scores(first: Vector, second: Vector, weights: Vector, *, cross_fit: bool) -
     return [float((one - c1) @ (two - c2)) for one, two in zip(first, second, strict=True)]
 
 
-def outstanding(values: dict[int, float], level: float, strong: float, weak: float) -> tuple[set[int], dict[int, float]]:
-    """Scores of `strong` units of noise, or of `weak` ones if the threshold with offset 1 lets them pass."""
-    negative = [-value for value in values.values() if value < 0]
-    if not negative:
+def lengths(first: Vector, second: Vector, weights: Vector) -> list[float]:
+    c1, c2 = mean_of(first, weights), mean_of(second, weights)
+    return [float(np.linalg.norm(one - c1) * np.linalg.norm(two - c2)) for one, two in zip(first, second, strict=True)]
+
+
+def outstanding(
+    values: dict[int, float], sizes: dict[int, float], level: float, strong: float, weak: float
+) -> tuple[set[int], dict[int, float]]:
+    """Scores of `strong` units of noise, or of `weak` ones if the threshold with offset 1 lets them pass.
+
+    And only if the cosine is 2.5 times the usual one, and 0.4 at least.
+    """
+    if not any(value < 0 for value in values.values()):
         return set(), dict.fromkeys(values, math.nan)
-    unit = _NORMAL * max(median(negative), 0.7 * median([abs(value) for value in values.values()]))
+    cosines = {row: value / sizes[row] for row, value in values.items()}
     limit = threshold(list(values.values()), level, 1)
-    units = {row: value / unit for row, value in values.items()}
-    found = {row for row in values if units[row] >= strong or (units[row] >= weak and values[row] >= limit)}
-    return found, units
+    units = {row: value / usual_noise(list(values.values())) for row, value in values.items()}
+    least = max(0.4, 2.5 * usual_noise(list(cosines.values())))
+    passed = {row for row in values if units[row] >= strong or (units[row] >= weak and values[row] >= limit)}
+    return {row for row in passed if cosines[row] >= least}, units
+
+
+def usual_noise(values: list[float]) -> float:
+    negative = [-value for value in values if value < 0]
+    return _NORMAL * max(median(negative), 0.7 * median([abs(value) for value in values]))
 
 
 def shifted(
@@ -217,7 +238,9 @@ def shifted(
         width = spread([(a - b) / 2 for a, b in zip(ahead, back, strict=True)])
         z = [(a + b) / 2 / width for a, b in zip(ahead, back, strict=True)]
         middle_z = median(z)
-        far = {row: value - middle_z for row, value in zip(rows, z, strict=True) if row != own}
+        apart = [float(np.sum((x1 - x2) ** 2)) for x1, x2 in zip(first, second, strict=True)]
+        louder = [math.sqrt(max(1.0, size / median(apart))) for size in apart]
+        far = {row: (value - middle_z) / loud for row, value, loud in zip(rows, z, louder, strict=True) if row != own}
         up, down = (sum(1 for value in far.values() if side * value > weak) for side in (1, -1))
         if down > up or (down == up and max(-value for value in far.values()) > max(far.values())):
             far = {row: -value for row, value in far.items()}
@@ -265,7 +288,8 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     middle = noise_edge(one, two, panel.edge, panel.most)
     all_scores = scores(one, two, middle.weights, cross_fit=cross_fit)
     judged = {place: score for place, score in enumerate(all_scores) if place != mine}
-    found, units = outstanding(judged, level, panel.strong * wider, panel.weak * wider)
+    sizes = dict(enumerate(lengths(one, two, middle.weights)))
+    found, units = outstanding(judged, sizes, level, panel.strong * wider, panel.weak * wider)
     far = {place for place in found if units[place] >= 3 * panel.strong * wider}
     note(rows, far, "extreme score")
     note(rows, found, "score")
@@ -316,19 +340,25 @@ def standing_off(values: dict[int, float], bound: float) -> set[int]:
     return set()
 
 
-def belying(deeds: Vector, claims: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
-    """The same for q + kappa g about the centres; `weigh` gives the weights of deeds, which the claims' centre has, too."""
+def belying(deeds: Vector, claims: Vector, noise: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
+    """The same for q + kappa g about the centres; `weigh` gives the weights of deeds, which the claims' centre has, too.
+
+    Nobody leaves whose residual is less than four times what the noise of its claim makes of it.
+    """
     gone: set[int] = set()
     for _ in range(4):
         left = [row for row in range(len(deeds)) if row not in gone]
         weights = weigh(deeds[left])
         q0, g0 = mean_of(deeds[left], weights), mean_of(claims[left], weights)
-        values = {}
+        values, explained = {}, set()
         for row in left:
             q, g = deeds[row] - q0, claims[row] - g0
             kappa = min(2.0, max(0.7, -float(q @ g) / float(g @ g)))
-            values[row] = log(float(np.sum((q + kappa * g) ** 2)))
-        gone |= standing_off({row: off_above(values[row], list(values.values())) for row in left if row in judged}, bound)
+            residual = float(np.sum((q + kappa * g) ** 2))
+            values[row] = log(residual)
+            explained |= {row} if residual <= 4 * kappa**2 * float(noise[row]) else set()
+        far = standing_off({row: off_above(values[row], list(values.values())) for row in left if row in judged}, bound)
+        gone |= far - explained
     return gone
 
 
