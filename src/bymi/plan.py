@@ -117,10 +117,12 @@ class Plan:
             return []
         if self.watch is None or self.watch.every is None:
             return [self.warm_up_steps]
-        regular = list(range(self.warm_up_steps, self.steps, self.watch.every))
-        # What comes after the last one is not judged: few rounds, with short steps.
-        last = self.steps - max(1, self.watch.every // 10)
-        return [*regular, last] if last > regular[-1] else regular
+        every = self.watch.every
+        regular = list(range(self.warm_up_steps, self.steps, every))
+        # The first rounds of plain averages show who was only waiting for them; what comes after the last detection is not
+        # judged: few rounds, with short steps.
+        soon, last = self.warm_up_steps + every // 4, self.steps - max(1, every // 10)
+        return sorted({*regular, *(moment for moment in (soon, last) if regular[0] < moment < self.steps)})
 
 
 def theorem_step(nodes: int, steps: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 
@@ -131,14 +132,14 @@ def sit(
         out = seats.judged & torch.gather(serving[some], 1, seats.nodes)
         evidence, crossed = claims.before(seats, rows)
         evidence = evidence.without(out)
-        found = _hear(evidence, detector)
+        found = _hear(evidence, detector, quiet=probed is None)
         asked = seats.judged & ~out
         code = torch.where(asked & ~evidence.judged, reason("not heard"), found.code)
         figure = found.figure
         guarded = found.guarded
         if probed is not None:
             there = probed.before(seats, None)[0].without(out)
-            more = _hear(there, detector)
+            more = _hear(there, detector, quiet=True)
             extra = torch.where(asked & ~there.judged, reason("not heard"), more.code)
             new = (code == 0) & (extra != 0)
             code, figure = torch.where(new, extra, code), torch.where(new, more.figure, figure)
@@ -165,11 +166,15 @@ def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Te
     return torch.where(failed[:, None] & ~hard, torch.zeros_like(code), code), failed
 
 
-def _hear(evidence: Evidence, detector: Detector) -> Findings:
+def _hear(evidence: Evidence, detector: Detector, *, quiet: bool) -> Findings:
+    """`quiet`: whether too little noise is held against a neighbour. Not at a receiver's own point if there is a probe: where a
+    network fits all samples of a good node, that node's gradients are next to nothing.
+    """
     assert detector.panel is not None
     assert isinstance(detector.centre, SetRule)
+    panel = detector.panel if quiet else replace(detector.panel, low=None)
     how = {"fdr_level": detector.fdr_level, "offset": detector.offset}
-    return hear(evidence, detector.panel, centre=detector.centre, cross_fit=detector.cross_fit, **how)  # type: ignore[arg-type]
+    return hear(evidence, panel, centre=detector.centre, cross_fit=detector.cross_fit, **how)  # type: ignore[arg-type]
 
 
 class _Deeds:

@@ -11,7 +11,8 @@ from bymi.errors import require
 class Watch:
     """Bounds of the tests on deeds; None switches one off.
 
-    `every`: rounds between detections, with one more a tenth of that before the end; None for one detection only. `fuse`: no
+    `every`: rounds between detections, with one more a quarter of that after the first and one a tenth of it before the end;
+    None for one detection only. `fuse`: no
     message pulls farther than 1.25 median distances, and a neighbour that is farther off than `fuse` of them in more than
     `fuse_share` of the rounds is flagged. `drift`, `deed`: standing off for long, and otherwise than claimed, in spreads.
     `longest`: windows that a severe flag can last; 1 forgives everything at the next detection. `retreat`: at the last
