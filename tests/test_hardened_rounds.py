@@ -126,10 +126,13 @@ def loosely(seed: int, attack: str, **how: Any) -> Run:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_without_attackers_it_is_dsgd(seed: int) -> None:
-    """Measured for seeds 0 to 3: 0.98, 1.00, 1.01 and 1.01 times the gap of DSGD; at most 0.3 % of arcs flagged."""
+    """Measured for seeds 0 to 3: 0.96, 0.96, 0.97 and 1.15 times the gap of DSGD; at most 1.6 % of arcs flagged.
+
+    More than in the default run, whose windows are three times as long: deeds of 25 rounds are noisy.
+    """
     finished = run(seed)
     assert finished.gap < 1.2 * plain(seed)
-    assert all(finished.lost(place) < 0.01 for place in range(4))
+    assert all(finished.lost(place) < 0.02 for place in range(len(finished.detections)))
 
 
 def test_sign_flip_is_found_at_every_receiver() -> None:

@@ -188,18 +188,18 @@ def test_watching_needs_a_panel() -> None:
 @pytest.mark.parametrize(
     ("steps", "every", "moments"),
     [
-        (30, 5, [10, 15, 20, 25, 29]),
+        (30, 5, [10, 11, 15, 20, 25, 29]),
         (30, 1, list(range(10, 30))),
-        (31, 5, [10, 15, 20, 25, 30]),
+        (31, 5, [10, 11, 15, 20, 25, 30]),
         (30, 100, [10, 20]),
         (18, 100, [10]),
-        (310, 100, [10, 110, 210, 300]),
-        (220, 100, [10, 110, 210]),
+        (310, 100, [10, 35, 110, 210, 300]),
+        (220, 100, [10, 35, 110, 210]),
         (11, 300, [10]),
     ],
 )
-def test_one_more_detection_shortly_before_the_end(steps: int, every: int, moments: list[int]) -> None:
-    """A tenth of the usual distance before it, one round at least; not where a regular one is as late."""
+def test_one_more_detection_soon_after_the_first_and_one_before_the_end(steps: int, every: int, moments: list[int]) -> None:
+    """A quarter of the usual distance after it, and a tenth before the end, one round at least."""
     hardened = Detector(panel=Panel(), pruning="mutual")
     assert Plan(steps, 10, detector=hardened, watch=Watch(every=every)).detections == moments
 

@@ -107,7 +107,7 @@ def test_many_neighbours_are_simulated_as_fewer_with_as_many_liars_among_them() 
     assert scene.lies.sum(1).tolist() == [LARGEST // 4] * 5
 
 
-def literal(scores: list[float], lies: list[bool], level: float, rule: str) -> list[bool]:
+def literal(scores: list[float], lengths: list[float], level: float, rule: str) -> list[bool]:
     """The rules on ideal scores, once more, by hand."""
 
     def limit(offset: int) -> float:
@@ -118,15 +118,19 @@ def literal(scores: list[float], lies: list[bool], level: float, rule: str) -> l
 
     if rule.startswith("paper"):
         return [score >= limit(int(rule[-1])) for score in scores]
-    below = sorted(-score for score in scores if score < 0)
-    if not below:
+    if not any(score < 0 for score in scores):
         return [False] * len(scores)
-    sizes = sorted(abs(score) for score in scores)
-    middle, usual = ((some[(len(some) - 1) // 2] + some[len(some) // 2]) / 2 for some in (below, sizes))
-    noise = 1.4826 * max(middle, 0.7 * usual)
-    wider = 1 + 10 * max(0.0, 1 / len(scores) - 1 / 60)
-    weak = limit(1)
-    return [score >= 8 * wider * noise or (score >= 5 * wider * noise and score >= weak) for score in scores]
+
+    def noise(values: list[float]) -> float:
+        below, sizes = sorted(-value for value in values if value < 0), sorted(abs(value) for value in values)
+        middle, usual = ((some[(len(some) - 1) // 2] + some[len(some) // 2]) / 2 for some in (below, sizes))
+        return 1.4826 * max(middle, 0.7 * usual)
+
+    unit, wider, weak = noise(scores), 1 + 10 * max(0.0, 1 / len(scores) - 1 / 60), limit(1)
+    cosines = [score / length for score, length in zip(scores, lengths, strict=True)]
+    bold = [cosine >= max(0.4, 2.5 * noise(cosines)) for cosine in cosines]
+    passed = [score >= 8 * wider * unit or (score >= 5 * wider * unit and score >= weak) for score in scores]
+    return [both[0] and both[1] for both in zip(passed, bold, strict=True)]
 
 
 @pytest.mark.parametrize("judge", JUDGES[:3], ids=RULES[:3])
@@ -135,9 +139,10 @@ def test_rules_on_ideal_scores_agree_with_a_literal_loop(judge: Judge) -> None:
     scene = draw(question, 80, 12.0, seed=1)
     flagged = judge.flag(scene, question.fdr_level)
     wrong, honest, fdp, sure = 0, 0, 0.0, 0
-    for scores, lies, marks in zip(scene.scores().tolist(), scene.lies.tolist(), flagged.tolist(), strict=True):
+    lengths = (scene.first.norm(dim=2) * scene.second.norm(dim=2)).tolist()
+    for scores, sizes, lies, marks in zip(scene.scores().tolist(), lengths, scene.lies.tolist(), flagged.tolist(), strict=True):
         assert marks[-1] is False
-        expected = literal(scores[:-1], lies[:-1], question.fdr_level, judge.name)
+        expected = literal(scores[:-1], sizes[:-1], question.fdr_level, judge.name)
         assert marks[:-1] == expected
         false = sum(mark and not lie for mark, lie in zip(expected, lies, strict=False))
         wrong, honest = wrong + false, honest + lies[:-1].count(False)

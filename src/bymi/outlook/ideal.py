@@ -82,7 +82,8 @@ def _hybrid(scene: Scene, fdr_level: float) -> Tensor:
     assert panel.strong is not None
     wider = panel.wider(judged.sum(1, keepdim=True).to(torch.float64))
     bounds = {"strong": panel.strong * wider, "weak": panel.weak * wider}
-    return outstanding(scene.scores(), judged, fdr_level=fdr_level, **bounds)[0]
+    lengths = scene.first.norm(dim=2) * scene.second.norm(dim=2)
+    return outstanding(scene.scores(), lengths, judged, fdr_level=fdr_level, **bounds)[0]
 
 
 def _panel(scene: Scene, fdr_level: float) -> Tensor:
