@@ -21,6 +21,7 @@ Key = tuple[str, str, float, str]  # attack, rule, ratio, column
 Runs = dict[Key, list[dict[str, Any]]]
 
 _NAMES = {"ood": "OOD", "gradient": "Gradient", "ipm": "IPM", "none": "no robust rule"}
+_HUGE = 1e4  # from which on a number is written with its power of ten
 _KEPT = ("seed", "outcome", "acc_all", "acc_normal", "acc_scc", "fdp", "pa", "grad_norm", "core_size", "core_byzantine")
 _SLACK = 0.3  # points of accuracy
 
@@ -215,9 +216,8 @@ def _cell(runs: Sequence[dict[str, Any]], key: str, published: float | None, *, 
     values = [scale * run[key] for run in runs if run[key] is not None]
     if not values:
         return "-"
-    text = f"{mean(values):.{digits}f}"
-    if len(values) > 1:
-        text += f" ± {stdev(values):.{digits}f}"
+    numbers = [mean(values), *([stdev(values)] if len(values) > 1 else [])]
+    text = " ± ".join(f"{number:.1e}" if number >= _HUGE else f"{number:.{digits}f}" for number in numbers)
     return text if published is None else f"{text} [{published:.1f}]"
 
 
