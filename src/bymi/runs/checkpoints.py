@@ -75,28 +75,35 @@ def save(
 
 
 def newest(
-    folder: Path, digest: str, frame: Frame, place: Place, make: Callable[[Saved], Made], say: Callable[[str], None]
+    folder: Path,
+    digest: str,
+    frame: Frame,
+    place: Place,
+    make: Callable[[Saved], Made],
+    say: Callable[[str], None],
+    agree: Callable[[bool], bool] = bool,
 ) -> Made | None:
     """What `make` makes of the newest round that is whole and fits, None without any; `say` hears why others are passed over.
 
-    `make` may refuse with a ValueError. Rounds that were passed over are removed by rank 0: the run will write them again.
+    `make` may refuse with a ValueError. All processes must see the same folder; a round counts if it does for all of them, as
+    `agree` says. Those passed over are removed by rank 0: the run will write them again.
     """
-    refused: list[tuple[Path, str]] = []
-    made = None
-    for there in _rounds(folder):
+    rounds, made, there = _rounds(folder), None, folder
+    refused: dict[Path, str] = {}
+    while made is None and agree(len(refused) < len(rounds)):
+        there = rounds[len(refused)]
         try:
             made = make(_read(there, digest, frame, place))
         except (ValueError, OSError) as problem:
-            refused.append((there, str(problem)))
-        else:
-            break
+            refused[there] = str(problem)
+        if not agree(made is not None):
+            made = None
+            refused.setdefault(there, "of no use to another process")
     if refused:
-        why = "; ".join(f"checkpoint {there.name} not used ({reason})" for there, reason in refused)
-        going = f"going on from {there.name}" if made is not None else "starting anew"
-        say(f"{why}; {going}")
-    if place.rank == 0:
-        for there, _ in refused:
-            shutil.rmtree(there, ignore_errors=True)
+        why = "; ".join(f"checkpoint {path.name} not used ({reason})" for path, reason in refused.items())
+        say(f"{why}; {'starting anew' if made is None else f'going on from {there.name}'}")
+    for path in refused if place.rank == 0 else []:
+        shutil.rmtree(path, ignore_errors=True)
     return made
 
 
@@ -120,9 +127,10 @@ def _forget(folder: Path) -> None:
     """Remove rounds before the newest ones of which all shards are there."""
     whole = 0
     for there in _rounds(folder):
-        if whole >= _KEPT:
+        if whole < _KEPT:
+            whole += any(len(paths) == ranks for ranks, paths in _sets(there).items())
+        else:
             shutil.rmtree(there, ignore_errors=True)
-        whole += any(len(paths) == ranks for ranks, paths in _sets(there).items())
 
 
 def _read(there: Path, digest: str, frame: Frame, place: Place) -> Saved:
@@ -161,7 +169,7 @@ def _check(shard: TensorFile, wanted: Mapping[str, Any]) -> None:
         if shard.words.get(key) != wanted.get(key):
             words = {"digest": "spec", "bymi": "version of bymi"}
             raise UnusableError(f"{shard.path.name}: of another {words.get(key, key)}")
-    if not isinstance(shard.words["state"], dict) or not isinstance(shard.words.get("run"), dict):
+    if not isinstance(shard.words.get("state"), dict) or not isinstance(shard.words.get("run"), dict):
         raise UnusableError(f"{shard.path.name}: says nothing of its round")
 
 

@@ -62,7 +62,7 @@ class Keeper:
         """What `make` makes of the newest round that can be used; it may refuse one with a ValueError."""
         if self._every == 0:
             return None
-        return checkpoints.newest(self._folder, self._digest, self._frame, self._place, make, self._say)
+        return checkpoints.newest(self._folder, self._digest, self._frame, self._place, make, self._say, self._agree)
 
     def turn(self, state: State, company: Company) -> None:
         """After a round: store it if it is time to, and stop if that was asked for."""
