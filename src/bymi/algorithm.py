@@ -32,7 +32,8 @@ def drsgd_bymi(
     forge = forge or NoForge()
     here = _start(problem, network, plan) if state is None else state.copy()
     split = _split(problem, network, plan)
-    network = network_at(network, plan, forge, here)
+    if here.flagged is not None and here.judged is not None:
+        network = cut_off(network, plan, here.flagged, forge, step=here.judged)
     last = plan.steps if plan.detector is None else plan.warm_up_steps
     for snapshot in warm_up(problem, network, plan, split.warm_up, forge, rounds=last, start=here.step, theta=here.theta):
         if here.trail is not None:
@@ -57,13 +58,6 @@ def drsgd_bymi(
                 here.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
             here = here.after(snapshot)
             yield replace(snapshot, state=here)
-
-
-def network_at(network: Network, plan: Plan, forge: Forge, state: State) -> Network:
-    """The whole network as the last detection before `state` left it."""
-    if state.flagged is None or state.judged is None:
-        return network
-    return cut_off(network, plan, state.flagged, forge, step=state.judged)
 
 
 def _start(problem: Problem, network: Network, plan: Plan) -> State:

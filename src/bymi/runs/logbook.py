@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.algorithm import network_at
 from bymi.engine.simulate import local_network
+from bymi.graph import Graph
 from bymi.network import LocalNetwork
+from bymi.phases import cut_off
 from bymi.runs.checkpoints import Saved
 from bymi.runs.metrics import Recorder
 from bymi.runs.scene import Scene
@@ -53,20 +54,22 @@ class Logbook:
 
     @staticmethod
     def take_up(saved: Saved, scene: Scene, recorder: Callable[[], Recorder]) -> Logbook:
-        """Go on from what was stored; a ValueError if that cannot be."""
+        """Go on from what was stored; a ValueError if that cannot be. The state may be that of some nodes only."""
         words, rows, state = saved.words, saved.tensors.get("rows"), saved.state
         times = [words.get("seconds"), words.get("detecting")]
         if not isinstance(words.get("recorder"), dict) or not all(isinstance(some, (int, float)) for some in times):
             raise ValueError("what was measured is missing")
         if rows is None or rows.dtype != torch.uint8 or not all(isinstance(row, dict) for row in _rows(rows)):
             raise ValueError("the rows of metrics.jsonl are missing")
-        pruned = None
-        if state.judged is not None:
-            network = network_at(local_network(scene.graph, scene.adversary), scene.plan, scene.adversary, state)
+        made, judged = recorder(), state.judged
+
+        def prune(flagged: Tensor) -> Graph:
+            assert judged is not None
+            network = cut_off(local_network(scene.graph, scene.adversary), scene.plan, flagged, scene.adversary, step=judged)
             assert isinstance(network, LocalNetwork)
-            pruned = network.graph
-        made = recorder()
-        made.take_up(saved.tensors, words["recorder"], pruned)
+            return network.graph
+
+        made.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
         return Logbook(made, state, rows.numpy().tobytes(), words["seconds"], words["detecting"])
 
 

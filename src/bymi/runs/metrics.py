@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -167,10 +167,10 @@ class Recorder:
             words["closed"] = self._core.closed
         return tensors, words
 
-    def take_up(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], pruned: Graph | None) -> None:
-        """Go on from what another recorder of the same run kept, `pruned` being the graph since the last detection.
+    def take_up(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph] | None) -> None:
+        """Go on from what another recorder of the same run kept; a ValueError if it cannot be from the same run.
 
-        A ValueError if it cannot be from the same run.
+        `prune` makes the graph of now from what was flagged; None before the first detection.
         """
         device = self._byzantine.device
         parts = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -183,7 +183,7 @@ class Recorder:
         if not isinstance(words.get("last"), dict) or not isinstance(words.get("worst_loss"), (int, float)):
             raise ValueError("the last row of metrics is missing")
         self._last, self._worst_loss = dict(words["last"]), words["worst_loss"]
-        if pruned is not None:
+        if prune is not None:
             blank = torch.zeros(self._cut_for.shape, dtype=torch.float64, device=device)
             node, mask = torch.zeros_like(blank[0]), torch.zeros_like(blank, dtype=torch.bool)
             why = _like(parts, "verdict.why", mask.to(torch.int8))
@@ -199,7 +199,7 @@ class Recorder:
                 **{name: _like(parts, f"verdict.{name}", part) for name, part in extra.items()},
             )
             members, perron = _like(parts, "members", mask[0]), _like(parts, "perron", node)
-            self._core, self._pruned = Core(members, bool(words.get("closed")), perron), pruned
+            self._core, self._pruned = Core(members, bool(words.get("closed")), perron), prune(self.verdict.flagged)
 
     def _in_bounds(self, theta: Tensor) -> bool:
         return bool((torch.linalg.vector_norm(theta[self._honest], dim=1) < _RUNAWAY).all())

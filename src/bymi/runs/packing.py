@@ -38,10 +38,14 @@ AXES: dict[str, tuple[Axis, ...]] = {
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """What a run expects of its states, whoever holds which of its `size` nodes and `columns` of its inboxes."""
+    """What a run expects of its states, whoever holds which of its `size` nodes and `columns` of its inboxes.
+
+    `arcs`: how many columns the arcs of its network have.
+    """
 
     plan: Plan
     size: int
+    arcs: int
     dim: int
     dtype: torch.dtype
     columns: int
@@ -50,7 +54,8 @@ class Frame:
     def of(problem: Problem, network: LocalNetwork, plan: Plan) -> Frame:
         """That of a run in one process."""
         start = problem.initial(network.nodes[:1])
-        return Frame(plan, network.size, start.shape[1], start.dtype, network.columns("parameters"))
+        columns = network.columns("parameters")
+        return Frame(plan, network.size, network.arcs.shape[1], start.shape[1], start.dtype, columns)
 
 
 def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -82,12 +87,12 @@ def expected(frame: Frame, words: Mapping[str, Any], nodes: int, columns: int) -
 
     parts: Layout = {"theta": (frame.dtype, (nodes, frame.dim))}
     if judged is not None:
-        parts["flagged"] = (torch.bool, (nodes, frame.size))
+        parts["flagged"] = (torch.bool, (nodes, frame.arcs))
     if phase == "optimisation" and plan.detector is not None and plan.detector.pruning != "mutual":
         parts["tracker"] = (torch.float64, (nodes, frame.size))
     if plan.watch is not None:
         parts["before"] = parts["theta"]
-        parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.size))
+        parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.arcs))
         rounds, steps = words.get("rounds"), words.get("steps")
         if not _is_count(rounds, 0, plan.steps) or type(steps) is not float or not 0 <= steps < math.inf:
             raise UnusableError(f"a trail over {rounds!r} rounds with steps of {steps!r} in sum")
