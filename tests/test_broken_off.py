@@ -136,18 +136,25 @@ import os, signal, sys
 from bymi.cli import main
 room, name, count = __import__(sys.argv[1], fromlist=["x"]), sys.argv[2], int(sys.argv[3])
 del sys.argv[1:4]
-real = getattr(room, name)
+real, number = getattr(room, name), int(os.environ.get("SIGNAL", signal.SIGKILL))
 
 def die(*words, **more):
     global count
     count -= 1
     if count == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), number)
     return real(*words, **more)
 
 setattr(room, name, die)
 main()
 """
+
+
+def ending(room: str, name: str, count: int, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command as a process of its own, which gets a signal when it calls something for the n-th time."""
+    words = ["run", *SMALL, *RUNS["hardened"], "record_every=4", "--out", str(out), "--checkpoint-every", "3"]
+    command = [sys.executable, "-c", DIE, room, name, str(count), *words]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +171,7 @@ def test_killed_in_every_phase(
 ) -> None:
     """kill -9: nothing but the files of the last checkpoint is left of the process."""
     spec = spec_of("hardened")
-    words = ["run", *SMALL, *RUNS["hardened"], "record_every=4", "--out", str(tmp_path), "--checkpoint-every", "3"]
-    ended = subprocess.run([sys.executable, "-c", DIE, room, name, str(count), *words], capture_output=True, text=True)
+    ended = ending(room, name, count, tmp_path)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert ended.stderr == ""
     torn = name == "replace"
@@ -176,6 +182,18 @@ def test_killed_in_every_phase(
     assert [path.name for path in tmp_path.iterdir()] == [store.folder_of(tmp_path, spec).name]
     lines = ["round-00000015 not used (it is empty); going on from round-00000012"] if torn else []
     assert [line.split("checkpoint ")[1] for line in caplog.messages] == lines
+
+
+def test_ended_by_sigterm(whole: Any, tmp_path: Path) -> None:
+    """In the middle of a detection: it is finished and stored, then the process ends as SIGTERM ends one."""
+    spec = spec_of("hardened")
+    ended = ending("bymi.phases", "sit", 2, tmp_path, SIGNAL=str(int(signal.SIGTERM)))
+    assert ended.returncode == -signal.SIGTERM
+    name = store.folder_of(tmp_path, spec).name
+    assert ended.stderr == f"bymi: {name}: stopped after round 16; the same command goes on from there\n"
+    assert rounds_in(tmp_path, spec) == ["round-00000015", "round-00000016-judged"]
+    run(spec, tmp_path)
+    assert result_of(tmp_path, spec) == whole(spec)
 
 
 def test_runs_in_other_processes_are_put_by_when_all_are_stopped(whole: Any, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -399,3 +400,12 @@ def test_the_frame_knows_how_many_messages_there_are() -> None:
     frame = frame_of(name)
     assert isinstance(frame, Frame)
     assert frame.columns == len(tensors["trail.messages"]) > 16
+
+
+def test_every_fault_in_the_docs_has_its_test() -> None:
+    root = Path(__file__).parents[1]
+    rows = [line for line in (root / "docs" / "scale.md").read_text().splitlines() if "::test_" in line]
+    assert len(rows) >= 13
+    for row in rows:
+        for path, name in re.findall(r"`(tests/\w+\.py)::(test_\w+)`", row):
+            assert f"def {name}(" in (root / path).read_text(), row

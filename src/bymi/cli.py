@@ -276,5 +276,5 @@ def main() -> None:
         print(f"bymi: {problem.format_message()}", file=sys.stderr)
         code = InputError.exit_code
     if code == INTERRUPTED:  # typer turns the interrupt into this code by itself
-        print("bymi: interrupted; complete runs are kept and skipped next time", file=sys.stderr)
+        print("bymi: interrupted; complete runs are kept, others go on from their checkpoint next time", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)
