@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bymi.engine.host import Host
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import checkpoints, keeper, runner, store, tensorfile
-from tests.broken_off import RUNS, SMALL
+from bymi.runs.checkpoints import Place
+from bymi.runs.keeper import Keeper
+from tests.broken_off import RUNS, SMALL, frame_of, state_at
 from tests.commands import bymi, mistake
 
 OFTEN, NEVER = Host(checkpoint_every=3), Host(checkpoint_every=0)
@@ -283,6 +286,57 @@ def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
     with breaking_at(5, None, monkeypatch), pytest.raises(StopError):
         run(spec_of("rule"), tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_whoever_handles_the_signal_may_let_the_run_go_on(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard, expected = list[int](), whole(spec_of("rule"))
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        see, spec = runner.Recorder.see, spec_of("rule")
+
+        def told(self: Any, snapshot: Any) -> Any:
+            if snapshot.step in (5, 9):
+                os.kill(os.getpid(), signal.SIGINT)
+            return see(self, snapshot)
+
+        monkeypatch.setattr(runner.Recorder, "see", told)
+        run(spec, tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT, signal.SIGINT]
+    assert result_of(tmp_path, spec) == expected
+
+
+def test_all_processes_of_a_run_stop_after_the_same_round(tmp_path: Path) -> None:
+    """One of them was told to; the others learn it from `agree`, store the same round and stop, too."""
+    state, frame = state_at("hardened", 12), frame_of("hardened")
+    asked: list[bool] = []
+
+    def end(number: int, frame: object) -> None:
+        raise StopError
+
+    def agree(flag: bool) -> bool:
+        asked.append(flag)
+        return flag and len(asked) == 1  # in the first round nobody wants anything, in the second another process does
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        with Keeper(tmp_path, "digest", None, frame, Place(torch.arange(16), 1, 2), agree) as one:
+            one.turn(state, NoCompany())
+            assert list(tmp_path.iterdir()) == []
+            with pytest.raises(StopError):
+                one.turn(state, NoCompany())
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [path.name for path in tmp_path.rglob("*")] == ["round-00000012", "shard-0001-of-0002.safetensors"]
+    assert asked == [True, True, True], "nothing was wanted here"
+
+
+class NoCompany:
+    """Of all processes only the first writes more than its state."""
+
+    def keep(self) -> Any:
+        raise AssertionError
 
 
 # What disks do

@@ -71,9 +71,11 @@ class Keeper:
         asked = self._asked is not None
         if not self._any(asked or self._is_due(state)):
             return
-        self._save(state, company)
+        stored = self._save(state, company)
         if self._any(asked):
-            self._act(self._asked or signal.SIGTERM)
+            if stored and self._place.rank == 0:
+                self._say(f"stopped after round {state.step}; the same command goes on from there")
+            self._act(self._asked or signal.SIGTERM)  # none was heard here: by another process, then
 
     def _any(self, flag: bool) -> bool:
         return not self._agree(not flag)
@@ -85,7 +87,7 @@ class Keeper:
             return time.monotonic() >= self._next
         return state.phase != "detection" and state.step % self._every == 0
 
-    def _save(self, state: State, company: Company) -> None:
+    def _save(self, state: State, company: Company) -> bool:
         start = time.monotonic()
         tensors, words = company.keep() if self._place.rank == 0 else ({}, {})
         try:
@@ -96,19 +98,20 @@ class Keeper:
             self._failed = True
         else:
             self._failed = False
-            if self._asked is not None:
-                self._say(f"stopped after round {state.step}; the same command goes on from there")
         end = time.monotonic()
         self._next = end + max(_SECONDS, _TIMES * (end - start))
+        return not self._failed
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         if number == self._asked:
             self._act(number)
+            return
         # Who pressed Ctrl-C signals the whole group, and its first process then ends the others: the end counts.
         self._asked = signal.SIGTERM if self._asked is not None else number
 
     def _act(self, number: int) -> None:
-        """What the signal would have done."""
+        """What the signal would have done; whoever handles it may let the run go on, and then handles all further ones."""
+        self._asked = None
         self.__exit__(None, None, None)
         signal.raise_signal(number)
 
