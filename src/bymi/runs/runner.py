@@ -164,27 +164,26 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
     blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
     network = local_network(scene.graph, scene.adversary)
     frame = Frame.of(scene.problem, network, scene.plan)
-    with Keeper(kept, sheet.digest, host.checkpoint_every, frame, Place(network.nodes)) as keeper:
+    keeping = Keeper(kept, sheet.digest, host.checkpoint_every, frame, Place(network.nodes))
+    with keeping as keeper, (folder / store.METRICS).open("wb") as metrics:
         log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
-        recorder = log.recorder
+        metrics.write(log.rows)
+        recorder, done = log.recorder, 0
         told = before = time.perf_counter()
-        done = 0
-        with (folder / store.METRICS).open("wb") as metrics:
-            metrics.write(log.rows)
-            for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, log.state):
-                if snapshot.verdict is not None:
-                    log.detecting += time.perf_counter() - before
-                row = recorder.see(snapshot)
-                if row is not None:
-                    metrics.write(log.add(row))
-                    if recorder.diverged:
-                        break
-                assert snapshot.state is not None
-                keeper.turn(snapshot.state, log)
-                now = before = time.perf_counter()
-                if now - told > _TELL_EVERY:
-                    tell(snapshot.step - done)
-                    done, told = snapshot.step, now
+        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, log.state):
+            if snapshot.verdict is not None:
+                log.detecting += time.perf_counter() - before
+            row = recorder.see(snapshot)
+            if row is not None:
+                metrics.write(log.add(row))
+                if recorder.diverged:
+                    break
+            assert snapshot.state is not None
+            keeper.turn(snapshot.state, log)
+            now = before = time.perf_counter()
+            if now - told > _TELL_EVERY:
+                tell(snapshot.step - done)
+                done, told = snapshot.step, now
     summary = {
         "method": sheet.label,
         "seed": sheet.seed,
