@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,7 +241,7 @@ def test_by_the_clock(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         now += 4.0
         return see(self, snapshot)
 
-    monkeypatch.setattr(keeper.time, "monotonic", lambda: now)
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(runner.Recorder, "see", told)
     monkeypatch.setattr(checkpoints, "save", save)
     run(spec, tmp_path)

@@ -141,6 +141,26 @@ def test_processes_that_hold_some_columns_only(tmp_path: Path) -> None:
     assert Reader(tmp_path).newest(crossed).trail.refused.tolist() == [[155, 0, 159], [59, 50, 0]]
 
 
+def test_lists_of_neighbours_and_entries_of_the_tracker(tmp_path: Path) -> None:
+    """On large graphs what is said of arcs has as many places as a node has neighbours, and a tracker one entry a node."""
+    state = state_at("hardened, directed", 12)
+    trail = replace(state.trail, refused=state.trail.refused[:, :5] + 3)
+    record = Record(state.record.left[:, :5], state.record.strikes[:, :5], 16)
+    entries = torch.linspace(0, 1, 16, dtype=torch.float64)
+    state = replace(state, flagged=state.flagged[:, :5], record=record, trail=trail, tracker=entries, settled=True)
+    for rank, nodes in enumerate(place.nodes for place in FOUR):
+        part = replace(
+            state,
+            **{key: getattr(state, key)[nodes] for key in ("theta", "flagged", "tracker", "before")},
+            record=Record(record.left[nodes], record.strikes[nodes], 16),
+            trail=replace(trail, own=trail.own[nodes], refused=trail.refused[nodes]),
+        )
+        save(tmp_path, part, Place(nodes, rank, 4))
+    reader = Reader(tmp_path, "hardened, directed")
+    reader.frame = replace(reader.frame, arcs=5)
+    assert_same_state(reader.newest(), state)
+
+
 @pytest.mark.parametrize("lost", range(4))
 def test_a_kill_between_two_writes_costs_that_round_only(lost: int, tmp_path: Path) -> None:
     older, newer = state_at("hardened", 11), state_at("hardened", 12)
@@ -326,6 +346,7 @@ LIES: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], None]] = {
     "a trail of half rounds": said("rounds", 2.5),
     "steps below zero": said("steps", -1.0),
     "settled perhaps": said("settled", "perhaps"),
+    "a tracker of what": said("entries", None),
     "no words": lambda tensors, words: words.pop("state"),
     "nothing beside": lambda tensors, words: words.update(run=[]),
 }

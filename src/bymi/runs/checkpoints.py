@@ -214,7 +214,7 @@ def _gather(
         if rows is not None and not bool(mine.any()):
             continue
         found = shard.read(f"state.{name}")
-        if across:
+        if across and frame.arcs == frame.size:
             # What a node's own process had no column for never reached that node: zero.
             other = _places(columns, wanted["column"], size["column"])
             found = torch.where(other >= 0, found[:, other.clamp_min(0)], torch.zeros_like(found[:, :1]))

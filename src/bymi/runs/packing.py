@@ -33,14 +33,17 @@ AXES: dict[str, tuple[Axis, ...]] = {
     "trail.times": ("column",),
     "trail.refused": ("node", "column"),
 }
-"""What counts the first dimensions of each tensor: nodes, or columns of the inboxes. Those after them are whole."""
+"""What counts the first dimensions of each tensor: nodes, or columns of the inboxes. Those after them are whole.
+
+Where rows of arcs are lists of neighbours, what was refused is counted along these lists, too.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
     """What a run expects of its states, whoever holds which of its `size` nodes and `columns` of its inboxes.
 
-    `arcs`: how many columns the arcs of its network have.
+    `arcs`: how many columns the arcs of its network have; fewer than nodes where rows are lists of neighbours.
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by the names in AXES, and plain values."""
     tensors = {"theta": state.theta, "flagged": state.flagged, "tracker": state.tracker, "before": state.before}
     words: dict[str, Any] = {key: getattr(state, key) for key in ("step", "phase", "judged", "settled")}
+    words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # each node's own one only
     if state.record is not None:
         tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
     if state.trail is not None:
@@ -82,14 +86,14 @@ def expected(frame: Frame, words: Mapping[str, Any], nodes: int, columns: int) -
         fits = step in plan.detections and judged == step
     else:
         fits = phase == "optimisation" and _is_count(step, last + 1, plan.steps) and judged in plan.detections and judged < step
-    if not fits or not isinstance(words.get("settled"), bool):
+    if not fits or not all(isinstance(words.get(key), bool) for key in ("settled", "entries")):
         raise UnusableError(f"round {step!r} in phase {phase!r} is none of this run")
 
     parts: Layout = {"theta": (frame.dtype, (nodes, frame.dim))}
     if judged is not None:
         parts["flagged"] = (torch.bool, (nodes, frame.arcs))
     if phase == "optimisation" and plan.detector is not None and plan.detector.pruning != "mutual":
-        parts["tracker"] = (torch.float64, (nodes, frame.size))
+        parts["tracker"] = (torch.float64, (nodes,) if words["entries"] else (nodes, frame.size))
     if plan.watch is not None:
         parts["before"] = parts["theta"]
         parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.arcs))
@@ -100,7 +104,7 @@ def expected(frame: Frame, words: Mapping[str, Any], nodes: int, columns: int) -
             parts["trail.messages"] = (torch.float64, (columns, frame.dim))
             parts["trail.own"] = (torch.float64, (nodes, frame.dim))
             parts["trail.times"] = (torch.int64, (columns,))
-            parts["trail.refused"] = (torch.int32, (nodes, columns))
+            parts["trail.refused"] = (torch.int32, (nodes, columns if frame.arcs == frame.size else frame.arcs))
     return parts
 
 
