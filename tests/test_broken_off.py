@@ -25,6 +25,7 @@ from bymi.runs.checkpoints import Place
 from bymi.runs.keeper import Keeper
 from tests.broken_off import RUNS, SMALL, frame_of, state_at
 from tests.commands import bymi, mistake
+from tests.idx_files import write_image_set
 
 OFTEN, NEVER = Host(checkpoint_every=3), Host(checkpoint_every=0)
 
@@ -133,6 +134,19 @@ def test_a_run_that_is_broken_off_again_and_again(
     run(spec, tmp_path, done.append)
     assert sum(done) == 40, "what was done before counts as done"
     assert result_of(tmp_path, spec) == whole(spec)
+
+
+def test_a_run_of_networks_in_single_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_image_set(tmp_path / "data" / "mnist", train=120, test=50)
+    words = ["data=mnist:samples=20,identification=8", "nodes=6", "graph=complete", "steps=6", "warm_up.steps=2", "attack=ipm"]
+    spec = load(None, [*words, "method=drsgd-bymi", "detection.sample=8", "watch.every=2", "record_every=2"])
+    host = Host(device="cpu", data=tmp_path / "data")
+    run(spec, tmp_path / "undisturbed", host=host)
+    for step in (1, 3):
+        with breaking_at(step, None, monkeypatch), pytest.raises(StopError):
+            run(spec, tmp_path, host=host)
+    run(spec, tmp_path, host=host)
+    assert result_of(tmp_path, spec) == result_of(tmp_path / "undisturbed", spec)
 
 
 DIE = """

@@ -41,6 +41,7 @@ def test_the_memory_of_a_run_is_needed(name: str) -> None:
     state, expected = state_at(name, 12), state_at(name, 13)
     assert state.trail is not None
     assert state.trail.rounds == 6, "since the detection before round 6"
+    assert [state_at(name, step).trail.rounds for step in (1, 5)] == [1, 5], "since the start"
     forgot = replace(state, flagged=torch.zeros(16, 16, dtype=torch.bool))
     assert not torch.equal(next(rounds_of(name, forgot)).theta, expected.theta)
     if name == "hardened, directed":
