@@ -17,7 +17,7 @@ ROWS = [
     {"graph", "topology", "inbox", "datasets"},
     {"network", "aggregation", "problems"},
     {"detection", "attacks"},
-    {"plan"},
+    {"plan", "forge", "state"},
     {"phases"},
     {"algorithm"},
     {"engine"},
@@ -72,7 +72,19 @@ def test_the_numerical_core_runs_on_a_bare_image(path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_only_the_adversary_and_the_metrics_know_the_truth(path: Path) -> None:
-    if room(path) in {"aggregation", "detection", "inbox", "network", "plan", "phases", "algorithm", "graph", "topology"}:
+    if room(path) in {
+        "aggregation",
+        "detection",
+        "inbox",
+        "network",
+        "plan",
+        "forge",
+        "state",
+        "phases",
+        "algorithm",
+        "graph",
+        "topology",
+    }:
         assert not re.search("byzantine|honest", path.read_text(), re.IGNORECASE)
 
 

@@ -32,6 +32,7 @@ from bymi.network import LocalNetwork, Network
 from bymi.phases import Forge, Snapshot
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp
 from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
+from bymi.state import State
 from bymi.streams import Stream, stream
 from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Ring
 
@@ -79,6 +80,7 @@ __all__ = [
     "SetRule",
     "Shards",
     "Snapshot",
+    "State",
     "StepSize",
     "Stream",
     "TrMean",

@@ -9,73 +9,95 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from bymi.detection import Record, Trail
+from bymi.detection import Record, Trail, Verdict
 from bymi.detection.fuse import shorten
 from bymi.detection.retreat import misled
 from bymi.network import Network
-from bymi.phases import Forge, NoForge, Snapshot, detect, judge, optimise, warm_up
+from bymi.phases import Forge, NoForge, cut_off, detect, judge, optimise, warm_up
 from bymi.plan import Plan
-from bymi.problems import Problem, split_samples
+from bymi.problems import Problem, Split, split_samples
+from bymi.state import Snapshot, State
 
 _FUSE = 3.0  # by which deeds are measured where no fuse acts
 
 
-def drsgd_bymi(problem: Problem, network: Network, plan: Plan, forge: Forge | None = None) -> Iterator[Snapshot]:
-    """Yield a Snapshot after every round. A plan without a detector is its warm-up rule alone, on all samples."""
+def drsgd_bymi(
+    problem: Problem, network: Network, plan: Plan, forge: Forge | None = None, state: State | None = None
+) -> Iterator[Snapshot]:
+    """Yield a Snapshot after every round. A plan without a detector is its warm-up rule alone, on all samples.
+
+    The hardened profile takes the last two phases in turns, with an eye on what neighbours really send. With the `state` that
+    a Snapshot of the same run has, only the rounds after that one are run, and give the same numbers.
+    """
     forge = forge or NoForge()
-    nodes = network.nodes
-    everything = torch.arange(problem.samples, device=nodes.device).expand(len(nodes), -1)
-    if plan.detector is None:
-        yield from warm_up(problem, network, plan, everything, forge, rounds=plan.steps)
-        return
-    if plan.watch is not None:
-        yield from _watched(problem, network, plan, everything, forge)
-        return
-
-    split = split_samples(nodes, samples=problem.samples, identification=plan.identification, seed=plan.seed)
-    theta = problem.initial(nodes)
-    for snapshot in warm_up(problem, network, plan, split.warm_up, forge, rounds=plan.warm_up_steps):
-        theta = snapshot.theta
-        yield snapshot
-
-    detection = detect(problem, network, plan, split, theta, forge)
-    yield detection
-
-    assert detection.network is not None
-    yield from optimise(problem, detection.network, plan, theta, forge)
-
-
-def _watched(problem: Problem, network: Network, plan: Plan, everything: Tensor, forge: Forge) -> Iterator[Snapshot]:
-    """The hardened profile: the same three phases, the last two in turns, with an eye on what neighbours really send."""
-    assert plan.watch is not None
-    moments = plan.detections
-    record = Record.blank(network.arcs, plan.watch.longest)
-    theta, trail = problem.initial(network.nodes), Trail()
-    for snapshot in warm_up(problem, network, plan, everything, forge, rounds=plan.warm_up_steps):
+    here = _start(problem, network, plan) if state is None else state.copy()
+    split = _split(problem, network, plan)
+    if here.flagged is not None and here.judged is not None:
+        network = cut_off(network, plan, here.flagged, forge, step=here.judged)
+    last = plan.steps if plan.detector is None else plan.warm_up_steps
+    for snapshot in warm_up(problem, network, plan, split.warm_up, forge, rounds=last, start=here.step, theta=here.theta):
         # No deeds to judge yet: under a robust rule good nodes stand apart, too, those whom it makes refuse most others.
-        theta = snapshot.theta
-        yield snapshot
+        here = here.after(snapshot)
+        yield replace(snapshot, state=here)
 
     rounds = plan.steps - plan.warm_up_steps
-    used, before = network.arcs, theta  # whom nodes listen to, and where they stood, since the detection before
-    for start, end in pairwise([*moments, plan.steps]):
-        detection, record = judge(problem, network, plan, theta, forge, step=start, trail=trail, record=record)
-        verdict, pruned = detection.verdict, detection.network
-        assert verdict is not None
-        assert pruned is not None
-        if start == moments[-1] > moments[0] and plan.watch.retreat is not None:
-            back = misled(verdict, used, plan.watch.retreat)
-            theta = torch.where(back[:, None], before, theta)
-            detection = replace(detection, theta=theta)
-        yield detection
-        network, trail = pruned, Trail()
-        used, before = network.arcs & ~verdict.flagged, theta
-        for snapshot in optimise(problem, network, plan, theta, forge, steps=range(start, end)):
-            theta = snapshot.theta
-            if end < plan.steps:
+    for start, end in pairwise([*plan.detections, plan.steps]):
+        if here.step >= end:
+            continue
+        if here.step == start and here.phase != "detection":
+            detection, here = _judged(problem, network, plan, split, forge, here)
+            assert detection.network is not None
+            network = detection.network
+            yield replace(detection, state=here)
+        left, tracker, settled = range(here.step, end), here.tracker, here.settled
+        for snapshot in optimise(problem, network, plan, here.theta, forge, steps=left, tracker=tracker, settled=settled):
+            if here.trail is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
-                trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
-            yield snapshot
+                here.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
+            here = here.after(snapshot)
+            yield replace(snapshot, state=here)
+
+
+def _start(problem: Problem, network: Network, plan: Plan) -> State:
+    theta = problem.initial(network.nodes)
+    if plan.watch is None:
+        return State(0, "start", theta)
+    return State(0, "start", theta, record=Record.blank(network.arcs, plan.watch.longest), trail=Trail(), before=theta)
+
+
+def _split(problem: Problem, network: Network, plan: Plan) -> Split:
+    """Which samples serve the warm-up and which the detection; where they are drawn anew each time, all warm up."""
+    nodes = network.nodes
+    if plan.detector is None or plan.watch is not None:
+        everything = torch.arange(problem.samples, device=nodes.device).expand(len(nodes), -1)
+        return Split(everything, everything[:, :0], everything[:, :0])
+    return split_samples(nodes, samples=problem.samples, identification=plan.identification, seed=plan.seed)
+
+
+def _judged(problem: Problem, network: Network, plan: Plan, split: Split, forge: Forge, here: State) -> tuple[Snapshot, State]:
+    """A detection, and the state after it."""
+    if here.trail is None or here.record is None:
+        detection = detect(problem, network, plan, split, here.theta, forge)
+        assert detection.verdict is not None
+        return detection, State(here.step, detection.phase, here.theta, here.step, detection.verdict.flagged)
+    detection, record = judge(problem, network, plan, here.theta, forge, step=here.step, trail=here.trail, record=here.record)
+    verdict = detection.verdict
+    assert verdict is not None
+    theta = _go_back(plan, network, here, verdict)
+    after = State(here.step, detection.phase, theta, here.step, verdict.flagged, record=record, trail=Trail(), before=theta)
+    return replace(detection, theta=theta), after
+
+
+def _go_back(plan: Plan, network: Network, here: State, verdict: Verdict) -> Tensor:
+    """Where nodes go on from: at the last detection, those who were misled from where they stood at the one before."""
+    assert plan.watch is not None
+    first, *_, last = [*plan.detections, plan.detections[-1]]
+    if not first < here.step == last or plan.watch.retreat is None:
+        return here.theta
+    assert here.flagged is not None
+    assert here.before is not None
+    back = misled(verdict, network.arcs & ~here.flagged, plan.watch.retreat)
+    return torch.where(back[:, None], here.before, here.theta)
 
 
 def _shorten(plan: Plan, snapshot: Snapshot) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,11 @@ DataFolder = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets. Default: BYMI_DATA, the cache, else a download.")
 ]
 
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option("--checkpoint-every", min=0, help="Rounds between checkpoints. Default: about every 30 s; 0: none."),
+]
+
 
 @app.command()
 def run(
@@ -48,6 +53,7 @@ def run(
     device: Device = "auto",
     gradients: Gradients = "auto",
     data: DataFolder = None,
+    checkpoint_every: CheckpointEvery = None,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A."""
     from bymi.experiment import load, run_all, steps_to_do
@@ -59,7 +65,7 @@ def run(
     source = words.pop(0) if words and "=" not in words[0] else None
     specs = load(source, words, seed).expand()
     todo = steps_to_do(specs, out)
-    host = _host(device, gradients, data, specs if todo else [])
+    host = _host(device, gradients, data, checkpoint_every, specs if todo else [])
     results = _with_progress(len(specs), todo, lambda progress: run_all(specs, out, jobs=jobs, progress=progress, host=host))
     for result in results:
         if isinstance(result, BymiError):
@@ -110,6 +116,7 @@ def reproduce(
     device: Device = "auto",
     gradients: Gradients = "auto",
     data: DataFolder = None,
+    checkpoint_every: CheckpointEvery = None,
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
     from bymi.experiment import run_all, steps_to_do
@@ -125,7 +132,7 @@ def reproduce(
         _say(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
     todo = steps_to_do(specs, folder)
-    host = _host(device, gradients, data, specs if todo else [])
+    host = _host(device, gradients, data, checkpoint_every, specs if todo else [])
     results = _with_progress(len(specs), todo, lambda progress: run_all(specs, folder, jobs=jobs, progress=progress, host=host))
     everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
     paths, table = show(everything, folder, f"bymi reproduce {study}" + ("" if seeds == 5 else f" --seeds {seeds}"))
@@ -204,12 +211,12 @@ def list_parts() -> None:
         _console().print(plain_table([heading, "parameters", "what it is"], rows))
 
 
-def _host(device: str, gradients: str, data: Path | None, specs: Any) -> Any:
+def _host(device: str, gradients: str, data: Path | None, checkpoint_every: int | None, specs: Any) -> Any:
     """Where to run. Data sets that have to be downloaded come first, under a bar of their own."""
     from bymi.engine.host import Host
     from bymi.runs.tasks import fetch
 
-    host = Host(device=device, gradients=gradients, data=data)  # type: ignore[arg-type]
+    host = Host(device, gradients, data=data, checkpoint_every=checkpoint_every)  # type: ignore[arg-type]
     names = {spec.data.name for spec in specs}
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
@@ -269,5 +276,5 @@ def main() -> None:
         print(f"bymi: {problem.format_message()}", file=sys.stderr)
         code = InputError.exit_code
     if code == INTERRUPTED:  # typer turns the interrupt into this code by itself
-        print("bymi: interrupted; complete runs are kept and skipped next time", file=sys.stderr)
+        print("bymi: interrupted; complete runs are kept, others go on from their checkpoint next time", file=sys.stderr)
     sys.exit(code if isinstance(code, int) else 0)

@@ -9,7 +9,7 @@ EXIT_CODES: dict[int, str] = {
     3: "a run diverged: lower the step sizes, or look at metrics.jsonl for the round it began",
     4: "a run was fragmented: pruning left no component that holds half of the nodes",
     5: "a run isolated a node: it flagged all of its neighbours and trained alone",
-    130: "interrupted: complete run folders are kept and skipped next time",
+    130: "interrupted: complete run folders are kept and skipped next time, others go on from their checkpoint",
 }
 
 

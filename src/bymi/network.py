@@ -152,6 +152,11 @@ class LocalNetwork:
         """The same nodes over another graph; over arcs of the `whole` that it lacks messages are heard and carry no weight."""
         return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, whole=whole)
 
+    def columns(self, topic: str) -> int:
+        """How many columns the inboxes of a topic have, in every round."""
+        faces = self._faces if self._two_faced is not None and self._two_faced.differs(topic) else None
+        return self.size + (0 if faces is None else len(faces.senders))
+
     def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
         split = self._two_faced is not None and self._faces is not None and any(map(self._two_faced.differs, vectors))
         return Inbox.together([self._deliver(own, topic, step, split=split) for topic, own in vectors.items()])

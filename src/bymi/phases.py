@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from bymi.detection import REASONS, Answers, Claims, Record, Trail, Verdict, identify_asked, identify_neighbours, sit
 from bymi.detection.fuse import fused, shorten
+from bymi.forge import Forge, NoForge
 from bymi.inbox import Inbox, Round
 from bymi.network import Network
 from bymi.plan import Optimisation, Plan
 from bymi.problems import Problem, Split, fresh_halves
+from bymi.state import Snapshot
 from bymi.streams import stream
 
 _PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
@@ -23,63 +24,24 @@ _SETTLED = 1e-12  # relative change of a tracker entry that counts as none
 _STEPS_AT_ONCE = 8  # mini-batches drawn in one go: the numbers do not depend on it, the time does
 
 
-class Forge(Protocol):
-    """What nodes under foreign control do instead of what they should; the others pass through unchanged."""
+def warm_up(
+    problem: Problem,
+    network: Network,
+    plan: Plan,
+    pool: Tensor,
+    forge: Forge,
+    *,
+    rounds: int,
+    start: int = 0,
+    theta: Tensor | None = None,
+) -> Iterator[Snapshot]:
+    """`rounds` rounds of a rule with gradient steps on samples from `pool` [B, P]. Paper: asp:warm_up.
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
-        """Gradients really used, in place of those computed [B, D]."""
-        ...
-
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
-        """Vectors really kept after a round, in place of the rule's output [B, D]; `averaged`: that is the plain average."""
-        ...
-
-    def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
-        """Which nodes ask their neighbours when they should [B] bool."""
-        ...
-
-    def prune(self, flagged: Tensor, nodes: Tensor, step: int | None = None) -> Tensor:
-        """In-arcs really cut, in place of those flagged [B, J]."""
-        ...
-
-
-class NoForge:
-    """Everybody follows the protocol."""
-
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
-        return vectors
-
-    def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
-        return mixed
-
-    def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
-        return torch.ones_like(nodes, dtype=torch.bool)
-
-    def prune(self, flagged: Tensor, nodes: Tensor, step: int | None = None) -> Tensor:
-        return flagged
-
-
-@dataclass(frozen=True, eq=False)
-class Snapshot:
-    """The state after one round, with what was heard in it. `verdict` and `network` come once, with the detection."""
-
-    step: int
-    phase: str
-    theta: Tensor  # [B, D]
-    inbox: Inbox
-    capped: Tensor | None = None  # [B] bool: local steps cut to the cap
-    floored: Tensor | None = None  # [B] bool: tracker entries raised to the floor
-    share: Tensor | None = None  # [B, J] what the fuse left of each message
-    blown: Tensor | None = None  # [B, J] bool: messages far beyond all others
-    verdict: Verdict | None = None
-    network: Network | None = None
-
-
-def warm_up(problem: Problem, network: Network, plan: Plan, pool: Tensor, forge: Forge, *, rounds: int) -> Iterator[Snapshot]:
-    """`rounds` rounds of a rule with gradient steps on samples from `pool` [B, P]. Paper: asp:warm_up."""
+    `start`: how many of them are behind, with nodes at `theta`.
+    """
     nodes, rule, settings = network.nodes, plan.warm_up.rule, plan.warm_up
-    theta = problem.initial(nodes)
-    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(rounds)):
+    theta = problem.initial(nodes) if theta is None else theta
+    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(start, rounds)):
         rate = settings.step_size.at(step, plan.steps)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
 
@@ -121,8 +83,17 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
         # Answers that were not usable count as messages not heard, like any other.
         missing = verdict.why == REASONS.index("not heard")
         first = replace(first, heard=first.heard & ~(missing if first.senders is None else missing[:, first.senders]))
-    pruned = network.prune(forge.prune(verdict.flagged, nodes, step))
+    pruned = cut_off(network, plan, verdict.flagged, forge, step=step)
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
+
+
+def cut_off(network: Network, plan: Plan, flagged: Tensor, forge: Forge, *, step: int) -> Network:
+    """The network after the detection before round `step`, in which nodes flagged in-arcs [B, M]."""
+    assert plan.detector is not None
+    cut = forge.prune(flagged, network.nodes, step)
+    if plan.watch is None:
+        return network.prune(cut)
+    return network.weigh(cut, mutual=plan.detector.pruning == "mutual", exile=plan.detector.exile)
 
 
 def _by_node(verdict: Verdict, inbox: Inbox, size: int) -> Verdict:
@@ -178,11 +149,11 @@ def judge(
     if detector.probe:
         first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
         probed = Claims(first, second)
+    trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
     asking = asks.nonzero().flatten()
     verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)
     record, verdict = record.add(verdict)
-    cut = forge.prune(verdict.flagged, nodes, step)
-    weighed = network.weigh(cut, mutual=detector.pruning == "mutual", exile=detector.exile)
+    weighed = cut_off(network, plan, verdict.flagged, forge, step=step)
     return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=weighed), record
 
 
@@ -194,20 +165,30 @@ def _forge_each(forge: Forge, vectors: Tensor, nodes: Tensor, askers: Tensor, to
 
 
 def optimise(
-    problem: Problem, network: Network, plan: Plan, theta: Tensor, forge: Forge, *, steps: range | None = None
+    problem: Problem,
+    network: Network,
+    plan: Plan,
+    theta: Tensor,
+    forge: Forge,
+    *,
+    steps: range | None = None,
+    tracker: Tensor | None = None,
+    settled: bool = False,
 ) -> Iterator[Snapshot]:
     """SGD over the pruned graph, each local step divided by the node's entry of the tracker. Paper: eq:local_dsgdrs.
 
-    `steps`: which rounds of the plan, all after the warm-up by default. Mutual pruning leaves weights that are doubly
-    stochastic: the tracker would be 1 / M everywhere, so there is none.
+    `steps`: which rounds of the plan, all after the warm-up by default; `tracker` and whether it has `settled`, if some over
+    this network are behind. Mutual pruning leaves weights that are doubly stochastic: the tracker would be 1 / M everywhere,
+    so there is none.
     """
     nodes, settings = network.nodes, plan.optimisation
     pool = torch.arange(problem.samples, device=theta.device).expand(len(nodes), -1)
     first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
     even = plan.detector is not None and plan.detector.pruning == "mutual"
     fuse = None if plan.watch is None else plan.watch.fuse
-    steps = steps or range(first, plan.steps)
-    tracker, settled = (None, True) if even else premix(network, settings, step=steps.start)
+    steps = range(first, plan.steps) if steps is None else steps
+    if tracker is None and not even:
+        tracker, settled = premix(network, settings, step=steps.start)
     for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, steps):
         rate = settings.step_size.at(step - first, rounds)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
@@ -224,7 +205,8 @@ def optimise(
         if not adapt_first:
             local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
             theta = theta - local.to(theta.dtype)[:, None] * gradient
-        yield Snapshot(step + 1, "optimisation", theta, parameters, capped, floored, share, blown)
+        acted = (capped, floored, share, blown)
+        yield Snapshot(step + 1, "optimisation", theta, parameters, *acted, tracker=tracker, settled=settled)
 
 
 def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None, settled: bool) -> tuple[Inbox, Tensor | None]:
@@ -291,4 +273,4 @@ def _draw(pool: Tensor, nodes: Tensor, batch: int, seed: int, steps: range) -> I
             yield step, torch.gather(pool, 1, place)
 
 
-__all__ = ["Forge", "NoForge", "Snapshot", "detect", "judge", "local_steps", "optimise", "premix", "warm_up"]
+__all__ = ["Forge", "NoForge", "Snapshot", "cut_off", "detect", "judge", "local_steps", "optimise", "premix", "warm_up"]

@@ -25,6 +25,13 @@ class Trail:
     refused: Tensor | None = None  # [B, J] rounds in which it was not heard or blew the fuse
     inbox: Inbox | None = field(default=None, repr=False)  # the last one: who sits where
 
+    def copy(self) -> Trail:
+        """One that does not grow with this one."""
+        messages, own, times, refused = (
+            None if sums is None else sums.clone() for sums in (self.messages, self.own, self.times, self.refused)
+        )
+        return Trail(self.rounds, self.steps, messages, own, times, refused, self.inbox)
+
     def see(self, inbox: Inbox, rate: float, share: Tensor, blown: Tensor) -> None:
         """Take in one round of parameters with its step size, how far messages were shortened and which were blown [B, J]."""
         if rate <= 0:  # nobody moved by itself

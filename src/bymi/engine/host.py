@@ -20,17 +20,21 @@ class Host:
     """`device` "auto": a GPU for models that gain from one, if there is one. `threads`: nodes computed at a time on a CPU.
 
     `gradients`: how those of all nodes are computed (see bymi.problems.gradients). `data`: folder of the data sets.
+    `checkpoint_every`: rounds between two checkpoints; None: about every 30 seconds; 0: never.
     """
 
     device: str = "auto"
     gradients: GradientPath = "auto"
     threads: int | None = None
     data: Path | None = None
+    checkpoint_every: int | None = None
 
     def __post_init__(self) -> None:
         require(self.device in get_args(Device), "device", self.device, ", ".join(get_args(Device)))
         ways = get_args(GradientPath)
         require(self.gradients in ways, "gradients", self.gradients, ", ".join(ways))
+        every = self.checkpoint_every
+        require(every is None or every >= 0, "checkpoint_every", every, "0 or more")
         if self.device == "cuda" and not torch.cuda.is_available():
             raise InputError("device: got 'cuda', but torch sees no CUDA device here; allowed: cpu, auto")
 

@@ -25,10 +25,11 @@ def main() -> int:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--seconds", type=float, default=None, help="start no run after so many seconds")
+    parser.add_argument("--checkpoint-every", type=int, default=None, help="rounds; default: about every 30 s; 0: never")
     given = parser.parse_args()
     try:
         sheets = read_sheets(given.sheets)
-        host = Host(device=given.device, data=given.data)
+        host = Host(device=given.device, data=given.data, checkpoint_every=given.checkpoint_every)
     except BymiError as problem:
         print(f"bymi: {problem}", file=sys.stderr)
         return problem.exit_code

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bymi.detection import Verdict
+from bymi.detection import REASONS, Verdict
 from bymi.graph import Core, Graph
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
 from bymi.runs.outcome import Outcome
 from bymi.runs.yardsticks import Yardstick, number
 
+_COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
+_SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
 _SOON = 2  # detections within which an honest node should be back
 _RUNAWAY = 1e9  # a parameter this long has left the problem for good
 
@@ -222,3 +225,55 @@ class Recorder:
                 floored=int(self._floored[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
             )
         return summary
+
+    def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that it remembers, as tensors and plain values."""
+        tensors = {name: getattr(self, f"_{name}") for name in _SUMS}
+        words = {name: getattr(self, f"_{name}") for name in (*_COUNTS, "worst_loss", "last")}
+        if self.verdict is not None and self._core is not None:
+            tensors.update({f"verdict.{name}": part for name, part in vars(self.verdict).items()})
+            tensors.update(members=self._core.members, perron=self._core.perron)
+            words["closed"] = self._core.closed
+        return tensors, words
+
+    def take_up(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph] | None) -> None:
+        """Go on from what another recorder of the same run kept; a ValueError if it cannot be from the same run.
+
+        `prune` makes the graph of now from what was flagged; None before the first detection.
+        """
+        device = self._byzantine.device
+        parts = {name: tensor.to(device) for name, tensor in tensors.items()}
+        for name in _SUMS:
+            setattr(self, f"_{name}", _like(parts, name, getattr(self, f"_{name}")))
+        for name in _COUNTS:
+            if type(words.get(name)) is not int or words[name] < 0:
+                raise ValueError(f"{name} is {words.get(name)!r}, no count")
+            setattr(self, f"_{name}", words[name])
+        if not isinstance(words.get("last"), dict) or not isinstance(words.get("worst_loss"), (int, float)):
+            raise ValueError("the last row of metrics is missing")
+        self._last, self._worst_loss = dict(words["last"]), words["worst_loss"]
+        if prune is not None:
+            blank = torch.zeros(self._cut_for.shape, dtype=torch.float64, device=device)
+            node, mask = torch.zeros_like(blank[0]), torch.zeros_like(blank, dtype=torch.bool)
+            why = _like(parts, "verdict.why", mask.to(torch.int8))
+            if bool(((why < 0) | (why >= len(REASONS))).any()):
+                raise ValueError("a verdict for reasons that there are not")
+            full = bool(parts["verdict.figure"].numel()) if "verdict.figure" in parts else False
+            extra = {"figure": blank, "taken": node, "guarded": mask[0]} if full else {}
+            self.verdict = Verdict(
+                scores=_like(parts, "verdict.scores", blank),
+                threshold=_like(parts, "verdict.threshold", node),
+                flagged=_like(parts, "verdict.flagged", mask),
+                why=why,
+                **{name: _like(parts, f"verdict.{name}", part) for name, part in extra.items()},
+            )
+            members, perron = _like(parts, "members", mask[0]), _like(parts, "perron", node)
+            self._core, self._pruned = Core(members, bool(words.get("closed")), perron), prune(self.verdict.flagged)
+
+
+def _like(parts: Mapping[str, Tensor], name: str, pattern: Tensor) -> Tensor:
+    """A stored tensor, which must be of one type and shape with the pattern."""
+    found = parts.get(name)
+    if found is None or found.shape != pattern.shape or found.dtype != pattern.dtype:
+        raise ValueError(f"{name} is missing, or not {list(pattern.shape)} of {pattern.dtype}")
+    return found

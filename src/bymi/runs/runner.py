@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,11 +17,15 @@ import torch
 
 from bymi.engine import simulate
 from bymi.engine.host import Host
-from bymi.engine.simulate import one_thread
+from bymi.engine.simulate import local_network, one_thread
 from bymi.errors import BymiError
 from bymi.problems import ModuleProblem
 from bymi.runs import store
+from bymi.runs.checkpoints import Place
+from bymi.runs.keeper import Keeper
+from bymi.runs.logbook import Logbook
 from bymi.runs.metrics import Recorder
+from bymi.runs.packing import Frame
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.sheet import Sheet
 from bymi.runs.tasks import TASKS
@@ -40,7 +44,7 @@ _queue: Any = None  # of a worker process only: where it reports its progress
 def run(
     sheet: Sheet, out: str | Path = "runs", tell: Callable[[int], None] | None = None, host: Host | None = None
 ) -> dict[str, Any]:
-    """One run: its summary. A complete folder is read, not run again.
+    """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
 
     `tell` is called with the number of steps done since its last call.
     """
@@ -50,8 +54,10 @@ def run(
         store.prepare(out)
         host = host or Host()
         host = replace(host, threads=host.threads_beside(1))
+        kept = store.checkpoints_of(out, sheet)
         with one_thread(), store.writing(out, sheet) as scratch:
-            _execute(sheet, scratch, tell or (lambda steps: None), host)
+            _execute(sheet, scratch, tell or (lambda steps: None), host, kept)
+        shutil.rmtree(kept, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
 
@@ -152,21 +158,28 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
         return BymiError(f"{sheet.label}, seed {sheet.seed}: out of GPU memory; try fewer --jobs")
 
 
-def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host) -> None:
+def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path) -> None:
     scene = build_scene(sheet, host)
-    every = sheet["record_every"]
-    recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=sheet.steps, every=every)
-    start = told = before = time.perf_counter()
-    done, detecting = 0, 0.0
-    with (folder / store.METRICS).open("w") as metrics:
-        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
+    size = {"steps": sheet.steps, "every": sheet["record_every"]}
+    blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
+    network = local_network(scene.graph, scene.adversary)
+    frame = Frame.of(scene.problem, network, scene.plan)
+    keeping = Keeper(kept, sheet.digest, host.checkpoint_every, frame, Place(network.nodes))
+    with keeping as keeper, (folder / store.METRICS).open("wb") as metrics:
+        log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
+        metrics.write(log.rows)
+        recorder, done = log.recorder, 0
+        told = before = time.perf_counter()
+        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, log.state):
             if snapshot.verdict is not None:
-                detecting += time.perf_counter() - before
+                log.detecting += time.perf_counter() - before
             row = recorder.see(snapshot)
             if row is not None:
-                metrics.write(json.dumps(row, allow_nan=False) + "\n")
+                metrics.write(log.add(row))
                 if recorder.diverged:
                     break
+            assert snapshot.state is not None
+            keeper.turn(snapshot.state, log)
             now = before = time.perf_counter()
             if now - told > _TELL_EVERY:
                 tell(snapshot.step - done)
@@ -175,7 +188,7 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
         "method": sheet.label,
         "seed": sheet.seed,
         "digest": sheet.digest,
-        **recorder.summary(time.perf_counter() - start, detecting),
+        **recorder.summary(log.seconds, log.detecting),
     }
     if recorder.verdict is not None:
         verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph.hears)

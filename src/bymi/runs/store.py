@@ -1,7 +1,8 @@
 """Run folders: what is in them, and when one counts as complete.
 
 A run is written to a hidden folder beside its place and renamed when everything is in it, so that an interrupted run never
-looks complete. A folder is named by method, seed and digest of the spec; the same spec finds the same folder again.
+looks complete; checkpoints of a run under way lie in another hidden folder, until it is complete. A folder is named by method,
+seed and digest of the spec; the same spec finds the same folder again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from bymi.errors import InputError
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.sheet import Sheet
 
+_CHECKPOINTS = ".checkpoints"
 SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
 
 
@@ -47,6 +49,11 @@ def folder_of(out: Path, run: Named) -> Path:
     return out / f"{run.label.lower()}-seed{run.seed}-{run.digest}"
 
 
+def checkpoints_of(out: Path, run: Named) -> Path:
+    """Where the run is put by while it is under way."""
+    return out / f".{folder_of(out, run).name}{_CHECKPOINTS}"
+
+
 def is_complete(folder: Path) -> bool:
     """A run folder is complete when it has a readable summary, which is written last, and is of this version of bymi."""
     try:
@@ -59,7 +66,10 @@ def is_complete(folder: Path) -> bool:
 
 
 def prepare(out: Path) -> None:
-    """Make the folder for runs, without the scratch of processes that died in it, or say in one line why it cannot be."""
+    """Make the folder for runs, without the scratch of processes that died in it, or say in one line why it cannot be.
+
+    Checkpoints stay until their run is complete.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         probe = out / f".probe-{os.getpid()}"
@@ -68,6 +78,9 @@ def prepare(out: Path) -> None:
         for scratch in out.glob(f".*-seed*.{platform.node()}.*"):
             if scratch.suffix[1:].isdigit() and not _alive(int(scratch.suffix[1:])):
                 shutil.rmtree(scratch, ignore_errors=True)
+        for kept in out.glob(f".*{_CHECKPOINTS}"):
+            if is_complete(out / kept.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
+                shutil.rmtree(kept, ignore_errors=True)
     except OSError as problem:
         raise InputError(f"cannot write to the folder {out}: {problem.strerror or problem}") from None
 

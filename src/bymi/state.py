@@ -1,0 +1,68 @@
+"""What a round leaves behind: for whoever looks on, and for the rounds that come after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from bymi.detection import Record, Trail, Verdict
+from bymi.inbox import Inbox
+from bymi.network import Network
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All that later rounds depend on, beside problem, network, plan and forge; random draws need no state of their own.
+
+    One is given out after every round and costs nothing: it points to what the run holds. It is good until the next
+    round is asked for, because a trail grows in place; whoever wants to keep it takes a copy.
+    """
+
+    step: int
+    phase: str
+    theta: Tensor  # [B, D]
+    judged: int | None = None  # the step of the last detection
+    flagged: Tensor | None = None  # [B, M] bool: what it decided
+    tracker: Tensor | None = None  # [B, M] float64
+    settled: bool = False  # the tracker does not move any more
+    record: Record | None = None  # of the hardened profile, as all below
+    trail: Trail | None = None
+    before: Tensor | None = None  # [B, D] theta after the last detection
+
+    def after(self, snapshot: Snapshot) -> State:
+        """With one more round."""
+        return replace(
+            self,
+            step=snapshot.step,
+            phase=snapshot.phase,
+            theta=snapshot.theta,
+            tracker=snapshot.tracker,
+            settled=snapshot.settled,
+        )
+
+    def copy(self) -> State:
+        """One that stays as it is while the run goes on: only the trail is changed in place."""
+        return self if self.trail is None else replace(self, trail=self.trail.copy())
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """One round: where it ended, with what was heard in it. `verdict` and `network` come with a detection."""
+
+    step: int
+    phase: str
+    theta: Tensor  # [B, D]
+    inbox: Inbox
+    capped: Tensor | None = None  # [B] bool: local steps cut to the cap
+    floored: Tensor | None = None  # [B] bool: tracker entries raised to the floor
+    share: Tensor | None = None  # [B, J] what the fuse left of each message
+    blown: Tensor | None = None  # [B, J] bool: messages far beyond all others
+    verdict: Verdict | None = None
+    network: Network | None = None
+    tracker: Tensor | None = None  # [B, M] after the round
+    settled: bool = False
+    state: State | None = None  # to go on from here
+
+
+__all__ = ["Snapshot", "State"]

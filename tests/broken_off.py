@@ -1,0 +1,88 @@
+"""Small runs of every kind for tests of checkpoints: their rounds, and the state after each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+
+from bymi import Snapshot, State, simulate
+from bymi.engine.simulate import local_network
+from bymi.experiment import load
+from bymi.runs.packing import Frame
+from bymi.runs.scene import Scene, build_scene
+
+SMALL = ("nodes=16", "steps=40", "data.dim=4", "data.samples=40")
+WATCHED = ("method=drsgd-bymi", "watch.every=10", "warm_up.steps=6")
+RUNS: dict[str, tuple[str, ...]] = {
+    "dsgd": ("profile=paper", "method=dsgd"),
+    "rule": ("profile=paper", "method=rule"),
+    "paper": ("profile=paper", "method=drsgd-bymi"),
+    "paper, tracker on the move": ("profile=paper", "method=drsgd-bymi", "optimisation.premix_rounds=2"),
+    "hardened": WATCHED,
+    "hardened, directed": (*WATCHED, "detection.pruning=directed"),
+    "hardened, two faces": (*WATCHED, "attack=ipm", "byzantine_faces=two", "byzantine_level=message"),
+    "hardened, a message for each": (*WATCHED, "attack=dissensus"),
+    "hardened, poisoned": (*WATCHED, "attack=poison", "watch.retreat=0.001"),
+}
+
+
+@cache
+def scene_of(name: str) -> Scene:
+    return build_scene(load(None, [*SMALL, *RUNS[name]]).sheet)
+
+
+def frame_of(name: str) -> Frame:
+    scene = scene_of(name)
+    return Frame.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
+
+
+def rounds_of(name: str, state: State | None = None) -> Iterator[Snapshot]:
+    scene = scene_of(name)
+    return simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state)
+
+
+@cache
+def undisturbed(name: str) -> list[tuple[Snapshot, State]]:
+    """Every round with a state that was kept, as a run goes on from the one it gave out."""
+    kept = []
+    for snapshot in rounds_of(name):
+        assert snapshot.state is not None
+        kept.append((snapshot, snapshot.state.copy()))
+    return kept
+
+
+def state_at(name: str, step: int, phase: str | None = None) -> State:
+    """The state after a round; where that is also the round of a detection, the phase says which."""
+    return next(state for _, state in undisturbed(name) if state.step == step and phase in (None, state.phase))
+
+
+def tensors_in(value: object) -> dict[str, torch.Tensor]:
+    """All tensors in a state or verdict, by name, those of its parts included."""
+    found = {}
+    for name, part in vars(value).items():
+        if isinstance(part, torch.Tensor):
+            found[name] = part
+        elif name in ("record", "trail", "verdict") and part is not None:
+            found.update({f"{name}.{inner}": tensor for inner, tensor in tensors_in(part).items()})
+    return found
+
+
+def assert_alike(one: object, two: object) -> None:
+    """The same tensors, bit by bit."""
+    left, right = tensors_in(one), tensors_in(two)
+    assert left.keys() == right.keys()
+    for name in left:
+        assert left[name].dtype == right[name].dtype
+        assert torch.equal(left[name].nan_to_num(-1.0), right[name].nan_to_num(-1.0)), name
+
+
+def assert_same_state(one: State | None, two: State) -> None:
+    assert one is not None
+    assert_alike(one, two)
+    for key in ("step", "phase", "judged", "settled"):
+        assert getattr(one, key) == getattr(two, key)
+    if two.trail is not None:
+        assert one.trail is not None
+        assert (one.trail.rounds, one.trail.steps) == (two.trail.rounds, two.trail.steps)
