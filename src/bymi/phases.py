@@ -11,8 +11,9 @@ from torch import Tensor
 
 from bymi.detection import REASONS, Answers, Claims, Record, Trail, Verdict, identify_asked, identify_neighbours, sit
 from bymi.detection.fuse import fused, shorten
+from bymi.errors import require
 from bymi.inbox import Inbox, Round
-from bymi.network import Network
+from bymi.network import Network, Settles
 from bymi.plan import Optimisation, Plan
 from bymi.problems import Problem, Split, fresh_halves
 from bymi.streams import stream
@@ -83,8 +84,10 @@ def warm_up(problem: Problem, network: Network, plan: Plan, pool: Tensor, forge:
         rate = settings.step_size.at(step, plan.steps)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
 
-        def losses(vectors: Tensor, wanted: Tensor, chosen: Tensor = chosen) -> Tensor:
-            return problem.losses(vectors, nodes, chosen, wanted)
+        def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None, chosen: Tensor = chosen) -> Tensor:
+            if receivers is None:
+                return problem.losses(vectors, nodes, chosen, wanted)
+            return problem.losses(vectors, nodes[receivers], chosen[receivers], wanted)
 
         moment = Round(step, plan.steps, losses)
         if rule.order == "adapt-then-combine":
@@ -106,7 +109,7 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
             for topic, chosen in split.halves.items()
         }
         first, second = network.exchange(step, **halves)
-        verdict = _by_node(identify_neighbours(first, second, plan.detector), first, network.size)
+        verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
     else:
 
         def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
@@ -120,21 +123,9 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
         verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes, step)), plan.detector, network.arcs)
         # Answers that were not usable count as messages not heard, like any other.
         missing = verdict.why == REASONS.index("not heard")
-        first = replace(first, heard=first.heard & ~(missing if first.senders is None else missing[:, first.senders]))
+        first = replace(first, heard=first.heard & ~first.from_node(missing))
     pruned = network.prune(forge.prune(verdict.flagged, nodes, step))
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
-
-
-def _by_node(verdict: Verdict, inbox: Inbox, size: int) -> Verdict:
-    """A verdict on messages as one on their senders."""
-    if inbox.senders is None:
-        return verdict
-    return Verdict(
-        inbox.by_node(verdict.scores, size, torch.nan),
-        verdict.threshold,
-        inbox.by_sender(verdict.flagged, size),
-        inbox.by_node(verdict.why, size, 0),
-    )
 
 
 def judge(
@@ -251,7 +242,13 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
     With `premix_rounds` = None they go on until no [y_i]_i moves any more (entries on their way to zero: compared with the
     floor), and eq:eupdate would change nothing in later rounds. Without premixing the first local steps would be divided
     by W_ii instead of v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
+
+    With many nodes a network that knows where endless premixing ends gives the entries [y_i]_i [B] alone.
     """
+    entries = network.settle(step) if isinstance(network, Settles) else None
+    if entries is not None:
+        require(how.premix_rounds is None, "premix_rounds", how.premix_rounds, f"none with {network.size} nodes")
+        return entries, True
     # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
     nodes = network.nodes
     tracker = torch.zeros(len(nodes), network.size, dtype=torch.float64, device=nodes.device)
@@ -275,8 +272,9 @@ def local_steps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each node's step, whether it was capped and whether its tracker entry was floored, each [B]."""
     if tracker is None:
-        tracker = torch.full((len(nodes), size), 1 / size, dtype=torch.float64, device=nodes.device)
-    entry = tracker.gather(1, nodes[:, None]).squeeze(1)
+        entry = torch.full((len(nodes),), 1 / size, dtype=torch.float64, device=nodes.device)
+    else:
+        entry = tracker if tracker.ndim == 1 else tracker.gather(1, nodes[:, None]).squeeze(1)
     floor = how.min_weight / size
     steps = rate / entry.clamp_min(floor)
     if how.convention == "mean":

@@ -14,9 +14,12 @@ from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
 from bymi.plan import Plan
 from bymi.problems import Problem
+from bymi.sparse import SparseGraph
 
 
-def simulate(problem: Problem, graph: Graph, plan: Plan, adversary: Adversary | None = None) -> Iterator[Snapshot]:
+def simulate(
+    problem: Problem, graph: Graph | SparseGraph, plan: Plan, adversary: Adversary | None = None
+) -> Iterator[Snapshot]:
     """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round."""
     network = LocalNetwork(graph, adversary.tamper if adversary is not None else None, adversary)
     return drsgd_bymi(problem, network, plan, adversary)
