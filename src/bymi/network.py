@@ -13,7 +13,7 @@ from torch import Tensor
 from bymi.graph import Graph
 from bymi.inbox import Inbox, Replies, fold
 from bymi.lists import Lists
-from bymi.sparse import EXACT_UP_TO, SparseGraph
+from bymi.sparse import SparseGraph
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
 
@@ -218,8 +218,8 @@ class LocalNetwork:
         return self.over(pruned, whole=whole)
 
     def settle(self, step: int) -> Tensor | None:
-        """The tracker's limit with the messages that are heard in premixing; on a large graph of lists only."""
-        if not isinstance(self.graph, SparseGraph) or self.size <= EXACT_UP_TO:
+        """The tracker's limit with the messages that are heard in premixing; on a graph of lists only."""
+        if not isinstance(self.graph, SparseGraph):
             return None
         # What travels does not matter, who is heard does: each sends a tracker of one entry.
         (inbox,) = self.exchange(step, premix=torch.ones(self.size, 1, dtype=torch.float64, device=self._nodes.device))

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bymi.detection import REASONS, Answers, Claims, Record, Trail, Verdict, identify_asked, identify_neighbours, sit
 from bymi.detection.fuse import fused, shorten
-from bymi.errors import require
 from bymi.inbox import Inbox, Round
 from bymi.network import Network, Settles
 from bymi.plan import Optimisation, Plan
@@ -243,11 +242,9 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
     floor), and eq:eupdate would change nothing in later rounds. Without premixing the first local steps would be divided
     by W_ii instead of v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
 
-    With many nodes a network that knows where endless premixing ends gives the entries [y_i]_i [B] alone.
+    A network of many nodes may know where endless premixing ends: then only the entries [y_i]_i [B] come back.
     """
-    entries = network.settle(step) if isinstance(network, Settles) else None
-    if entries is not None:
-        require(how.premix_rounds is None, "premix_rounds", how.premix_rounds, f"none with {network.size} nodes")
+    if how.premix_rounds is None and isinstance(network, Settles) and (entries := network.settle(step)) is not None:
         return entries, True
     # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
     nodes = network.nodes

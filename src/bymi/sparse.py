@@ -16,9 +16,6 @@ from bymi.lists import Lists
 LISTS_FROM = 1000
 """A graph of so many nodes or more is kept as lists, if they are short."""
 
-EXACT_UP_TO = 2000
-"""Nodes whose tracker is held as it is, [M, M]. With more of them on lists, only the entries where it ends."""
-
 _SHORT = 4  # times the longest list: with fewer nodes than that, matrices take no more memory and less time
 _ROW_TOLERANCE = 1e-9
 _STEPS = 20_000  # of a power iteration: about 1e-14 off unless the graph hangs on a few arcs

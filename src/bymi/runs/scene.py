@@ -18,7 +18,7 @@ from bymi.problems import Problem
 from bymi.runs.sheet import Sheet, build_part
 from bymi.runs.tasks import TASKS, Task
 from bymi.runs.yardsticks import Yardstick
-from bymi.sparse import EXACT_UP_TO, SparseGraph
+from bymi.sparse import SparseGraph
 from bymi.streams import stream
 
 
@@ -44,11 +44,10 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
     if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
     problem, yardstick = task.build(byzantine, attack, host, seed)
-    if isinstance(graph, SparseGraph) and graph.size > EXACT_UP_TO:
+    if isinstance(graph, SparseGraph) and sheet["optimisation"]["premix_rounds"] is None:
         level = sheet["byzantine_level"] or getattr(attack, "level", None)
-        require(
-            level != "tracker", "nodes", graph.size, f"up to {EXACT_UP_TO} for an attack on the tracker: beyond, none is sent"
-        )
+        allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
+        require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
     device = host.place(gains=task.gains)
     byzantine = byzantine.to(device)
     options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
