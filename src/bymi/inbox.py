@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bymi.errors import InputError
 from bymi.lists import Lists
 from bymi.vectors import Rows, inner, inner_square, norms
 
@@ -26,6 +27,9 @@ ABSURD = 1e6
 OVERFLOW = 1e100
 """A node whose own vector is longer than this has diverged: it hears nobody and takes part in nothing. Squares stay finite."""
 
+_NO_MATRIX = (
+    "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
+)
 _AT_ONCE = 1 << 17  # coordinates of differences formed at a time: what fits a CPU's cache
 
 
@@ -204,7 +208,8 @@ class Inbox:
     @property
     def member(self) -> Tensor:
         """[B, R] bool: the messages heard, plus the receiver's own vector. Not by lists: it would be too large."""
-        assert self.lists is None
+        if self.lists is not None:
+            raise InputError(_NO_MATRIX)
         wide = torch.zeros(len(self.own), len(self.rows.vectors), dtype=torch.bool, device=self.heard.device)
         wide[:, : self.heard.shape[1]] = self.heard
         return wide.scatter(1, self.own_row[:, None], True)
@@ -240,8 +245,9 @@ class Inbox:
         return Mixture(self.self_weight / total, self.weight / total[:, None])
 
     def split(self, coefficients: Tensor) -> Mixture:
-        """Read coefficients over `rows` [B, R] as a mixture: own vector and messages apart."""
-        assert self.lists is None
+        """Read coefficients over `rows` [B, R] as a mixture: own vector and messages apart. Not by lists."""
+        if self.lists is not None:
+            raise InputError(_NO_MATRIX)
         own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
         others = coefficients.scatter(1, self.own_row[:, None], 0.0)
         return Mixture(own, others[:, : self.heard.shape[1]])

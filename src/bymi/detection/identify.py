@@ -67,7 +67,10 @@ class Detector:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Scores, thresholds and who was flagged; one row a receiver, or flat for a call on plain arrays."""
+    """Scores, thresholds and who was flagged; one row a receiver, or flat for a call on plain arrays.
+
+    On a SparseGraph what is [B, J] goes place by place: column k of a row is the node at place k of that receiver's list.
+    """
 
     scores: Tensor  # [B, J] float64, NaN where nothing was scored
     threshold: Tensor  # [B] float64, +inf where nobody qualifies
