@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test check format bench bench-images clean
+.PHONY: run test check format bench bench-large bench-images clean
 
 run: $(READY)
 	$(BIN)/bymi run
@@ -24,6 +24,9 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py
+
+bench-large: $(READY)
+	$(BIN)/python benchmarks/large.py
 
 bench-images: $(READY)
 	$(BIN)/python benchmarks/images.py

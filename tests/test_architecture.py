@@ -13,8 +13,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
-    {"errors", "streams", "vectors"},
-    {"graph", "topology", "inbox", "datasets"},
+    {"errors", "streams", "vectors", "lists"},
+    {"graph", "sparse", "topology", "inbox", "datasets"},
     {"network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
@@ -26,7 +26,7 @@ ROWS = [
     {"report"},
     {"cli"},
 ]
-SIDEWAYS = {("topology", "graph")}  # a topology draws a graph
+SIDEWAYS = {("topology", "graph"), ("topology", "sparse"), ("sparse", "graph")}  # a topology draws a graph of either kind
 NUMERICAL = set().union(*ROWS[:9])
 OUTSIDE_OF_THE_CORE = {"pydantic", "typer", "rich", "matplotlib", "jinja2"}
 

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 import torch
 
+from bymi import sparse
 from bymi.engine.host import Host
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import checkpoints, keeper, runner, store, tensorfile
 from bymi.runs.checkpoints import Place
 from bymi.runs.keeper import Keeper
+from bymi.runs.scene import build_scene
 from tests.broken_off import RUNS, SMALL, frame_of, state_at
 from tests.commands import bymi, mistake
 from tests.idx_files import write_image_set
@@ -146,6 +148,21 @@ def test_a_run_of_networks_in_single_precision(tmp_path: Path, monkeypatch: pyte
         with breaking_at(step, None, monkeypatch), pytest.raises(StopError):
             run(spec, tmp_path, host=host)
     run(spec, tmp_path, host=host)
+    assert result_of(tmp_path, spec) == result_of(tmp_path / "undisturbed", spec)
+
+
+@pytest.mark.parametrize("profile", ["hardened", "hardened, directed", "paper"])
+def test_a_run_on_lists_of_neighbours(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "LISTS_FROM", 40)
+    monkeypatch.setattr(sparse, "_SHORT", 1)
+    words = ["nodes=40", "steps=40", "data.dim=4", "data.samples=40", "graph=regular:degree=8", "record_every=4", *RUNS[profile]]
+    spec = load(None, words)
+    assert isinstance(build_scene(spec.sheet).graph, sparse.SparseGraph)
+    run(spec, tmp_path / "undisturbed")
+    for step in (3, 7, 21, 38):
+        with breaking_at(step, None, monkeypatch), pytest.raises(StopError):
+            run(spec, tmp_path)
+    run(spec, tmp_path)
     assert result_of(tmp_path, spec) == result_of(tmp_path / "undisturbed", spec)
 
 

@@ -32,9 +32,10 @@ from bymi.network import LocalNetwork, Network
 from bymi.phases import Forge, Snapshot
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp
 from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
+from bymi.sparse import SparseGraph
 from bymi.state import State
 from bymi.streams import Stream, stream
-from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Ring
+from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
 
 __version__ = "0.4.0"
 
@@ -74,12 +75,14 @@ __all__ = [
     "Plan",
     "Principal",
     "Problem",
+    "Regular",
     "Ring",
     "Round",
     "Rule",
     "SetRule",
     "Shards",
     "Snapshot",
+    "SparseGraph",
     "State",
     "StepSize",
     "Stream",

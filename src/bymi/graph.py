@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bymi.errors import GraphError
 
+NOT_MUTUAL = "mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed"
 _ROW_TOLERANCE = 1e-9
 _SQUARINGS = 60
 
@@ -59,6 +60,34 @@ class Graph:
     def size(self) -> int:
         return len(self.hears)
 
+    @property
+    def lists(self) -> None:
+        """There are none: place j of a row is node j. A SparseGraph has them."""
+        return None
+
+    @property
+    def weight(self) -> Tensor:
+        """Mixing weights of arcs [M, M], without those of nodes on themselves."""
+        return self.mixing * self.hears
+
+    @property
+    def self_weight(self) -> Tensor:
+        """[M]"""
+        return self.mixing.diagonal().clone()
+
+    @property
+    def symmetric(self) -> bool:
+        """Whoever is heard hears."""
+        return torch.equal(self.hears, self.hears.T)
+
+    def look(self, values: Tensor) -> Tensor:
+        """Of values of nodes [M] the one at each place of a row: [1, M]."""
+        return values[None]
+
+    def count(self, mask: Tensor) -> Tensor:
+        """How many receivers mark each node [M], from a mask of receivers and places."""
+        return mask.sum(0)
+
     @staticmethod
     def from_hears(hears: Tensor) -> Graph:
         """A graph with Metropolis weights from a matrix of who hears whom."""
@@ -85,14 +114,10 @@ class Graph:
 
         With `directed`, a line `u v` means that v hears u.
         """
-        edges = _read_edges(Path(path))
-        size = 1 + max(max(edge) for edge in edges)
-        if size > len(edges) + 1:  # not connected, whatever the edges are; a huge number would also take all memory
-            raise GraphError(f"{path}: got node number {size - 1} but {len(edges)} edges; allowed: 0, 1, 2, ... without gaps")
+        arcs, size = read_edges(path, directed=directed)
         hears = torch.zeros(size, size, dtype=torch.bool)
-        for sender, receiver in edges:
-            hears[receiver, sender] = True
-        return Graph.from_adjacency(hears if directed else hears | hears.T)
+        hears[arcs[:, 0], arcs[:, 1]] = True
+        return Graph.from_adjacency(hears)
 
     def to_networkx(self) -> nx.DiGraph[int]:
         """The arcs as a networkx DiGraph, sender -> receiver."""
@@ -122,8 +147,8 @@ class Graph:
         A node whom more than the share `exile` of those who could hear it have flagged keeps listening to those whom it does
         not flag itself, though they no longer hear it: else it would train alone and never find back.
         """
-        if not torch.equal(self.hears, self.hears.T):
-            raise GraphError("mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed")
+        if not self.symmetric:
+            raise GraphError(NOT_MUTUAL)
         cut = flagged & self.hears
         kept = self.hears & ~cut & ~cut.T
         graph = Graph.from_hears(kept)
@@ -171,6 +196,17 @@ def perron_vector(block: Tensor) -> Tensor:
         power = power / power.amax()
     vector = power.sum(0)
     return vector / vector.sum()
+
+
+def read_edges(path: str | Path, *, directed: bool = False) -> tuple[Tensor, int]:
+    """The arcs [E, 2] (receiver, sender) of an edge file, each once and none to oneself, and the number of nodes."""
+    edges = _read_edges(Path(path))
+    size = 1 + max(max(edge) for edge in edges)
+    if size > len(edges) + 1:  # not connected, whatever the edges are; a huge number would also take all memory
+        raise GraphError(f"{path}: got node number {size - 1} but {len(edges)} edges; allowed: 0, 1, 2, ... without gaps")
+    arcs = torch.tensor(edges).flip(1)
+    arcs = (arcs if directed else torch.cat([arcs, arcs.flip(1)])).unique(dim=0)
+    return arcs[arcs[:, 0] != arcs[:, 1]], size
 
 
 def _read_edges(path: Path) -> list[tuple[int, int]]:

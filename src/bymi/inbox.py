@@ -2,17 +2,23 @@
 
 Everything here holds for any number of receivers: all M nodes in one process, a shard of them, or a single one.
 Letters: B receivers held here, J messages heard here, D coordinates, R = J plus own vectors that nobody sent.
+
+On a large graph a receiver hears few of the J messages. Then the inbox has `lists`, and what is [B, J] below is [B, n]: one
+entry for each place of a receiver's list instead of one for each message. What is elementwise does not notice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from bymi.errors import InputError
+from bymi.lists import Lists
 from bymi.vectors import Rows, inner, inner_square, norms
 
 ABSURD = 1e6
@@ -21,10 +27,18 @@ ABSURD = 1e6
 OVERFLOW = 1e100
 """A node whose own vector is longer than this has diverged: it hears nobody and takes part in nothing. Squares stay finite."""
 
-_MANY = 4  # messages a receiver above which products of pairs of messages are avoided
+_NO_MATRIX = (
+    "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
+)
+_AT_ONCE = 1 << 17  # coordinates of differences formed at a time: what fits a CPU's cache
 
-Losses = Callable[[Tensor, Tensor], Tensor]
-"""(vectors [R, D], wanted [B, R] bool) -> loss of each wanted vector on the receiver's current samples [B, R]."""
+
+class Losses(Protocol):
+    """How to try models on own samples."""
+
+    def __call__(self, vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None) -> Tensor:
+        """Loss of vectors [R, D], where wanted [B, R] bool, on the current samples of all or some receivers [B]: [B, R]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,7 @@ class Inbox:
     self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
     own_at: Tensor  # [B] which message equals the own vector, -1 if none
     senders: Tensor | None = None  # [J] which node sent each message; None: message j comes from node j
+    lists: Lists | None = None  # [B, n] which message each receiver has at each place; None: place j is message j
 
     @staticmethod
     def receive(
@@ -67,6 +82,7 @@ class Inbox:
         self_weight: Tensor,
         own_at: Tensor | None = None,
         senders: Tensor | None = None,
+        lists: Lists | None = None,
     ) -> Inbox:
         """The one door for vectors from other nodes. `weight` [B, J] is zero where nothing is expected.
 
@@ -79,17 +95,19 @@ class Inbox:
         reach = ABSURD * own_length.clamp_min(1.0)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
-            return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders)
+            return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
 
-        fine = (length[None, :] <= reach[:, None]) & (own_length < OVERFLOW)[:, None]  # NaN compares false
+        sane = own_length < OVERFLOW  # NaN compares false
+        usable = length <= (torch.where(sane, reach, -torch.inf).amax() if len(own) else -torch.inf)
+        length = length[None, :] if lists is None else lists.look(length)
+        fine = (length <= reach[:, None]) & sane[:, None]
         if present is not None:
-            fine = fine & present
-        usable = fine.any(0)
+            fine, usable = fine & (present if lists is None else lists.look(present)), usable & present
         stacked = torch.where(usable[:, None], stacked, torch.zeros_like(stacked))
         if len(stacked):
             position = torch.where((position >= 0) & usable[position.clamp_min(0)], position, -1)
         heard = expected & fine
-        return Inbox(own, stacked, expected, heard, weight * heard, self_weight, position, senders)
+        return Inbox(own, stacked, expected, heard, weight * heard, self_weight, position, senders, lists)
 
     @staticmethod
     def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
@@ -115,16 +133,22 @@ class Inbox:
             self.self_weight.index_select(0, receivers),
             self.own_at.index_select(0, receivers),
             self.senders,
+            None if self.lists is None else self.lists.of(receivers),
         )
 
     def only(self, fine: Tensor) -> Inbox:
         """The same round without the messages that are not `fine` [J]."""
-        heard = self.heard & fine
-        return self if bool(fine.all()) else replace(self, heard=heard, weight=self.weight * heard)
+        if bool(fine.all()):
+            return self
+        heard = self.heard & (fine if self.lists is None else self.lists.look(fine))
+        return replace(self, heard=heard, weight=self.weight * heard)
 
     def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
-        """Values for messages [B, J] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere."""
-        if self.senders is None:
+        """Values for messages [B, J] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere.
+
+        By lists a place is one of both: nothing changes.
+        """
+        if self.senders is None or self.lists is not None:
             return values
         output = values.new_full((len(values), size), fill)
         receiver, column = self.expected.nonzero(as_tuple=True)
@@ -133,7 +157,15 @@ class Inbox:
 
     def by_sender(self, mask: Tensor, size: int) -> Tensor:
         """A mask over messages [B, J] as one over the nodes that sent them [B, size]: true where it is for any message."""
-        return mask if self.senders is None else fold(mask, self.senders, size)
+        return mask if self.senders is None or self.lists is not None else fold(mask, self.senders, size)
+
+    def from_node(self, values: Tensor) -> Tensor:
+        """Values for nodes [B, size] as values for their messages [B, J]."""
+        return values if self.senders is None or self.lists is not None else values[:, self.senders]
+
+    def count(self, mask: Tensor) -> Tensor:
+        """How many receivers mark each message [J], from a mask [B, J]."""
+        return mask.sum(0) if self.lists is None else self.lists.count(mask, len(self.messages))
 
     @property
     def complete(self) -> bool:
@@ -161,7 +193,7 @@ class Inbox:
         """[J] bool: messages that somebody hears or holds, so not one of those blanked."""
         held = torch.zeros(len(self.messages), dtype=torch.bool, device=self.heard.device)
         held[self.own_at[self.own_at >= 0]] = True
-        return held | self.heard.any(0)
+        return held | (self.heard.any(0) if self.lists is None else self.count(self.heard) > 0)
 
     @property
     def rows(self) -> Rows:
@@ -175,13 +207,17 @@ class Inbox:
 
     @property
     def member(self) -> Tensor:
-        """[B, R] bool: the messages heard, plus the receiver's own vector."""
+        """[B, R] bool: the messages heard, plus the receiver's own vector. Not by lists: it would be too large."""
+        if self.lists is not None:
+            raise InputError(_NO_MATRIX)
         wide = torch.zeros(len(self.own), len(self.rows.vectors), dtype=torch.bool, device=self.heard.device)
         wide[:, : self.heard.shape[1]] = self.heard
         return wide.scatter(1, self.own_row[:, None], True)
 
     def dist2_to_own(self) -> Tensor:
         """Squared distance of each message to the receiver's own vector [B, J], float64."""
+        if self.lists is not None:
+            return self._dist2_by_lists(self.lists)
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
         if count > 2 * len(self.own):  # messages that differ by receiver: most pairs of them are never compared
             square, vectors = inner_square(rows.vectors, rows.origin), rows.vectors
@@ -189,6 +225,17 @@ class Inbox:
         else:
             square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
         return (square[None, :count] + square[at][:, None] - 2 * products).clamp_min(0.0)
+
+    def _dist2_by_lists(self, lists: Lists) -> Tensor:
+        """Straight from the differences: there are few, and nothing cancels."""
+        found, size = [], max(1, _AT_ONCE // max(1, self.own.shape[1]))
+        for receivers, columns in zip(*(part.split(size) for part in lists.flat), strict=True):
+            away = self.messages.index_select(0, columns).to(torch.float64)
+            away = away - self.own.index_select(0, receivers).to(torch.float64)
+            found.append(torch.linalg.vecdot(away, away))
+        output = torch.zeros_like(self.weight)
+        output[lists.there] = torch.cat(found) if found else output.new_zeros(0)
+        return output
 
     def average(self) -> Mixture:
         """The mixing weights, shared over what was heard (rows sum to one)."""
@@ -198,7 +245,9 @@ class Inbox:
         return Mixture(self.self_weight / total, self.weight / total[:, None])
 
     def split(self, coefficients: Tensor) -> Mixture:
-        """Read coefficients over `rows` [B, R] as a mixture: own vector and messages apart."""
+        """Read coefficients over `rows` [B, R] as a mixture: own vector and messages apart. Not by lists."""
+        if self.lists is not None:
+            raise InputError(_NO_MATRIX)
         own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
         others = coefficients.scatter(1, self.own_row[:, None], 0.0)
         return Mixture(own, others[:, : self.heard.shape[1]])
@@ -206,6 +255,8 @@ class Inbox:
     def mix(self, mixture: Mixture) -> Tensor:
         """Apply a decision: own weight times own vector plus the weighted messages [B, D]."""
         dtype = self.own.dtype
+        if self.lists is not None:
+            return mixture.own.to(dtype)[:, None] * self.own + self.lists.total(mixture.weight, self.messages)
         if self.own is self.messages and self.own.shape[1] > len(self.own):
             # Everybody's vector is its message: one product, without a second stack of long vectors in between.
             return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from bymi.graph import Graph
 from bymi.inbox import Inbox, Replies, fold
+from bymi.lists import Lists
+from bymi.sparse import SparseGraph
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
 
@@ -39,18 +41,29 @@ class Faces:
         return self.audience.to(torch.uint8).argmax(0)
 
 
+@dataclass(frozen=True, eq=False)
+class ListedFaces:
+    """The same by lists: which of the further messages stands at each place, -1 for none."""
+
+    senders: Tensor  # [C]
+    receivers: Tensor  # [C] somebody in the audience of each
+    at: Tensor  # [M, n]
+
+
 class TwoFaced(Protocol):
     """Senders who tell different receivers different things."""
 
-    def layout(self, hears: Tensor) -> Faces | None:
-        """Which further messages there are in all rounds over these arcs; None for none."""
+    def layout(self, graph: Graph | SparseGraph) -> Faces | ListedFaces | None:
+        """Which further messages there are in all rounds over these arcs, by lists if the graph is; None for none."""
         ...
 
     def differs(self, topic: str) -> bool:
         """Whether receivers are ever told different things under this topic."""
         ...
 
-    def show(self, vectors: Tensor, faces: Faces, graph: Graph, topic: str, step: int) -> Tensor | list[Tensor | None]:
+    def show(
+        self, vectors: Tensor, faces: Faces | ListedFaces, graph: Graph | SparseGraph, topic: str, step: int
+    ) -> Tensor | list[Tensor | None]:
         """The further messages of one round [C, D], from the vectors that all nodes hold [M, D]."""
         ...
 
@@ -91,7 +104,7 @@ class Network(Protocol):
 
     @property
     def arcs(self) -> Tensor:
-        """[B, M] bool: whom each node held here can hear."""
+        """[B, M] bool: whom each node held here can hear. Over lists, here and below: [B, n], place by place."""
         ...
 
     def prune(self, flagged: Tensor) -> Network:
@@ -106,6 +119,15 @@ class Network(Protocol):
         ...
 
 
+@runtime_checkable
+class Settles(Protocol):
+    """A network that knows where premixing ends without going there."""
+
+    def settle(self, step: int) -> Tensor | None:
+        """The entries [y_i]_i [B] of the tracker after endless premixing; None if they have to be found by premixing."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class _Wiring:
     """Who hears which column of an inbox, with which weight."""
@@ -113,6 +135,7 @@ class _Wiring:
     expected: Tensor  # [M, J] bool
     weight: Tensor  # [M, J] float64
     senders: Tensor | None  # [J]
+    lists: Lists | None  # of columns; then the others are [M, n]
 
 
 class LocalNetwork:
@@ -124,21 +147,21 @@ class LocalNetwork:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: Graph | SparseGraph,
         tamper: Tamper | None = None,
         two_faced: TwoFaced | None = None,
         *,
-        faces: Faces | None = None,
-        whole: Graph | None = None,
+        faces: Faces | ListedFaces | None = None,
+        whole: Graph | SparseGraph | None = None,
     ) -> None:
         self.graph = graph
         self._whole = graph if whole is None else whole
         self.arcs = self._whole.hears
         self._tamper, self._two_faced = tamper, two_faced
-        self._faces = two_faced.layout(graph.hears) if two_faced is not None and faces is None else faces
+        self._faces = two_faced.layout(graph) if two_faced is not None and faces is None else faces
         self._nodes = torch.arange(graph.size, device=graph.hears.device)
-        self._plain = _Wiring(self.arcs, graph.mixing * graph.hears, None)
-        self._self_weight = graph.mixing.diagonal().clone()
+        self._plain = _Wiring(self.arcs, graph.weight, None, graph.lists)
+        self._self_weight = graph.self_weight
 
     @property
     def nodes(self) -> Tensor:
@@ -148,7 +171,7 @@ class LocalNetwork:
     def size(self) -> int:
         return self.graph.size
 
-    def over(self, graph: Graph, *, whole: Graph | None = None) -> LocalNetwork:
+    def over(self, graph: Graph | SparseGraph, *, whole: Graph | SparseGraph | None = None) -> LocalNetwork:
         """The same nodes over another graph; over arcs of the `whole` that it lacks messages are heard and carry no weight."""
         return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, whole=whole)
 
@@ -165,28 +188,32 @@ class LocalNetwork:
         if not bool(who.any()):
             return
         # Lists of neighbours are walked on the CPU: one copy here instead of a wait for each receiver.
-        senders = [row.nonzero().flatten() for row in self.arcs.cpu()]
-        largest = 1 + max(len(some) for some in senders)
+        places = [row.nonzero().flatten() for row in self.arcs.cpu()]
+        numbers = self.graph.lists.at if self.graph.lists is not None else None
+        largest = 1 + max(len(some) for some in places)
         size = max(1, _NUMBERS // (largest * points.shape[1]))
         for some in self._nodes[who].split(size):
+            columns = [places[node].to(some) for node in some.tolist()]
+            senders = columns if numbers is None else [numbers[node, at] for node, at in zip(some, columns, strict=True)]
             # Those who answer each receiver, and last the receiver itself.
-            asked = [torch.cat([senders[node].to(some), node[None]]) for node in some]
+            asked = [torch.cat([others, node[None]]) for others, node in zip(senders, some, strict=True)]
             counts = [len(nodes) for nodes in asked]
             askers = some.repeat_interleave(torch.tensor(counts, device=some.device))
             answers = answer(points[askers], torch.cat(asked), askers)
             parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
             for place, node in enumerate(some.tolist()):
+                weight = self._plain.weight[node, columns[place]][None]
                 replies = [
-                    self._reply(vectors[place], node, senders[node].to(some), topic, step) for topic, vectors in parts.items()
+                    self._reply(vectors[place], node, senders[place], weight, topic, step) for topic, vectors in parts.items()
                 ]
-                yield Replies(node, senders[node].to(some), Inbox.together(replies))
+                yield Replies(node, columns[place], Inbox.together(replies))
 
     def agree(self, flag: bool) -> bool:
         return flag
 
     def prune(self, flagged: Tensor) -> LocalNetwork:
         """Columns of `flagged` are senders [M, M] or the messages of an exchange [M, J]."""
-        if flagged.shape[1] > self.size and self._faces is not None:
+        if flagged.shape[1] > self.size and isinstance(self._faces, Faces):
             flagged = fold(flagged, torch.cat([self._nodes, self._faces.senders]), self.size)
         return self.over(self.graph.prune(flagged))
 
@@ -195,18 +222,33 @@ class LocalNetwork:
         pruned = whole.prune_mutually(flagged, exile=exile) if mutual else whole.prune(flagged)
         return self.over(pruned, whole=whole)
 
+    def settle(self, step: int) -> Tensor | None:
+        """The tracker's limit with the messages that are heard in premixing; on a graph of lists only."""
+        if not isinstance(self.graph, SparseGraph):
+            return None
+        # What travels does not matter, who is heard does: each sends a tracker of one entry.
+        (inbox,) = self.exchange(step, premix=torch.ones(self.size, 1, dtype=torch.float64, device=self._nodes.device))
+        mixture = inbox.average()
+        return self.graph.tracker_limit(mixture.weight, mixture.own)
+
     @cached_property
     def _split(self) -> _Wiring:
         """With the further messages as columns."""
         assert self._faces is not None
+        plain, numbers = self._plain, torch.cat([self._nodes, self._faces.senders])
+        if isinstance(self._faces, ListedFaces):
+            assert plain.lists is not None
+            at = torch.where(self._faces.at >= 0, self.size + self._faces.at, plain.lists.at)
+            return _Wiring(plain.expected, plain.weight, numbers, Lists(at, plain.lists.there))
         senders, audience = self._faces.senders, self._faces.audience
         first = ~fold(audience, senders, self.size)
         extra = audience & self.arcs.index_select(1, senders)
-        weight = self._plain.weight
+        weight = plain.weight
         return _Wiring(
             torch.cat([self.arcs & first, extra], 1),
             torch.cat([weight * first, weight.index_select(1, senders) * extra], 1),
-            torch.cat([self._nodes, senders]),
+            numbers,
+            None,
         )
 
     def _deliver(self, own: Tensor, topic: str, step: int, *, split: bool) -> Inbox:
@@ -235,9 +277,10 @@ class LocalNetwork:
             self_weight=self._self_weight,
             own_at=own_at,
             senders=wiring.senders,
+            lists=wiring.lists,
         )
 
-    def _reply(self, vectors: Tensor, node: int, senders: Tensor, topic: str, step: int) -> Inbox:
+    def _reply(self, vectors: Tensor, node: int, senders: Tensor, weight: Tensor, topic: str, step: int) -> Inbox:
         """The inbox of one receiver: answers of the senders, and its own in the last row."""
         forged: Sent = self._tamper(vectors[:-1], senders, topic, step) if self._tamper is not None else {}
         if self._two_faced is not None and self._faces is not None and self._two_faced.differs(topic):
@@ -246,7 +289,7 @@ class LocalNetwork:
             vectors[-1:],
             _replace(vectors[:-1], forged),
             expected=torch.ones(1, len(senders), dtype=torch.bool, device=vectors.device),
-            weight=self._plain.weight[node, senders][None],
+            weight=weight,
             self_weight=self._self_weight[node][None],
         )
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bymi.detection import REASONS, Answers, Claims, Record, Trail, Verdict, identify_asked, identify_neighbours, sit
+from bymi.detection import REASONS, Answers, Claims, Record, Trail, identify_asked, identify_neighbours, sit
 from bymi.detection.fuse import fused, shorten
 from bymi.forge import Forge, NoForge
 from bymi.inbox import Inbox, Round
-from bymi.network import Network
+from bymi.network import Network, Settles
 from bymi.plan import Optimisation, Plan
 from bymi.problems import Problem, Split, fresh_halves
 from bymi.state import Snapshot
@@ -45,8 +45,10 @@ def warm_up(
         rate = settings.step_size.at(step, plan.steps)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
 
-        def losses(vectors: Tensor, wanted: Tensor, chosen: Tensor = chosen) -> Tensor:
-            return problem.losses(vectors, nodes, chosen, wanted)
+        def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None, chosen: Tensor = chosen) -> Tensor:
+            if receivers is None:
+                return problem.losses(vectors, nodes, chosen, wanted)
+            return problem.losses(vectors, nodes[receivers], chosen[receivers], wanted)
 
         moment = Round(step, plan.steps, losses)
         if rule.order == "adapt-then-combine":
@@ -68,7 +70,7 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
             for topic, chosen in split.halves.items()
         }
         first, second = network.exchange(step, **halves)
-        verdict = _by_node(identify_neighbours(first, second, plan.detector), first, network.size)
+        verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
     else:
 
         def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
@@ -82,7 +84,7 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
         verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes, step)), plan.detector, network.arcs)
         # Answers that were not usable count as messages not heard, like any other.
         missing = verdict.why == REASONS.index("not heard")
-        first = replace(first, heard=first.heard & ~(missing if first.senders is None else missing[:, first.senders]))
+        first = replace(first, heard=first.heard & ~first.from_node(missing))
     pruned = cut_off(network, plan, verdict.flagged, forge, step=step)
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
 
@@ -94,18 +96,6 @@ def cut_off(network: Network, plan: Plan, flagged: Tensor, forge: Forge, *, step
     if plan.watch is None:
         return network.prune(cut)
     return network.weigh(cut, mutual=plan.detector.pruning == "mutual", exile=plan.detector.exile)
-
-
-def _by_node(verdict: Verdict, inbox: Inbox, size: int) -> Verdict:
-    """A verdict on messages as one on their senders."""
-    if inbox.senders is None:
-        return verdict
-    return Verdict(
-        inbox.by_node(verdict.scores, size, torch.nan),
-        verdict.threshold,
-        inbox.by_sender(verdict.flagged, size),
-        inbox.by_node(verdict.why, size, 0),
-    )
 
 
 def judge(
@@ -230,7 +220,11 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
     With `premix_rounds` = None they go on until no [y_i]_i moves any more (entries on their way to zero: compared with the
     floor), and eq:eupdate would change nothing in later rounds. Without premixing the first local steps would be divided
     by W_ii instead of v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
+
+    A network of many nodes may know where endless premixing ends: then only the entries [y_i]_i [B] come back.
     """
+    if how.premix_rounds is None and isinstance(network, Settles) and (entries := network.settle(step)) is not None:
+        return entries, True
     # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
     nodes = network.nodes
     tracker = torch.zeros(len(nodes), network.size, dtype=torch.float64, device=nodes.device)
@@ -254,8 +248,9 @@ def local_steps(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each node's step, whether it was capped and whether its tracker entry was floored, each [B]."""
     if tracker is None:
-        tracker = torch.full((len(nodes), size), 1 / size, dtype=torch.float64, device=nodes.device)
-    entry = tracker.gather(1, nodes[:, None]).squeeze(1)
+        entry = torch.full((len(nodes),), 1 / size, dtype=torch.float64, device=nodes.device)
+    else:
+        entry = tracker if tracker.ndim == 1 else tracker.gather(1, nodes[:, None]).squeeze(1)
     floor = how.min_weight / size
     steps = rate / entry.clamp_min(floor)
     if how.convention == "mean":

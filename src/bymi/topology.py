@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from bymi.errors import GraphError, require
-from bymi.graph import Graph
-from bymi.streams import stream
+from bymi.graph import Graph, read_edges
+from bymi.lists import Lists
+from bymi.sparse import SparseGraph, connected, lists_pay
+from bymi.streams import Stream, stream
 
 _DRAWS = 1000
 
@@ -20,7 +23,7 @@ class Topology(ABC):
     """A recipe for a graph of a given size."""
 
     @abstractmethod
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
         """A graph of `nodes` nodes. `must_connect` [M] bool marks a part that should be connected on its own."""
 
 
@@ -36,23 +39,66 @@ class ErdosRenyi(Topology):
     def __post_init__(self) -> None:
         require(0 < self.p <= 1, "p", self.p, "0 < p <= 1")
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
         part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
+        # The longest list is not known yet: half as long again as the usual one.
+        if lists_pay(nodes, math.ceil(1.5 * self.p * nodes)):
+            return self._draw_sparse(nodes, seed, part)
         above = torch.triu(torch.ones(nodes, nodes, dtype=torch.bool), diagonal=1)
         for attempt in range(_DRAWS):
             upper = (stream(seed, "graph", step=attempt).uniform(nodes, nodes) < self.p) & above
             hears = upper | upper.T
             if _connected(hears) and _connected(hears[part][:, part]):
                 return Graph.from_hears(hears)
-        raise GraphError(f"graph.p: got {self.p}, no connected graph of {nodes} nodes in {_DRAWS} draws; allowed: a larger p")
+        raise GraphError(self._never(nodes))
+
+    def _draw_sparse(self, nodes: int, seed: int, part: Tensor) -> SparseGraph:
+        """Another draw than that of matrices, in time and memory that grow with the edges."""
+        for attempt in range(_DRAWS):
+            graph = SparseGraph.of_edges(_pairs(stream(seed, "graph", step=attempt), nodes, self.p), nodes)
+            if connected(graph.lists, torch.ones_like(part)) and connected(graph.lists, part):
+                return graph
+        raise GraphError(self._never(nodes))
+
+    def _never(self, nodes: int) -> str:
+        return f"graph.p: got {self.p}, no connected graph of {nodes} nodes in {_DRAWS} draws; allowed: a larger p"
+
+
+@dataclass(frozen=True)
+class Regular(Topology):
+    """Each node has the same number of neighbours, `degree`; drawn again until the whole and the part marked are connected."""
+
+    degree: int = 20
+
+    def __post_init__(self) -> None:
+        require(self.degree >= 2, "degree", self.degree, "2 or more")
+
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+        fits = self.degree < nodes and self.degree * nodes % 2 == 0
+        require(fits, "degree", self.degree, f"below the number of nodes, {nodes}, and an even number of arcs in all")
+        part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
+        for attempt in range(_DRAWS):
+            drawn = nx.random_regular_graph(
+                self.degree, nodes, seed=int(stream(seed, "graph", step=attempt).integers(1 << 32, 1))
+            )
+            ends = torch.tensor(sorted(map(sorted, drawn.edges())), dtype=torch.int64)
+            graph = SparseGraph.of_edges(ends, nodes)
+            if connected(graph.lists, torch.ones_like(part)) and connected(graph.lists, part):
+                return graph if lists_pay(nodes, self.degree) else graph.dense()
+        raise GraphError(
+            f"graph.degree: got {self.degree}, no connected graph of {nodes} nodes in {_DRAWS} draws; allowed: more"
+        )
 
 
 @dataclass(frozen=True)
 class Ring(Topology):
     """Each node hears its two neighbours on a circle."""
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
         require(nodes >= 3, "nodes", nodes, "3 or more on a ring")
+        if lists_pay(nodes, 2):
+            here = torch.arange(nodes)
+            return SparseGraph.of_edges(torch.stack([here, (here + 1) % nodes], 1), nodes)
         return Graph.from_networkx(nx.cycle_graph(nodes))
 
 
@@ -60,7 +106,7 @@ class Ring(Topology):
 class Complete(Topology):
     """Everybody hears everybody."""
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
         require(nodes >= 2, "nodes", nodes, "2 or more")
         return Graph.from_networkx(nx.complete_graph(nodes))
 
@@ -72,15 +118,19 @@ class EdgeFile(Topology):
     path: str
     directed: bool = False
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        graph = Graph.read(self.path, directed=self.directed)
-        require(graph.size == nodes, "nodes", nodes, f"{graph.size}, the number of nodes in {self.path}")
-        require(_connected(graph.hears | graph.hears.T), "graph.path", self.path, "a file with a connected graph")
-        return graph
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+        arcs, size = read_edges(self.path, directed=self.directed)
+        require(size == nodes, "nodes", nodes, f"{size}, the number of nodes in {self.path}")
+        both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
+        whole = connected(Lists.of_arcs(both[:, 0], both[:, 1], size), torch.ones(size, dtype=torch.bool))
+        require(whole, "graph.path", self.path, "a file with a connected graph")
+        graph = SparseGraph.of_arcs(arcs[:, 0], arcs[:, 1], size)
+        return graph if lists_pay(size, graph.lists.at.shape[1]) else Graph.read(self.path, directed=self.directed)
 
 
 TOPOLOGIES: dict[str, type[Topology]] = {
     "erdos-renyi": ErdosRenyi,
+    "regular": Regular,
     "ring": Ring,
     "complete": Complete,
     "file": EdgeFile,
@@ -91,3 +141,19 @@ ALIASES: dict[str, str] = {"er": "erdos-renyi"}
 
 def _connected(hears: Tensor) -> bool:
     return len(hears) > 0 and nx.is_connected(nx.from_numpy_array(hears.numpy()))
+
+
+def _pairs(draws: Stream, nodes: int, p: float) -> Tensor:
+    """Pairs of nodes [E, 2], each of all there are with probability p, by the gaps between them (Batagelj, Brandes 2005)."""
+    total = nodes * (nodes - 1) // 2
+    count = math.ceil(total * p + 10 * math.sqrt(total * p) + 10)
+    gaps = torch.floor(torch.log(draws.uniform(count)) / math.log1p(-p)).to(torch.int64)
+    number = torch.cumsum(gaps + 1, 0) - 1
+    if int(number[-1]) < total:  # ten standard deviations off
+        raise GraphError(f"graph.p: got {p}, drew too few of {total} pairs; allowed: another seed")
+    number = number[number < total]
+    # Pair (larger, smaller) has number larger (larger - 1) / 2 + smaller; the root may be off by one.
+    larger = ((1 + torch.sqrt(1.0 + 8.0 * number.to(torch.float64))) / 2).to(torch.int64)
+    larger = larger - (larger * (larger - 1) // 2 > number).to(torch.int64)
+    larger = larger + ((larger + 1) * larger // 2 <= number).to(torch.int64)
+    return torch.stack([larger, number - larger * (larger - 1) // 2], 1)

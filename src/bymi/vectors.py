@@ -10,6 +10,7 @@ from torch import Tensor
 
 _COLUMNS = 4096  # coordinates converted to float64 at a time: bounds the copies that `inner` makes, and fits a CPU's cache
 _COLUMNS_AT_ONCE = 1 << 16  # the same elsewhere: few large kernels
+_NUMBERS = 1 << 21  # in the copies of vectors that products of sets are made of: 16 MB
 _SAMPLED = 512  # coordinates looked at to find a central row
 
 
@@ -30,6 +31,28 @@ def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
         second = first if right is left else right[:, part].to(torch.float64) - centre
         total.addmm_(first, second.T)
     return total
+
+
+def inner_of_sets(left: Tensor, left_at: Tensor, right: Tensor, right_at: Tensor, origin: Tensor) -> Tensor:
+    """Float64 products <left_r - origin, right_s - origin> [b, n, k] of the rows of sets, left_at [b, n] and right_at [b, k].
+
+    Where every receiver has few of many rows, this is far less than all products of all rows.
+    """
+    same = left is right and left_at is right_at
+    total = torch.zeros(*left_at.shape, right_at.shape[1], dtype=torch.float64, device=left.device)
+    columns = max(1, _NUMBERS // max(1, left_at.numel(), right_at.numel()))
+    for start in range(0, left.shape[1], columns):
+        part = slice(start, start + columns)
+        centre = origin[part].to(torch.float64)
+        first = _gather(left[:, part], left_at) - centre
+        second = first if same else _gather(right[:, part], right_at) - centre
+        total.baddbmm_(first, second.mT)
+    return total
+
+
+def _gather(vectors: Tensor, at: Tensor) -> Tensor:
+    """Rows [b, n, D] in float64."""
+    return vectors.index_select(0, at.flatten()).view(*at.shape, -1).to(torch.float64)
 
 
 def inner_square(vectors: Tensor, origin: Tensor) -> Tensor:
@@ -61,6 +84,14 @@ class Rows:
     def gram(self) -> Tensor:
         """G[r, s] = <x_r - origin, x_s - origin> in float64 [R, R]."""
         return inner(self.vectors, self.vectors, self.origin)
+
+    def among(self, at: Tensor) -> Tensor:
+        """The same for the rows of sets [b, n], without those of other pairs: [b, n, n]."""
+        return inner_of_sets(self.vectors, at, self.vectors, at, self.origin)
+
+    def points(self, at: Tensor) -> Tensor:
+        """The rows of sets [b, n] themselves about the origin, in float64 [b, n, D]."""
+        return _gather(self.vectors, at) - self.origin.to(torch.float64)
 
 
 def gather_members(member: Tensor) -> tuple[Tensor, Tensor]:

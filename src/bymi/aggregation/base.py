@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -19,6 +20,7 @@ from bymi.vectors import Rows, gather_members
 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
 
+_TOGETHER = 512  # receivers whose neighbourhoods are looked at together: their products stay in a CPU's cache
 _ENTRIES = 1 << 23  # numbers in the largest temporary of a batched rule: 64 MB in float64
 
 
@@ -54,6 +56,10 @@ class SetRule(WeightedRule):
         `valid` [b, n] marks the points that are there; the others get zero, and rows sum to one.
         """
 
+    def weights_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
+        """The same for sets of few rows out of many: `at` [b, n] says which."""
+        return self.weights(rows.among(at), valid)
+
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
         """The same for sets that share their points: weights over `rows` [B, R], zero outside `member` [B, R]."""
         output = torch.zeros(member.shape, dtype=torch.float64, device=member.device)
@@ -63,7 +69,13 @@ class SetRule(WeightedRule):
         return output
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
-        return inbox.split(self.coefficients(inbox.rows, inbox.member))
+        if inbox.lists is None:
+            return inbox.split(self.coefficients(inbox.rows, inbox.member))
+        own, weight = torch.zeros_like(inbox.self_weight), torch.zeros_like(inbox.weight)
+        for some in sets(inbox):
+            found = self.weights_of(inbox.rows, some.at, some.valid) * some.valid
+            own[some.receivers], weight[some.receivers, : found.shape[1] - 1] = found[:, -1], found[:, :-1]
+        return Mixture(own, weight)
 
 
 class CoordinateRule(Rule):
@@ -78,17 +90,29 @@ class CoordinateRule(Rule):
         vectors = rows.vectors
         output = torch.empty(len(member), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
         for receivers, index, valid in batches(member, width=min(vectors.shape[1], 4096)):
-            step = max(1, _ENTRIES // max(1, index.numel()))
-            for start in range(0, vectors.shape[1], step):
-                block = vectors[:, start : start + step][index]
-                ordered = torch.where(valid[:, :, None], block, torch.inf).sort(dim=1).values
-                output[receivers, start : start + step] = self.reduce(ordered, valid.sum(1, keepdim=True))
+            output[receivers] = self.centre_of(rows, index, valid)
+        return output
+
+    def centre_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
+        """The same over sets of rows `at` [b, n] as vectors [b, D]."""
+        vectors = rows.vectors
+        output = torch.empty(len(at), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
+        step = max(1, _ENTRIES // max(1, at.numel()))
+        for start in range(0, vectors.shape[1], step):
+            block = vectors[:, start : start + step][at]
+            ordered = torch.where(valid[:, :, None], block, torch.inf).sort(dim=1).values
+            output[:, start : start + step] = self.reduce(ordered, valid.sum(1, keepdim=True))
         return output
 
     def __call__(self, inbox: Inbox, round: Round) -> Tensor:
         # A receiver that hears nobody keeps its own vector, whatever it is.
         lonely = ~inbox.heard.any(1, keepdim=True)
-        return torch.where(lonely, inbox.own, self.centre(inbox.rows, inbox.member))
+        if inbox.lists is None:
+            return torch.where(lonely, inbox.own, self.centre(inbox.rows, inbox.member))
+        output = torch.empty_like(inbox.own)
+        for some in sets(inbox):
+            output[some.receivers] = self.centre_of(inbox.rows, some.at, some.valid)
+        return torch.where(lonely, inbox.own, output)
 
 
 def whole(share: float, count: Tensor) -> Tensor:
@@ -105,3 +129,32 @@ def batches(member: Tensor, *, width: int) -> Iterator[tuple[slice, Tensor, Tens
         receivers = slice(start, start + size)
         index, valid = gather_members(member[receivers])
         yield receivers, index, valid
+
+
+@dataclass(frozen=True, eq=False)
+class Sets:
+    """The neighbourhoods of some receivers of an inbox with lists: rows of the inbox, and the receiver's own last."""
+
+    receivers: Tensor  # [b]
+    at: Tensor  # [b, n + 1] which row of the inbox
+    valid: Tensor  # [b, n + 1] bool: heard, or its own
+
+
+def sets(inbox: Inbox) -> Iterator[Sets]:
+    """All receivers in groups of alike degree, so that little is padded and [b, n, n] temporaries stay bounded."""
+    assert inbox.lists is not None
+    lengths = inbox.lists.there.sum(1)
+    order = torch.argsort(lengths, stable=True)
+    start = 0
+    while start < len(order):
+        # Lengths go up: a group that fits by its first is cut to what fits by its last.
+        group = order[start : start + _group_size(int(lengths[order[start]]))]
+        group = group[: max(1, _group_size(int(lengths[group[-1]])))]
+        size = int(lengths[group[-1]])
+        at = torch.cat([inbox.lists.at[group, :size], inbox.own_row[group][:, None]], 1)
+        yield Sets(group, at, torch.nn.functional.pad(inbox.heard[group, :size], (0, 1), value=True))
+        start += len(group)
+
+
+def _group_size(length: int) -> int:
+    return max(1, min(_TOGETHER, _ENTRIES // (length + 1) ** 2))

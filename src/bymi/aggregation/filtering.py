@@ -43,6 +43,12 @@ class Filtering(SetRule):
         kept = self._filter(spread_of_products, gram, valid.to(torch.float64))
         return kept / kept.sum(1, keepdim=True)
 
+    def weights_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
+        if rows.vectors.shape[1] > at.shape[1]:  # the smaller eigenproblem
+            return super().weights_of(rows, at, valid)
+        kept = self._filter(spread_of_points, rows.points(at), valid.to(torch.float64))
+        return kept / kept.sum(1, keepdim=True)
+
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
         dim, largest = rows.vectors.shape[1], int(member.sum(1).max())
         if dim > _FEW_DIMENSIONS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import WeightedRule, whole
+from bymi.aggregation.base import WeightedRule, sets, whole
 from bymi.errors import require
 from bymi.inbox import Inbox, Mixture, Round
 
@@ -29,6 +29,8 @@ class IOS(WeightedRule):
         require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
+        if inbox.lists is not None:
+            return self._weigh_sets(inbox)
         rows, own_row, count = inbox.rows, inbox.own_row, inbox.heard.shape[1]
         # Many tiny steps on small matrices: a CPU takes each in microseconds, an accelerator waits for every launch.
         gram, heard_from = rows.gram.to("cpu"), inbox.heard.to("cpu")
@@ -39,8 +41,28 @@ class IOS(WeightedRule):
         # |x_r|^2 of those who may leave, -inf for all others
         size = torch.full_like(weight, -torch.inf)
         size[:, :count] = torch.where(heard_from, square[:count], -torch.inf)
+        weight = self._scissor(weight, size, gram, heard_from.sum(1))
+        return inbox.split((weight / weight.sum(1, keepdim=True)).to(inbox.own.device))
 
-        heard = heard_from.sum(1)
+    def _weigh_sets(self, inbox: Inbox) -> Mixture:
+        """The same for neighbourhoods that share few points: products are those of each set."""
+        own, weight = torch.zeros_like(inbox.self_weight), torch.zeros_like(inbox.weight)
+        for some in sets(inbox):
+            gram, length = inbox.rows.among(some.at).to("cpu"), some.at.shape[1] - 1
+            heard = some.valid.to("cpu").clone()
+            heard[:, -1] = False
+            before = torch.cat([inbox.weight[some.receivers, :length], inbox.self_weight[some.receivers][:, None]], 1).to("cpu")
+            size = torch.where(heard, gram.diagonal(dim1=1, dim2=2), -torch.inf)
+            found = self._scissor(before, size, gram, heard.sum(1))
+            found = (found / found.sum(1, keepdim=True)).to(inbox.own.device)
+            own[some.receivers], weight[some.receivers, :length] = found[:, -1], found[:, :-1]
+        return Mixture(own, weight)
+
+    def _scissor(self, weight: Tensor, size: Tensor, gram: Tensor, heard: Tensor) -> Tensor:
+        """Weights [B, R] after removal, from those before and |x_r|^2 of those who may leave, else -inf [B, R].
+
+        Products are [R, R], or [B, R, R] with rows of its own for each receiver; `heard` [B] counts neighbours.
+        """
         quota = torch.ceil(whole(self.share, heard)).minimum(heard - 1).clamp_min(0)
         receivers = torch.arange(len(weight))
         sums = _Sums(weight, gram)
@@ -56,7 +78,7 @@ class IOS(WeightedRule):
             sums.drop(farthest, leaving, gram)
             weight[receivers, farthest] -= leaving
             size[receivers, farthest] = torch.where(turn < quota, -torch.inf, size[receivers, farthest])
-        return inbox.split((weight / weight.sum(1, keepdim=True)).to(inbox.own.device))
+        return weight
 
 
 class _Sums:
@@ -64,7 +86,7 @@ class _Sums:
 
     def __init__(self, weight: Tensor, gram: Tensor) -> None:
         self.total = weight.sum(1)
-        self.product = weight @ gram
+        self.product = weight @ gram if gram.ndim == 2 else (weight[:, None, :] @ gram).squeeze(1)
         self.square = (weight * self.product).sum(1)
 
     def farthest(self, size: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,6 +97,8 @@ class _Sums:
     def drop(self, place: Tensor, leaving: Tensor, gram: Tensor) -> None:
         """Take the part `leaving` [B] of the rows at `place` [B] out of the sums."""
         before = self.product.gather(1, place[:, None]).squeeze(1)
-        self.square += leaving * (leaving * gram[place, place] - 2 * before)
-        self.product.addcmul_(gram[place], leaving[:, None], value=-1)
+        row = gram[place] if gram.ndim == 2 else gram[torch.arange(len(place)), place]
+        square = row.gather(1, place[:, None]).squeeze(1)
+        self.square += leaving * (leaving * square - 2 * before)
+        self.product.addcmul_(row, leaving[:, None], value=-1)
         self.total = self.total - leaving

@@ -18,5 +18,8 @@ class Mean(SetRule):
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         return valid / valid.sum(1, keepdim=True, dtype=torch.float64)
 
+    def weights_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
+        return valid / valid.sum(1, keepdim=True, dtype=torch.float64)
+
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
         return member / member.sum(1, keepdim=True, dtype=torch.float64)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from bymi.aggregation.base import Order, WeightedRule, whole
 from bymi.errors import InputError, require
-from bymi.inbox import Inbox, Mixture, Round
+from bymi.inbox import Inbox, Losses, Mixture, Round
 
+_RECEIVERS = 32  # that try the vectors of their neighbourhoods together
 _WORST = torch.finfo(torch.float64).max
 
 
@@ -40,15 +41,8 @@ class UBAR(WeightedRule):
         keep = torch.floor(count - whole(self.share, count)).clamp_min(1).minimum(count)
         near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
 
-        rows, own_row = inbox.rows, inbox.own_row
-        wanted = inbox.member
-        wanted[:, : heard.shape[1]] &= near
-        wanted.scatter_(1, own_row[:, None], True)
-        # A loss that is no number, or infinite, is the worst of those near, and still better than not being near.
-        losses = round.losses(rows.vectors, wanted).to(torch.float64)
-        losses = torch.where(losses < _WORST, losses, _WORST)
-        own_loss = torch.gather(losses, 1, own_row[:, None])
-        loss = torch.where(near, losses[:, : heard.shape[1]], torch.inf)
+        losses, own_loss = (_losses if inbox.lists is None else _losses_by_lists)(inbox, near, round.losses)
+        loss = torch.where(near, losses, torch.inf)
         good = near & (loss <= own_loss)
         best = near & (_rank(loss) == 0)
         chosen = torch.where(good.any(1, keepdim=True), good, best).to(torch.float64)
@@ -56,6 +50,36 @@ class UBAR(WeightedRule):
         number = chosen.sum(1)
         own = torch.where(number > 0, torch.full_like(number, self.self_weight), 1.0)
         return Mixture(own, (1 - own)[:, None] * chosen / number.clamp_min(1)[:, None])
+
+
+def _losses(inbox: Inbox, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
+    """Losses of the messages that are near [B, J], and of the own vectors [B, 1]."""
+    rows, own_row = inbox.rows, inbox.own_row
+    wanted = inbox.member
+    wanted[:, : near.shape[1]] &= near
+    wanted.scatter_(1, own_row[:, None], True)
+    found = _told(losses(rows.vectors, wanted))
+    return found[:, : near.shape[1]], torch.gather(found, 1, own_row[:, None])
+
+
+def _losses_by_lists(inbox: Inbox, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
+    """The same a few receivers at a time, with the vectors that any of these has near."""
+    assert inbox.lists is not None
+    output, own = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
+    for some in torch.arange(len(near), device=near.device).split(_RECEIVERS):
+        at = torch.cat([inbox.lists.at[some], inbox.own_row[some][:, None]], 1)
+        valid = torch.nn.functional.pad(near[some], (0, 1), value=True)
+        used, column = torch.where(valid, at, at[:, -1:]).unique(return_inverse=True)
+        wanted = torch.zeros(len(some), len(used), dtype=torch.bool, device=near.device).scatter(1, column, True)
+        found = _told(losses(inbox.rows.vectors.index_select(0, used), wanted, some)).gather(1, column)
+        output[some], own[some] = found[:, :-1], found[:, -1]
+    return output, own[:, None]
+
+
+def _told(losses: Tensor) -> Tensor:
+    """A loss that is no number, or infinite, is the worst of those near, and still better than not being near."""
+    losses = losses.to(torch.float64)
+    return torch.where(losses < _WORST, losses, _WORST)
 
 
 def _rank(values: Tensor) -> Tensor:

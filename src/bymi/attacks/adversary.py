@@ -17,9 +17,11 @@ from bymi.attacks.message import MessageAttack
 from bymi.errors import require
 from bymi.graph import Graph
 from bymi.inbox import Inbox
-from bymi.network import Faces
+from bymi.network import Faces, ListedFaces
+from bymi.sparse import SparseGraph
 from bymi.streams import stream
 
+_RECEIVERS = 256  # for whom messages are made at a time on a large graph
 Attack = DataAttack | VectorAttack | PerReceiver | MessageAttack
 Mixing = Literal["plain", "none", "rule"]
 Pruning = Literal["none", "all", "rule"]
@@ -119,21 +121,33 @@ class Adversary:
     def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent:
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step)
 
-    def layout(self, hears: Tensor) -> Faces | None:
+    def layout(self, graph: Graph | SparseGraph) -> Faces | ListedFaces | None:
         if self._tailored is None and self.faces == "one":
             return None
+        arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
+        senders = self.members.nonzero().flatten()
+        if isinstance(graph, SparseGraph):
+            receivers, places = arcs.nonzero(as_tuple=True)
+            numbers = graph.lists.at[receivers, places]
+            which = torch.arange(len(numbers), device=numbers.device)
+            if self._tailored is None:
+                which = (torch.cumsum(self.members, 0) - 1)[numbers]
+                receivers = self.fooled.to(torch.uint8).argmax().expand(len(senders))
+            at = torch.full_like(graph.lists.at, -1).masked_scatter(arcs, which)
+            return ListedFaces(senders if self._tailored is None else numbers, receivers, at)
         if self._tailored is None:
-            senders = self.members.nonzero().flatten()
             return Faces(senders, self.fooled[:, None].expand(-1, len(senders)))
         # A message has one sender, so there is one for each arc, although those to one receiver are alike.
-        receivers, senders = (hears & self.fooled[:, None] & self.members).nonzero().unbind(1)
-        return Faces(senders, torch.nn.functional.one_hot(receivers, len(hears)).T.bool())
+        receivers, senders = arcs.nonzero().unbind(1)
+        return Faces(senders, torch.nn.functional.one_hot(receivers, graph.size).T.bool())
 
     def differs(self, topic: str) -> bool:
         part = part_of(topic)
         return part == "message" if self._tailored is not None else self.faces == "two" and self._on_wire(part)
 
-    def show(self, vectors: Tensor, faces: Faces, graph: Graph, topic: str, step: int) -> Tensor | list[Tensor | None]:
+    def show(
+        self, vectors: Tensor, faces: Faces | ListedFaces, graph: Graph | SparseGraph, topic: str, step: int
+    ) -> Tensor | list[Tensor | None]:
         if not self.differs(topic) or not self.acts(step):
             return vectors[faces.senders]
         if self._tailored is not None:
@@ -189,15 +203,31 @@ class Adversary:
         moment = Moment(part, nodes[others], own, self.members, self.seed)
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), shared, fresh, moment))
 
-    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph) -> Tensor:
+    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph) -> Tensor:
         """One message for each honest node, in order."""
         honest = (~self.members).nonzero().flatten()
+        if isinstance(graph, SparseGraph):
+            return torch.cat([self._tailor_some(attack, vectors, graph, some) for some in honest.split(_RECEIVERS)])
         own = vectors.index_select(0, honest)
         sane = is_finite_row(own)
         own = torch.where(sane[:, None], own, torch.zeros_like(own))
-        weight = (graph.mixing * graph.hears).index_select(0, honest)
+        weight = graph.weight.index_select(0, honest)
         within, outside = weight.index_select(1, honest) * sane, (weight * self.members).sum(1)
         return attack.tailor(own, within, outside, stream(self.seed, "attack", device=vectors.device))
+
+    def _tailor_some(self, attack: PerReceiver, vectors: Tensor, graph: SparseGraph, some: Tensor) -> Tensor:
+        """The same for some of them, with the nodes that any of these hears."""
+        lists, weight = graph.lists.of(some), graph.weight[some]
+        heard, column = torch.cat([lists.at[lists.there], some]).unique(return_inverse=True)
+        held = vectors.index_select(0, heard)
+        sane = is_finite_row(held)
+        held = torch.where(sane[:, None], held, torch.zeros_like(held))
+        place = torch.zeros_like(lists.at).masked_scatter(lists.there, column[: -len(some)])
+        among = weight.new_zeros(len(some), len(heard)).scatter_add(1, place, weight)
+        liars = self.members[heard]
+        outside, own = (among * liars).sum(1), held[column[-len(some) :]]
+        shared = stream(self.seed, "attack", device=vectors.device)
+        return attack.tailor(own, among * (sane & ~liars), outside, shared, held)
 
 
 def check_options(attack: Attack | None, level: Level | None, start: int, period: int | None, faces: Shown) -> None:

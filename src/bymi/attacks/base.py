@@ -79,11 +79,11 @@ class PerReceiver(ABC):
         return True
 
     @abstractmethod
-    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream) -> Tensor:
+    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:
         """One message a receiver [h, D], from what the receivers hold [h, D].
 
         `within` [h, h] are the mixing weights among them, zero without an arc, and `outside` [h] the weight that each gives
-        to attackers, zero where there are none.
+        to attackers, zero where there are none. With `others` [o, D] weights are [h, o], on what these hold.
         """
 
 

@@ -16,6 +16,7 @@ from bymi.streams import Stream
 from bymi.vectors import Rows
 
 _How = Literal["large", "fuse", "alie"]
+_EXACT = "donot_use_mm_for_euclid_dist"  # no cancellation
 _BELOW = 0.95  # of the fuse: rounding and the receiver's other neighbours must not blow it
 
 
@@ -48,10 +49,13 @@ class Poison(VectorAttack, PerReceiver):
         there = honest.mean(0) + self.size * directions(shared, 1, honest.shape[1], honest)[0]
         return there.expand_as(would_send).clone()
 
-    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream) -> Tensor:
-        gram = Rows(own).gram
-        square = gram.diagonal()
-        away = (square[:, None] + square - 2 * gram).clamp_min(0).sqrt()
+    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:
+        if others is None:
+            gram = Rows(own).gram
+            square = gram.diagonal()
+            away = (square[:, None] + square - 2 * gram).clamp_min(0).sqrt()
+        else:
+            away = torch.cdist(own.to(torch.float64), others.to(torch.float64), compute_mode=_EXACT)
         middle = torch.where(within > 0, away, torch.nan).nanmedian(1).values.nan_to_num(nan=0.0)
         along = directions(shared, 1, own.shape[1], own)[0]
         return own + (_BELOW * self.factor * middle).to(own)[:, None] * along
@@ -69,8 +73,8 @@ class Dissensus(PerReceiver):
     def __post_init__(self) -> None:
         require(self.eps >= 0, "eps", self.eps, "0 or above")
 
-    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream) -> Tensor:
-        return own - self.eps * _pull(own, within) / _weight(outside, own)
+    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:
+        return own - self.eps * _pull(own, within, others) / _weight(outside, own)
 
 
 @dataclass(frozen=True)
@@ -80,14 +84,14 @@ class Isolation(PerReceiver):
     With weights that sum to one this is dissensus with eps = 1.
     """
 
-    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream) -> Tensor:
-        return own - _pull(own, within) / _weight(outside, own)
+    def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:
+        return own - _pull(own, within, others) / _weight(outside, own)
 
 
-def _pull(own: Tensor, within: Tensor) -> Tensor:
+def _pull(own: Tensor, within: Tensor, others: Tensor | None) -> Tensor:
     """How far honest neighbours move each receiver, sum_j W_ij (x_j - x_i) [h, D]."""
     weights = within.to(own)
-    return weights @ own - weights.sum(1, keepdim=True) * own
+    return weights @ (own if others is None else others) - weights.sum(1, keepdim=True) * own
 
 
 def _weight(outside: Tensor, own: Tensor) -> Tensor:

@@ -11,77 +11,81 @@ from torch import Tensor
 
 from bymi.errors import GraphError
 from bymi.graph import Graph
+from bymi.lists import Lists
+from bymi.sparse import SparseGraph, connected
 from bymi.streams import Stream, stream
+
+_SOURCES = 1000  # of the paths that are counted
 
 Placement = Literal["random", "high-degree", "neighbourhood", "cut-vertex"]
 
 
-def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
+def place(graph: Graph | SparseGraph, count: int, how: Placement, *, seed: int) -> Tensor:
     """`count` nodes [M] bool, those that the placement likes best, such that all others stay connected among themselves.
 
     A candidate whose loss would break the others apart is passed over for the next one.
     """
-    links = graph.hears | graph.hears.T
-    if not _connected(links, torch.ones(graph.size, dtype=torch.bool)):
+    links = _links(graph)
+    if not connected(links, torch.ones(graph.size, dtype=torch.bool)):
         raise GraphError(f"byzantine_placement: got {how!r} on a graph that is not connected, allowed: a connected graph")
     order = PLACEMENTS[how](links, stream(seed, "roles"))
     chosen = torch.zeros(graph.size, dtype=torch.bool)
     chosen[order[:count]] = True
-    if _connected(links, ~chosen):
+    if connected(links, ~chosen):
         return chosen
     chosen = torch.zeros_like(chosen)
     for _ in range(count):
         # A connected graph keeps together without the last leaf of any of its spanning trees: somebody is always found.
         for node in order[~chosen[order]].tolist():
             chosen[node] = True
-            if _connected(links, ~chosen):
+            if connected(links, ~chosen):
                 break
             chosen[node] = False
     return chosen
 
 
-def _random(links: Tensor, draws: Stream) -> Tensor:
-    return draws.permutation(len(links))
+def _links(graph: Graph | SparseGraph) -> Lists:
+    """Who hears, or is heard by, whom."""
+    receivers, places = graph.hears.nonzero(as_tuple=True)
+    senders = places if graph.lists is None else graph.lists.at[receivers, places]
+    arcs = torch.stack([receivers, senders], 1)
+    both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
+    return Lists.of_arcs(both[:, 0], both[:, 1], graph.size)
 
 
-def _high_degree(links: Tensor, draws: Stream) -> Tensor:
-    order = draws.permutation(len(links))
-    return order[torch.argsort(links.sum(1)[order], descending=True, stable=True)]
+def _random(links: Lists, draws: Stream) -> Tensor:
+    return draws.permutation(len(links.at))
 
 
-def _neighbourhood(links: Tensor, draws: Stream) -> Tensor:
+def _high_degree(links: Lists, draws: Stream) -> Tensor:
+    order = draws.permutation(len(links.at))
+    return order[torch.argsort(links.there.sum(1)[order], descending=True, stable=True)]
+
+
+def _neighbourhood(links: Lists, draws: Stream) -> Tensor:
     """The neighbours of the node drawn first, then all others; that node itself comes last."""
-    order = draws.permutation(len(links))
+    order = draws.permutation(len(links.at))
     middle, rest = order[:1], order[1:]
-    near = links[middle[0], rest]
+    near = torch.isin(rest, links.at[middle][links.there[middle]])
     return torch.cat([rest[near], rest[~near], middle])
 
 
-def _cut_vertex(links: Tensor, draws: Stream) -> Tensor:
-    """By betweenness: how many shortest paths go through a node."""
-    order = draws.permutation(len(links))
-    graph: nx.Graph[Any] = nx.from_numpy_array(links.numpy())
-    between = nx.betweenness_centrality(graph)
-    values = torch.tensor([between[node] for node in range(len(links))], dtype=torch.float64)
+def _cut_vertex(links: Lists, draws: Stream) -> Tensor:
+    """By betweenness: how many shortest paths go through a node; on a large graph, of those from some of the nodes."""
+    size = len(links.at)
+    order = draws.permutation(size)
+    graph: nx.Graph[Any] = nx.Graph()
+    graph.add_nodes_from(range(size))
+    graph.add_edges_from(zip(*(ends.tolist() for ends in links.flat), strict=True))
+    between = nx.betweenness_centrality(graph, k=None if size <= _SOURCES else _SOURCES, seed=int(order[0]))
+    values = torch.tensor([between[node] for node in range(size)], dtype=torch.float64)
     return order[torch.argsort(values[order], descending=True, stable=True)]
 
 
-PLACEMENTS: dict[Placement, Callable[[Tensor, Stream], Tensor]] = {
+PLACEMENTS: dict[Placement, Callable[[Lists, Stream], Tensor]] = {
     "random": _random,
     "high-degree": _high_degree,
     "neighbourhood": _neighbourhood,
     "cut-vertex": _cut_vertex,
 }
 """Each orders all nodes [M], the best place for an attacker first."""
-
-
-def _connected(links: Tensor, part: Tensor) -> bool:
-    """Whether a part of the nodes [M] bool hangs together without the others."""
-    inside = links[part][:, part]
-    seen = torch.zeros(len(inside), dtype=torch.bool)
-    seen[:1] = True
-    front = seen
-    while bool(front.any()):
-        front = inside[front].any(0) & ~seen
-        seen = seen | front
-    return len(inside) > 0 and bool(seen.all())

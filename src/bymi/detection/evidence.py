@@ -84,7 +84,7 @@ class Seats:
     """Who sits before each of b receivers, in one order for all evidence: its neighbours, then itself, then nobody."""
 
     receivers: Tensor  # [b] places among the nodes held here
-    nodes: Tensor  # [b, n] node numbers
+    nodes: Tensor  # [b, n] columns of the arcs: node numbers or, by lists, places; the own seat has the receiver's number
     taken: Tensor  # [b, n] bool
     judged: Tensor  # [b, n] bool: neighbours
 
@@ -97,8 +97,19 @@ class Seats:
         judged = torch.nn.functional.pad(judged, (0, 1))
         return Seats(receivers, wide, judged.scatter(1, count, True), judged)
 
+    @property
+    def at(self) -> Tensor:
+        """Where neighbours stand in a row of the arcs [b, n]; 0 for other seats."""
+        return torch.where(self.judged, self.nodes, 0)
+
+    def places(self, inbox: Inbox) -> Tensor:
+        """Which entry in the receiver's row of an inbox, [B, J] or [B, n], each neighbour's is [b, n]; 0 for other seats."""
+        return self.columns(inbox) if inbox.lists is None else self.at
+
     def columns(self, inbox: Inbox) -> Tensor:
-        """Which column of the inbox each neighbour's message to this receiver is [b, n]; 0 for other seats."""
+        """Which message of the inbox each neighbour's to this receiver is [b, n]; 0 for other seats."""
+        if inbox.lists is not None:
+            return torch.where(self.judged, inbox.lists.at[self.receivers].gather(1, self.at), 0)
         expected = inbox.expected[self.receivers]
         columns = torch.arange(expected.shape[1], device=expected.device)
         senders = columns if inbox.senders is None else inbox.senders
@@ -111,11 +122,11 @@ class Seats:
     def rows(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
         """Which of the inbox's rows each seat's vector is [b, n], and whether it is there and was heard [b, n]."""
         columns, own = self.columns(inbox), self.taken & ~self.judged
-        heard = self.judged & torch.gather(inbox.heard[self.receivers], 1, columns)
+        heard = self.judged & torch.gather(inbox.heard[self.receivers], 1, self.places(inbox))
         return torch.where(own, inbox.own_row[self.receivers][:, None], columns), heard | own
 
     def spread(self, values: Tensor, into: Tensor) -> None:
-        """Write values of the judged seats [b, n] into a matrix of receivers and nodes [B, M]."""
+        """Write values of the judged seats [b, n] into a matrix like the arcs [B, M]."""
         place, seat = self.judged.nonzero(as_tuple=True)
         into[self.receivers[place], self.nodes[place, seat]] = values[place, seat].to(into.dtype)
 

@@ -46,7 +46,7 @@ def fused(inbox: Inbox, share: Tensor) -> Mixture:
 
 def _distances(inbox: Inbox) -> Tensor:
     """Of each message to the receiver's own vector [B, J]."""
-    if inbox.own.shape[1] > FEW_DIMENSIONS:
+    if inbox.own.shape[1] > FEW_DIMENSIONS or inbox.lists is not None:
         return inbox.dist2_to_own().sqrt()
     own, messages = inbox.own.to(torch.float64), inbox.messages.to(torch.float64)
     return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")

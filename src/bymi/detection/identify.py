@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import Filtering, SetRule
+from bymi.aggregation.base import sets
 from bymi.detection.panel import Panel
-from bymi.detection.products import Centre, multiply
+from bymi.detection.products import Centre, multiply, multiply_sets
 from bymi.detection.reasons import REASONS
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.threshold import threshold
@@ -66,7 +67,10 @@ class Detector:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Scores, thresholds and who was flagged; one row a receiver, or flat for a call on plain arrays."""
+    """Scores, thresholds and who was flagged; one row a receiver, or flat for a call on plain arrays.
+
+    On a SparseGraph what is [B, J] goes place by place: column k of a row is the node at place k of that receiver's list.
+    """
 
     scores: Tensor  # [B, J] float64, NaN where nothing was scored
     threshold: Tensor  # [B] float64, +inf where nobody qualifies
@@ -75,6 +79,17 @@ class Verdict:
     figure: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] float64 behind the reason; empty: the scores
     taken: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the panel's filter took
     guarded: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: a majority was flagged, so soft evidence fell
+
+    def by_node(self, inbox: Inbox, size: int) -> Verdict:
+        """A verdict on messages as one on their senders."""
+        if inbox.senders is None:
+            return self
+        return Verdict(
+            inbox.by_node(self.scores, size, torch.nan),
+            self.threshold,
+            inbox.by_sender(self.flagged, size),
+            inbox.by_node(self.why, size, 0),
+        )
 
 
 def identify(
@@ -118,6 +133,8 @@ def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verd
 
     The two inboxes come from one exchange, so that their rows line up.
     """
+    if first.lists is not None:
+        return _identify_by_lists(first, second, detector)
     judged = torch.zeros_like(first.member)
     count = first.heard.shape[1]
     judged[:, :count] = first.heard
@@ -125,6 +142,21 @@ def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verd
     by_score = flagged[:, :count]
     why = torch.where(first.unheard, REASONS.index("not heard"), by_score.to(torch.int8)).to(torch.int8)
     return Verdict(scores[:, :count], limit, by_score | first.unheard, why)
+
+
+def _identify_by_lists(first: Inbox, second: Inbox, how: Detector) -> Verdict:
+    """The same where every receiver has few of all rows before it."""
+    scores, flagged = torch.full_like(first.weight, torch.nan), torch.zeros_like(first.heard)
+    limit = torch.full_like(first.self_weight, torch.inf)
+    for some in sets(first):
+        products = multiply_sets(first.rows, second.rows, some.at, some.valid, how.centre, cross_fit=how.cross_fit)
+        found, heard = how.scale.scores(products, some.valid)[:, :-1], some.valid[:, :-1]
+        bound = threshold(found, heard, fdr_level=how.fdr_level, offset=how.offset)
+        limit[some.receivers] = bound
+        scores[some.receivers, : heard.shape[1]] = torch.where(heard, found, torch.nan)
+        flagged[some.receivers, : heard.shape[1]] = heard & (found >= bound[:, None])
+    why = torch.where(first.unheard, REASONS.index("not heard"), flagged.to(torch.int8)).to(torch.int8)
+    return Verdict(scores, limit, flagged | first.unheard, why)
 
 
 def _judge(first: Rows, second: Rows, member: Tensor, judged: Tensor, how: Detector) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import CoordinateRule, SetRule
-from bymi.vectors import Rows, inner
+from bymi.vectors import Rows, inner, inner_of_sets
 
 Centre = SetRule | CoordinateRule
 """A robust mean is a rule that treats the own vector as one of the set."""
@@ -17,6 +17,8 @@ Centre = SetRule | CoordinateRule
 @dataclass(frozen=True, eq=False)
 class Products:
     """Float64 inner products about one origin: first halves x1 [R], second halves x2 [R], centres c1 and c2 [B].
+
+    With rows of its own for each receiver, [R, R] is [B, R, R].
 
     c1 is what first halves are compared with, c2 what second halves are compared with. In the paper c2 is c1.
     """
@@ -48,6 +50,25 @@ def weigh(gram: Tensor, cross: Tensor, weights: Tensor, *, cross_fit: bool) -> P
     A cross-fitted c2 puts the weights found on first halves on second ones, so that the noise of a centre stands on one side
     of a score only: the scores of good nodes are then symmetric around zero, not shifted up by |c1 - mean|^2.
     """
-    first_c1, second_c1 = weights @ gram, weights @ cross
-    first_c2 = weights @ cross.mT if cross_fit else first_c1
+    first_c1, second_c1 = _combine(weights, gram), _combine(weights, cross)
+    first_c2 = _combine(weights, cross.mT) if cross_fit else first_c1
     return Products(gram, cross, first_c1, first_c2, second_c1, (weights * first_c2).sum(1))
+
+
+def multiply_sets(first: Rows, second: Rows, at: Tensor, valid: Tensor, centre: Centre, *, cross_fit: bool) -> Products:
+    """As `multiply`, for receivers that have few of the rows before them, `at` [b, n]."""
+    origin, gram = first.origin, first.among(at)
+    cross = inner_of_sets(first.vectors, at, second.vectors, at, origin)
+    if isinstance(centre, SetRule):
+        return weigh(gram, cross, centre.weights_of(first, at, valid) * valid, cross_fit=cross_fit)
+    points = centre.centre_of(first, at, valid)
+    each = torch.arange(len(at), device=at.device)[:, None]
+    with_first = inner_of_sets(points, each, first.vectors, at, origin).squeeze(1)
+    with_second = inner_of_sets(points, each, second.vectors, at, origin).squeeze(1)
+    square = (points.to(torch.float64) - origin.to(torch.float64)).square().sum(1)
+    return Products(gram, cross, with_first, with_first, with_second, square)
+
+
+def _combine(weights: Tensor, products: Tensor) -> Tensor:
+    """Products of weighted sums with rows [B, R]."""
+    return weights @ products if products.ndim == 2 else (weights[:, None, :] @ products).squeeze(1)

@@ -28,7 +28,8 @@ class Identity(Scale):
     """Omega = I: every direction counts. The paper's choice for the linear model, and hard to fool."""
 
     def scores(self, products: Products, member: Tensor) -> Tensor:
-        return products.first_second.diagonal()[None, :] - products.first_c2 - products.second_c1 + products.c1_c2[:, None]
+        both = products.first_second.diagonal(dim1=-2, dim2=-1)  # [R], or [B, R]
+        return both - products.first_c2 - products.second_c1 + products.c1_c2[:, None]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,10 @@ class Principal(Scale):
 
     def scores(self, products: Products, member: Tensor) -> Tensor:
         gram, cross = products.first_first, products.first_second
+        if gram.ndim == 3:
+            basis = self._basis(gram, member)
+            one, two = products.first_c1[:, :, None], products.first_c2[:, :, None]
+            return ((basis @ (gram - one)) * (basis @ (cross - two))).sum(1)
         output = torch.empty(member.shape, dtype=torch.float64, device=gram.device)
         for receivers, index, valid in batches(member, width=len(gram)):
             basis = self._basis(gram[index[:, :, None], index[:, None, :]], valid)

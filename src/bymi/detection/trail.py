@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from bymi.inbox import Inbox
+from bymi.lists import Lists
 from bymi.vectors import norms
 
+_ARCS = 1 << 14  # whose receivers' vectors are copied at a time
 _FAR = 3.0  # times the median distance from the midst
 
 
@@ -37,8 +39,8 @@ class Trail:
         if rate <= 0:  # nobody moved by itself
             return
         used = _as_used(inbox, share)
-        most = inbox.expected.sum(0)
-        heard = most > 0 if inbox.complete else (2 * inbox.heard.sum(0) >= most) & (most > 0)
+        most = inbox.count(inbox.expected)
+        heard = most > 0 if inbox.complete else (2 * inbox.count(inbox.heard) >= most) & (most > 0)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
             # In float64: late in a run theta is far longer than what nodes differ by.
             self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (inbox.messages, inbox.own))
@@ -73,6 +75,8 @@ def _as_used(inbox: Inbox, share: Tensor) -> Tensor:
     Usual: by the median of what its receivers left of it, towards the mean of those of them who are not far off themselves.
     Of a single receiver, or with a message for each, that is exact.
     """
+    if inbox.lists is not None:
+        return _as_used_by_lists(inbox, share, inbox.lists)
     left = torch.where(inbox.expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
     short = (left < 1).nonzero().flatten()
     if not len(short):
@@ -83,6 +87,23 @@ def _as_used(inbox: Inbox, share: Tensor) -> Tensor:
     towards = (who.T @ own) / who.sum(0).clamp_min(1)[:, None]
     part = left[short][:, None].to(inbox.own.dtype)
     return inbox.messages.index_copy(0, short, towards + part * (inbox.messages[short] - towards))
+
+
+def _as_used_by_lists(inbox: Inbox, share: Tensor, lists: Lists) -> Tensor:
+    """The same, with those who hear a message found in their lists."""
+    if not bool((share[inbox.expected] < 1).any()):
+        return inbox.messages
+    arcs = Lists(lists.at, inbox.expected)
+    left = arcs.median(share, len(inbox.messages), 1.0)
+    receivers, numbers = arcs.flat
+    used = (left[numbers] < 1) & _near(inbox)[receivers]
+    towards, count = torch.zeros_like(inbox.messages), left.new_zeros(len(left)).to(inbox.own.dtype)
+    for some, which in zip(receivers[used].split(_ARCS), numbers[used].split(_ARCS), strict=True):
+        towards.index_add_(0, which, inbox.own[some])
+        count.index_add_(0, which, torch.ones_like(which, dtype=count.dtype))
+    towards = towards / count.clamp_min(1)[:, None]
+    moved = towards + left[:, None].to(inbox.own.dtype) * (inbox.messages - towards)
+    return torch.where((left < 1)[:, None], moved, inbox.messages)
 
 
 def _near(inbox: Inbox) -> Tensor:

@@ -21,7 +21,7 @@ from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
 from bymi.inbox import Inbox, Replies
-from bymi.vectors import Rows, inner
+from bymi.vectors import Rows, inner, inner_of_sets
 
 _FEW_ROUNDS = 10  # of fewer, one refused message says nothing
 _RECEIVERS = 128  # whose products are held at a time
@@ -37,12 +37,28 @@ class Claims:
     def before(self, seats: Seats, rows: Tensor | None) -> tuple[Evidence, Tensor | None]:
         """Evidence, and products <q, (x1 + x2) / 2> [b, n, n] if deeds are known: `rows` [b, n] has those of each seat."""
         at, there = seats.rows(self._first)
+        if self._first.lists is not None:
+            return self._before_few(at, there, seats, rows)
         first, second, cross = (pick(products, at) for products in self._products)
         points = None if self._points is None else (self._points[0][at], self._points[1][at])
         evidence = Evidence(first, second, cross, there, there & seats.judged, points)
         if self._deeds is None or rows is None:
             return evidence, None
         return evidence, self._crossed[rows[:, :, None], at[:, None, :]]
+
+    def _before_few(self, at: Tensor, there: Tensor, seats: Seats, rows: Tensor | None) -> tuple[Evidence, Tensor | None]:
+        """The same where each receiver has few of all rows before it: products of these alone."""
+        one, two, origin = self._first.rows, self._second.rows, self._first.rows.origin
+        second = inner_of_sets(two.vectors, at, two.vectors, at, origin)
+        cross = inner_of_sets(one.vectors, at, two.vectors, at, origin)
+        points = None
+        if self._first.own.shape[1] <= FEW_DIMENSIONS:
+            points = one.points(at), _about(two.vectors[at], origin)
+        evidence = Evidence(one.among(at), second, cross, there, there & seats.judged, points)
+        if self._deeds is None or rows is None:
+            return evidence, None
+        parts = [inner_of_sets(self._deeds, rows, half.vectors, at, torch.zeros_like(origin)) for half in (one, two)]
+        return evidence, (parts[0] + parts[1]) / 2
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +145,7 @@ def sit(
     for some in receivers.split(_RECEIVERS) if len(receivers) else ():
         seats = Seats.of(arcs, nodes, some)
         rows = None if deeds is None else deeds.rows(seats)
-        out = seats.judged & torch.gather(serving[some], 1, seats.nodes)
+        out = seats.judged & torch.gather(serving[some], 1, seats.at)
         evidence, crossed = claims.before(seats, rows)
         evidence = evidence.without(out)
         found = _hear(evidence, detector, quiet=probed is None)
@@ -185,12 +201,12 @@ class _Deeds:
         assert trail.refused is not None
         self.vectors = trail.vectors()
         self._inbox, self._refused, self._rounds = trail.inbox, trail.refused, trail.rounds
-        self._gram = Rows(self.vectors).gram
+        self._rows = Rows(self.vectors)
 
     def rows(self, seats: Seats) -> Tensor:
         """Which row of `vectors` each seat's deeds are [b, n]."""
         own = seats.taken & ~seats.judged
-        count = self._inbox.expected.shape[1]
+        count = len(self._inbox.messages)
         return torch.where(own, count + seats.receivers[:, None], seats.columns(self._inbox))
 
     def judge(
@@ -208,10 +224,11 @@ class _Deeds:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Codes and figures with those of the tests on deeds, and whether the guard dropped these [b]."""
         rows, before = self.rows(seats), (code, figure)
-        refused = torch.gather(self._refused[seats.receivers], 1, seats.columns(self._inbox)) / max(_FEW_ROUNDS, self._rounds)
+        refused = torch.gather(self._refused[seats.receivers], 1, seats.places(self._inbox)) / max(_FEW_ROUNDS, self._rounds)
         blown = asked & (refused > watch.fuse_share) & (code == 0)
         code, figure = torch.where(blown, reason("fuse"), code), torch.where(blown, refused.to(figure), figure)
-        trail, valid = pick(self._gram, rows), (asked | (seats.taken & ~seats.judged)) & (code == 0)
+        trail = pick(self._rows.gram, rows) if self._inbox.lists is None else self._rows.among(rows)
+        valid = (asked | (seats.taken & ~seats.judged)) & (code == 0)
         if watch.drift is not None:
             found, off = drifting(trail, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
             code, figure = torch.where(found, reason("drift"), code), torch.where(found, off, figure)

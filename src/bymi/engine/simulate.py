@@ -13,17 +13,18 @@ from bymi.graph import Graph
 from bymi.network import LocalNetwork
 from bymi.plan import Plan
 from bymi.problems import Problem
+from bymi.sparse import SparseGraph
 from bymi.state import Snapshot, State
 
 
 def simulate(
-    problem: Problem, graph: Graph, plan: Plan, adversary: Adversary | None = None, state: State | None = None
+    problem: Problem, graph: Graph | SparseGraph, plan: Plan, adversary: Adversary | None = None, state: State | None = None
 ) -> Iterator[Snapshot]:
     """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round; after `state`, if given."""
     return drsgd_bymi(problem, local_network(graph, adversary), plan, adversary, state)
 
 
-def local_network(graph: Graph, adversary: Adversary | None = None) -> LocalNetwork:
+def local_network(graph: Graph | SparseGraph, adversary: Adversary | None = None) -> LocalNetwork:
     """All nodes of a graph in this process, some of them the adversary's."""
     return LocalNetwork(graph, adversary.tamper if adversary is not None else None, adversary)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bymi.streams import stream
 
+_MANY, _AT_ONCE = 1000, 128  # nodes from which on samples are copied for so many of them at a time: they fit a CPU's cache
 _OFTEN = 4  # points a node from which on its samples are summed up first
 
 
@@ -51,6 +52,12 @@ class LinearProblem:
         return self._gradient_one_by_one(theta, nodes, chosen)
 
     def _gradient_one_by_one(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
+        if len(nodes) >= _MANY:
+            parts = zip(theta.split(_AT_ONCE), nodes.split(_AT_ONCE), chosen.split(_AT_ONCE), strict=True)
+            return torch.cat([self._gradient_of_some(*part) for part in parts])
+        return self._gradient_of_some(theta, nodes, chosen)
+
+    def _gradient_of_some(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         samples = self._pick(nodes, chosen)
         residual = torch.bmm(_extend(theta)[:, None, :], samples.mT)
         return torch.bmm(residual, samples[:, :, :-1]).squeeze(1) / chosen.shape[1]
@@ -116,6 +123,12 @@ def linear_shard(nodes: Tensor, *, dim: int, samples: int, seed: int) -> LinearS
     """Clean samples of the given nodes: each node's depend on the seed and its number alone."""
     parameter = torch.zeros(dim, dtype=torch.float64)
     parameter[: int(0.1 * dim)] = 1.0
+    if len(nodes) >= _MANY:
+        features = torch.empty(len(nodes), samples, dim, dtype=torch.float64)
+        targets = torch.empty(len(nodes), samples, dtype=torch.float64)
+        for some in torch.arange(len(nodes)).split(_AT_ONCE):  # random numbers are dear: not all of them at once
+            features[some], targets[some], _ = linear_shard(nodes[some], dim=dim, samples=samples, seed=seed)
+        return LinearShard(features, targets, parameter)
     features = stream(seed, "features", node=nodes).normal(samples, dim)
     noise = stream(seed, "noise", node=nodes).normal(samples)
     return LinearShard(features, features @ parameter + noise, parameter)

@@ -18,6 +18,7 @@ from bymi.phases import cut_off
 from bymi.runs.checkpoints import Saved
 from bymi.runs.metrics import Recorder
 from bymi.runs.scene import Scene
+from bymi.sparse import SparseGraph
 from bymi.state import State
 
 
@@ -63,7 +64,7 @@ class Logbook:
             raise ValueError("the rows of metrics.jsonl are missing")
         made, judged = recorder(), state.judged
 
-        def prune(flagged: Tensor) -> Graph:
+        def prune(flagged: Tensor) -> Graph | SparseGraph:
             assert judged is not None
             network = cut_off(local_network(scene.graph, scene.adversary), scene.plan, flagged, scene.adversary, step=judged)
             assert isinstance(network, LocalNetwork)

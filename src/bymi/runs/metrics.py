@@ -10,10 +10,12 @@ from torch import Tensor
 
 from bymi.detection import REASONS, Verdict
 from bymi.graph import Core, Graph
+from bymi.lists import Lists
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
 from bymi.runs.outcome import Outcome
 from bymi.runs.yardsticks import Yardstick, number
+from bymi.sparse import SparseGraph
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
@@ -64,51 +66,61 @@ between honest nodes. `exiled`: honest nodes that most of those who could hear t
 nodes, over all detections, that flagged a majority and were cut down to hard evidence."""
 
 
-def false_discoveries(flagged: Tensor, byzantine: Tensor) -> float:
+def false_discoveries(flagged: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
     """FDP: the share of honest nodes among those flagged, averaged over honest receivers. Paper: eq:fdptpr."""
-    rows = flagged[~byzantine]
-    wrong = (rows & ~byzantine).sum(1, dtype=torch.float64)
+    rows, liars = flagged[~byzantine], _at(byzantine, lists)[~byzantine]
+    wrong = (rows & ~liars).sum(1, dtype=torch.float64)
     return float((wrong / rows.sum(1).clamp_min(1)).mean())
 
 
-def sure_detection(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> float:
+def sure_detection(flagged: Tensor, hears: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
     """P_a: the share of honest receivers that flagged every Byzantine neighbour (true without any). Paper: eq:fdptpr."""
-    missed = hears & byzantine & ~flagged
+    missed = hears & _at(byzantine, lists) & ~flagged
     return float((~missed[~byzantine].any(1)).to(torch.float64).mean())
 
 
-def share_found(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> float | None:
+def share_found(flagged: Tensor, hears: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float | None:
     """The share of arcs from Byzantine to honest nodes that were flagged; None without any."""
-    arcs = (hears & byzantine)[~byzantine]
+    arcs = (hears & _at(byzantine, lists))[~byzantine]
     return int((arcs & flagged[~byzantine]).sum()) / int(arcs.sum()) if bool(arcs.any()) else None
 
 
-def exiled(flagged: Tensor, hears: Tensor, byzantine: Tensor) -> int:
+def exiled(flagged: Tensor, graph: Graph | SparseGraph, byzantine: Tensor) -> int:
     """How many honest nodes most of the honest ones who could hear them have flagged."""
-    arcs = hears[~byzantine]
-    most = 2 * (flagged[~byzantine] & arcs).sum(0) > arcs.sum(0)
+    arcs = graph.hears & ~byzantine[:, None]
+    most = 2 * graph.count(flagged & arcs) > graph.count(arcs)
     return int((most & ~byzantine).sum())
 
 
-def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
+def honest_edge_loss(before: Graph | SparseGraph, after: Graph | SparseGraph, byzantine: Tensor) -> float:
     """The share of arcs between honest nodes that were cut."""
-    inside = before.hears & ~byzantine & ~byzantine[:, None]
+    inside = _between(before, ~byzantine)
     return int((inside & ~after.hears).sum()) / max(1, int(inside.sum()))
+
+
+def _at(values: Tensor, lists: Lists | None) -> Tensor:
+    """Values of nodes [M] at each place of each row."""
+    return values.expand(len(values), -1) if lists is None else lists.look(values)
+
+
+def _between(graph: Graph | SparseGraph, chosen: Tensor) -> Tensor:
+    """The arcs among some of the nodes [M] bool."""
+    return graph.hears & graph.look(chosen) & chosen[:, None]
 
 
 class Recorder:
     """Sees every snapshot of a run, writes a row now and then, and sums up at the end."""
 
-    def __init__(self, yardstick: Yardstick, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
+    def __init__(self, yardstick: Yardstick, graph: Graph | SparseGraph, byzantine: Tensor, *, steps: int, every: int) -> None:
         self._yardstick, self._graph, self._byzantine = yardstick, graph, byzantine
         self._honest = (~byzantine).nonzero().flatten()
         self._steps, self._every = steps, every
         self._core: Core | None = None
-        self._pruned: Graph | None = None
+        self._pruned: Graph | SparseGraph | None = None
         self._unheard = torch.zeros(graph.size, dtype=torch.int64, device=byzantine.device)
         self._local_steps = 0
         self._capped, self._floored = torch.zeros_like(self._unheard), torch.zeros_like(self._unheard)
-        self._honest_arcs = graph.hears & ~byzantine & ~byzantine[:, None]
+        self._honest_arcs = _between(graph, ~byzantine)
         self._fused, self._fuse_rounds = torch.zeros_like(self._unheard[0]), 0
         self._detections, self._guarded, self._worst_loss = 0, 0, 0.0
         self._cut_for = torch.zeros(graph.hears.shape, dtype=torch.int16, device=byzantine.device)
@@ -124,7 +136,8 @@ class Recorder:
     def see(self, snapshot: Snapshot) -> dict[str, Any] | None:
         """Take in one round; a row for metrics.jsonl if this round is recorded, else None."""
         if not snapshot.inbox.complete:
-            self._unheard += snapshot.inbox.by_sender(snapshot.inbox.unheard, self._graph.size)[self._honest].sum(0)
+            unheard = snapshot.inbox.by_sender(snapshot.inbox.unheard, self._graph.size)
+            self._unheard += self._graph.count(unheard & ~self._byzantine[:, None])
         if snapshot.capped is not None and snapshot.floored is not None:
             self._local_steps += 1
             self._capped += snapshot.capped
@@ -172,9 +185,9 @@ class Recorder:
         """What a verdict is worth."""
         assert self._pruned is not None
         return {
-            "fdp": false_discoveries(verdict.flagged, self._byzantine),
-            "pa": sure_detection(verdict.flagged, self._graph.hears, self._byzantine),
-            "found": share_found(verdict.flagged, self._graph.hears, self._byzantine),
+            "fdp": false_discoveries(verdict.flagged, self._byzantine, self._graph.lists),
+            "pa": sure_detection(verdict.flagged, self._graph.hears, self._byzantine, self._graph.lists),
+            "found": share_found(verdict.flagged, self._graph.hears, self._byzantine, self._graph.lists),
             "honest_edge_loss": honest_edge_loss(self._graph, self._pruned, self._byzantine),
         }
 
@@ -212,9 +225,9 @@ class Recorder:
                 worst_edge_loss=self._worst_loss,
                 ever_lost=int(self._ever.sum()) / max(1, int(self._honest_arcs.sum())),
                 stuck=int(self._stuck.sum()) / max(1, int(self._honest_arcs.sum())),
-                stuck_nodes=int((2 * self._stuck.sum(0) > self._honest_arcs.sum(0)).sum()),
+                stuck_nodes=int((2 * self._graph.count(self._stuck) > self._graph.count(self._honest_arcs)).sum()),
                 detections=self._detections,
-                exiled=exiled(self.verdict.flagged, self._graph.hears, self._byzantine),
+                exiled=exiled(self.verdict.flagged, self._graph, self._byzantine),
                 guarded=self._guarded,
                 detection_seconds=round(detection_seconds, 3),
                 fused=int(self._fused) / max(1, self._fuse_rounds * int(self._honest_arcs.sum())),
@@ -236,7 +249,9 @@ class Recorder:
             words["closed"] = self._core.closed
         return tensors, words
 
-    def take_up(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph] | None) -> None:
+    def take_up(
+        self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph | SparseGraph] | None
+    ) -> None:
         """Go on from what another recorder of the same run kept; a ValueError if it cannot be from the same run.
 
         `prune` makes the graph of now from what was flagged; None before the first detection.
@@ -254,12 +269,12 @@ class Recorder:
         self._last, self._worst_loss = dict(words["last"]), words["worst_loss"]
         if prune is not None:
             blank = torch.zeros(self._cut_for.shape, dtype=torch.float64, device=device)
-            node, mask = torch.zeros_like(blank[0]), torch.zeros_like(blank, dtype=torch.bool)
+            node, mask = blank.new_zeros(len(blank)), torch.zeros_like(blank, dtype=torch.bool)  # of lists, not as many columns
             why = _like(parts, "verdict.why", mask.to(torch.int8))
             if bool(((why < 0) | (why >= len(REASONS))).any()):
                 raise ValueError("a verdict for reasons that there are not")
             full = bool(parts["verdict.figure"].numel()) if "verdict.figure" in parts else False
-            extra = {"figure": blank, "taken": node, "guarded": mask[0]} if full else {}
+            extra = {"figure": blank, "taken": node, "guarded": node > 0} if full else {}
             self.verdict = Verdict(
                 scores=_like(parts, "verdict.scores", blank),
                 threshold=_like(parts, "verdict.threshold", node),
@@ -267,7 +282,7 @@ class Recorder:
                 why=why,
                 **{name: _like(parts, f"verdict.{name}", part) for name, part in extra.items()},
             )
-            members, perron = _like(parts, "members", mask[0]), _like(parts, "perron", node)
+            members, perron = _like(parts, "members", node > 0), _like(parts, "perron", node)
             self._core, self._pruned = Core(members, bool(words.get("closed")), perron), prune(self.verdict.flagged)
 
 

@@ -191,7 +191,7 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
         **recorder.summary(log.seconds, log.detecting),
     }
     if recorder.verdict is not None:
-        verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph.hears)
+        verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
     store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(scene)})
     store.write_json(folder / store.SUMMARY, summary)

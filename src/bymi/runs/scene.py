@@ -18,6 +18,7 @@ from bymi.problems import Problem
 from bymi.runs.sheet import Sheet, build_part
 from bymi.runs.tasks import TASKS, Task
 from bymi.runs.yardsticks import Yardstick
+from bymi.sparse import SparseGraph
 from bymi.streams import stream
 
 
@@ -26,7 +27,7 @@ class Scene:
     """Everything that a run needs. Only `adversary` and the metrics look at `byzantine`."""
 
     byzantine: Tensor  # [M] bool
-    graph: Graph
+    graph: Graph | SparseGraph
     problem: Problem
     yardstick: Yardstick
     adversary: Adversary
@@ -41,9 +42,12 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
     task: Task = build_part(TASKS, sheet["data"])
     byzantine, graph = _roles_and_graph(sheet)
     if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
-        both = torch.equal(graph.hears, graph.hears.T)
-        require(both, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
+        require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
     problem, yardstick = task.build(byzantine, attack, host, seed)
+    if isinstance(graph, SparseGraph) and sheet["optimisation"]["premix_rounds"] is None:
+        level = sheet["byzantine_level"] or getattr(attack, "level", None)
+        allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
+        require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
     device = host.place(gains=task.gains)
     byzantine = byzantine.to(device)
     options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
@@ -57,7 +61,7 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
     )
 
 
-def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph]:
+def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph | SparseGraph]:
     """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it."""
     nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
     count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)

@@ -24,8 +24,10 @@ import torch
 import bymi
 from bymi.detection import REASONS, Verdict
 from bymi.errors import InputError
+from bymi.graph import Graph
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.sheet import Sheet
+from bymi.sparse import SparseGraph
 
 _CHECKPOINTS = ".checkpoints"
 SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
@@ -129,25 +131,27 @@ def environment() -> dict[str, Any]:
     }
 
 
-def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, hears: torch.Tensor) -> dict[str, Any]:
+def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph | SparseGraph) -> dict[str, Any]:
     """Who judged whom and why, one entry a receiver; `byzantine` is the truth of the simulation."""
     receivers = []
-    arcs, flags, limits = hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
+    arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
+    numbers = None if graph.lists is None else graph.lists.at.cpu()
     all_scores, reasons = verdict.scores.cpu(), verdict.why.cpu()
     hardened, figures = bool(verdict.figure.numel()), verdict.figure.cpu()
     for node, limit in enumerate(limits):
-        neighbours = arcs[node].nonzero().flatten()
-        scores = all_scores[node, neighbours].tolist()
+        places = arcs[node].nonzero().flatten()
+        neighbours = places if numbers is None else numbers[node, places]
+        scores = all_scores[node, places].tolist()
         entry = {
             "node": node,
             "threshold": limit if math.isfinite(limit) else None,
             "neighbours": neighbours.tolist(),
             "scores": [_plain(score) for score in scores],
-            "flagged": (flags[node] & arcs[node]).nonzero().flatten().tolist(),
-            "why": [REASONS[code] for code in reasons[node, neighbours].tolist()],
+            "flagged": neighbours[flags[node, places]].tolist(),
+            "why": [REASONS[code] for code in reasons[node, places].tolist()],
         }
         if hardened:
-            entry["figures"] = [_plain(figure) for figure in figures[node, neighbours].tolist()]
+            entry["figures"] = [_plain(figure) for figure in figures[node, places].tolist()]
             entry["taken"], entry["guarded"] = float(verdict.taken[node]), bool(verdict.guarded[node])
         receivers.append(entry)
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}

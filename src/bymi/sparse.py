@@ -1,0 +1,225 @@
+"""Large graphs: neighbour lists in place of matrices. Memory grows with the arcs, not with the square of the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import networkx as nx
+import torch
+from torch import Tensor
+
+from bymi.errors import GraphError
+from bymi.graph import NOT_MUTUAL, Core, Graph
+from bymi.lists import Lists
+
+LISTS_FROM = 1000
+"""A graph of so many nodes or more is kept as lists, if they are short."""
+
+_SHORT = 4  # times the longest list: with fewer nodes than that, matrices take no more memory and less time
+_ROW_TOLERANCE = 1e-9
+_STEPS = 20_000  # of a power iteration: about 1e-14 off unless the graph hangs on a few arcs
+_STILL = 1e-14  # relative change of an entry that counts as none
+
+
+def lists_pay(size: int, longest: int) -> bool:
+    """Whether a graph with lists of up to `longest` places is kept as such."""
+    return size >= LISTS_FROM and _SHORT * longest <= size
+
+
+@dataclass(frozen=True, eq=False)
+class SparseGraph:
+    """A Graph by lists: who is at which place, which of the arcs are there, and with which weights.
+
+    Places stay what they are when arcs are cut, so that everything kept place by place lines up over a run. Lists are padded
+    to the longest: memory is [M, largest degree], so a hub among many nodes is better served by the dense Graph.
+    """
+
+    lists: Lists  # [M, n] all places; rows are receivers
+    hears: Tensor  # [M, n] bool: arcs
+    weight: Tensor  # [M, n] float64, zero without an arc
+    self_weight: Tensor  # [M] float64
+
+    def __post_init__(self) -> None:
+        if bool((self.hears & ~self.lists.there).any()):
+            raise GraphError("an arc needs a place in its receiver's list")
+        if bool((self.weight[~self.hears] != 0).any()) or bool((self.weight < 0).any()):
+            raise GraphError("mixing weights must be non-negative and zero without an arc")
+        if not torch.all((self.weight.sum(1) + self.self_weight - 1).abs() < _ROW_TOLERANCE):
+            raise GraphError("mixing weights must sum to one in each row")
+        if not bool((self.self_weight > 0).all()):
+            raise GraphError("every node needs a positive weight on itself")
+
+    @property
+    def size(self) -> int:
+        return len(self.hears)
+
+    @staticmethod
+    def of_arcs(receivers: Tensor, senders: Tensor, size: int) -> SparseGraph:
+        """Metropolis weights over arcs [E], each given once: receivers hear senders."""
+        lists = Lists.of_arcs(receivers, senders, size)
+        return SparseGraph(lists, lists.there, *_metropolis(lists, lists.there))
+
+    @staticmethod
+    def of_edges(ends: Tensor, size: int) -> SparseGraph:
+        """The same over edges [E, 2] whose ends hear each other."""
+        one, two = ends.unbind(1)
+        return SparseGraph.of_arcs(torch.cat([one, two]), torch.cat([two, one]), size)
+
+    @staticmethod
+    def of_graph(graph: Graph) -> SparseGraph:
+        """The same arcs and weights as a graph of matrices."""
+        receivers, senders = graph.hears.nonzero(as_tuple=True)
+        lists = Lists.of_arcs(receivers, senders, graph.size)
+        weight = torch.where(lists.there, graph.weight.gather(1, lists.at), 0.0)
+        return SparseGraph(lists, lists.there, weight, graph.self_weight)
+
+    def dense(self) -> Graph:
+        """The same arcs and weights as matrices."""
+        rows, places = self.hears.nonzero(as_tuple=True)
+        columns = self.lists.at[rows, places]
+        hears = torch.zeros(self.size, self.size, dtype=torch.bool, device=self.hears.device)
+        mixing = torch.diag(self.self_weight)
+        hears[rows, columns], mixing[rows, columns] = True, self.weight[rows, places]
+        return Graph(hears, mixing)
+
+    def to_networkx(self) -> nx.DiGraph[int]:
+        """The arcs as a networkx DiGraph, sender -> receiver."""
+        return _digraph(self.lists, self.hears)
+
+    def to(self, device: torch.device | str) -> SparseGraph:
+        parts = (part.to(device) for part in (self.hears, self.weight, self.self_weight))
+        return SparseGraph(self.lists.to(device), *parts)
+
+    def look(self, values: Tensor) -> Tensor:
+        """Of values of nodes [M] the one at each place [M, n]."""
+        return self.lists.look(values)
+
+    def count(self, mask: Tensor) -> Tensor:
+        """How many receivers mark each node [M], from a mask over places [M, n]."""
+        return self.lists.count(mask, self.size)
+
+    @cached_property
+    def _mirror(self) -> tuple[Tensor, Tensor]:
+        """Of every place that is not empty: where the way back stands among them [E], and whether it is there at all [E]."""
+        receivers, senders = self.lists.flat
+        forth, back = receivers * self.size + senders, senders * self.size + receivers
+        place = torch.searchsorted(forth, back).clamp_max(max(0, len(forth) - 1))
+        return place, forth[place] == back
+
+    def _reversed(self, mask: Tensor) -> Tensor:
+        """A mask over arcs [M, n] as seen from the other end: entry of i and j is that of j and i."""
+        place, found = self._mirror
+        there = self.lists.there
+        return torch.zeros_like(mask).masked_scatter(there, mask[there][place] & found)
+
+    @property
+    def symmetric(self) -> bool:
+        """Whoever is heard hears."""
+        return torch.equal(self.hears, self._reversed(self.hears))
+
+    def prune(self, flagged: Tensor) -> SparseGraph:
+        """Cut the in-arcs flagged [M, n] and share their weight over what is left of the row. Paper: eq:reassign."""
+        cut = flagged & self.hears
+        kept = torch.where(cut, 0.0, self.weight)
+        # Rows without a cut keep their bits.
+        total = torch.where(cut.any(1), kept.sum(1) + self.self_weight, 1.0)
+        return replace(self, hears=self.hears & ~cut, weight=kept / total[:, None], self_weight=self.self_weight / total)
+
+    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> SparseGraph:
+        """Cut every edge that an end of it flags, with new Metropolis weights; see Graph.prune_mutually for `exile`."""
+        if not self.symmetric:
+            raise GraphError(NOT_MUTUAL)
+        cut = flagged & self.hears
+        kept = self.hears & ~cut & ~self._reversed(cut)
+        weight, self_weight = _metropolis(self.lists, kept)
+        if exile is None:
+            return SparseGraph(self.lists, kept, weight, self_weight)
+        alone = (self.count(cut) > exile * self.count(self.hears))[:, None]
+        listens = self.hears & ~cut
+        rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
+        weight = torch.where(alone, rows, weight)
+        self_weight = torch.where(alone[:, 0], 1 - rows.sum(1), self_weight)
+        return SparseGraph(self.lists, torch.where(alone, listens, kept), weight, self_weight)
+
+    def core(self) -> Core:
+        """The largest strongly connected component; of equally large ones, the one with the smallest node."""
+        part = _components(self.lists, self.hears)
+        first = torch.full_like(part, self.size).scatter_reduce_(0, part, torch.arange(self.size, device=part.device), "amin")
+        sizes = torch.bincount(part, minlength=self.size)
+        largest = (sizes * (self.size + 1) - first).argmax()
+        members = part == largest
+        inside = self.hears & members[:, None] & self.look(members)
+        closed = torch.equal(inside, self.hears & members[:, None])
+        perron = _settle(self.lists, self.weight * inside, self.self_weight, members / members.sum(dtype=torch.float64))
+        return Core(members, closed, perron)
+
+    def tracker_limit(self, weight: Tensor, self_weight: Tensor) -> Tensor:
+        """[y_i]_i [M] after endless rounds of y_i <- sum_j W_ij y_j from y_i = e_i, with the weights [M, n], [M] really used.
+
+        Nodes that all hear each other, over some path, and nobody else form a closed class: within it y tends to the left
+        Perron vector of its block of W. Whoever hears somebody that never hears back forgets itself: its entry tends to zero.
+        """
+        carries = weight > 0
+        part = _components(self.lists, carries)
+        leaves = (carries & (self.look(part) != part[:, None])).any(1)
+        closed = torch.bincount(part[leaves], minlength=self.size) == 0
+        stays = closed[part]
+        start = stays / torch.bincount(part, minlength=self.size)[part].to(torch.float64)
+        return _settle(self.lists, weight * stays[:, None], self_weight * stays, start, classes=part)
+
+
+def _metropolis(lists: Lists, hears: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights 1 / (1 + max(d_i, d_j)) of arcs [M, n] and what is left for oneself [M], d the number of nodes heard."""
+    degree = hears.sum(1, dtype=torch.float64)
+    weight = hears / (1 + torch.maximum(degree[:, None], lists.look(degree)))
+    return weight, 1 - weight.sum(1)
+
+
+def _digraph(lists: Lists, hears: Tensor) -> nx.DiGraph[int]:
+    receivers, places = hears.nonzero(as_tuple=True)
+    arcs = nx.DiGraph()
+    arcs.add_nodes_from(range(len(hears)))
+    arcs.add_edges_from(zip(lists.at[receivers, places].tolist(), receivers.tolist(), strict=True))
+    return arcs
+
+
+def _components(lists: Lists, hears: Tensor) -> Tensor:
+    """The strongly connected component of each node [M], by the smallest node in it."""
+    part = torch.empty(len(hears), dtype=torch.int64)
+    for component in nx.strongly_connected_components(_digraph(lists, hears)):
+        part[list(component)] = min(component)
+    return part.to(hears.device)
+
+
+def _settle(lists: Lists, weight: Tensor, self_weight: Tensor, start: Tensor, classes: Tensor | None = None) -> Tensor:
+    """The left Perron vector [M] by power iteration v <- v W from `start`; with `classes` [M], one in each of them.
+
+    Every class of `start` sums to one, and so does the result.
+    """
+    receivers, senders = lists.flat
+    arcs, vector = weight[lists.there], start
+    where = torch.zeros(len(start), dtype=torch.int64, device=start.device) if classes is None else classes
+    for _ in range(_STEPS):
+        moved = (vector * self_weight).index_add_(0, senders, vector[receivers] * arcs)
+        sums = torch.zeros_like(moved).index_add_(0, where, moved)
+        moved = moved / torch.where(sums > 0, sums, 1.0)[where]
+        still = bool(((moved - vector).abs() <= _STILL * moved).all())
+        vector = moved
+        if still:
+            break
+    return vector
+
+
+def connected(lists: Lists, part: Tensor) -> bool:
+    """Whether a part of the nodes [M] bool hangs together without the others, in lists in which whoever is heard hears."""
+    if not bool(part.any()):
+        return False
+    seen = torch.zeros_like(part)
+    front = part.nonzero()[:1].flatten()
+    seen[front] = True
+    while len(front):
+        near = lists.at[front][lists.there[front]].unique()
+        front = near[part[near] & ~seen[near]]
+        seen[front] = True
+    return bool((seen == part).all())
