@@ -155,8 +155,7 @@ def test_a_run_of_networks_in_single_precision(tmp_path: Path, monkeypatch: pyte
 def test_a_run_on_lists_of_neighbours(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sparse, "LISTS_FROM", 40)
     monkeypatch.setattr(sparse, "_SHORT", 1)
-    words = ["nodes=40", "steps=40", "data.dim=4", "data.samples=40", "graph=regular:degree=8", "record_every=4", *RUNS[profile]]
-    spec = load(None, words)
+    spec = load(None, [*SMALL, "nodes=40", "graph=regular:degree=8", "record_every=4", *RUNS[profile]])
     assert isinstance(build_scene(spec.sheet).graph, sparse.SparseGraph)
     run(spec, tmp_path / "undisturbed")
     for step in (3, 7, 21, 38):
