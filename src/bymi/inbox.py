@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +37,26 @@ class Round:
     losses: Losses | None = None
 
 
+class Crowd(Protocol):
+    """All receivers of a round, where only some of them are held here. Every process of the network calls it alike."""
+
+    @property
+    def columns(self) -> Tensor:
+        """Which of the round's `total` messages each one heard here is [J]."""
+        ...
+
+    @property
+    def total(self) -> int: ...
+
+    def agree(self, flag: bool) -> bool:
+        """Whether the flag holds for all receivers."""
+        ...
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """Rows of all receivers [M, ...], from those held here [B, ...]."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Mixture:
     """A decision of B receivers: the weight on the own vector [B] and on each message [B, J], float64."""
@@ -56,6 +77,7 @@ class Inbox:
     self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
     own_at: Tensor  # [B] which message equals the own vector, -1 if none
     senders: Tensor | None = None  # [J] which node sent each message; None: message j comes from node j
+    crowd: Crowd | None = None  # None: all receivers of the round are held here, or only these count
 
     @staticmethod
     def receive(
@@ -183,7 +205,7 @@ class Inbox:
     def dist2_to_own(self) -> Tensor:
         """Squared distance of each message to the receiver's own vector [B, J], float64."""
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
-        if count > 2 * len(self.own):  # messages that differ by receiver: most pairs of them are never compared
+        if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
             square, vectors = inner_square(rows.vectors, rows.origin), rows.vectors
             products = inner(vectors[at], vectors[:count], rows.origin)
         else:

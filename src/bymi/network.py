@@ -81,7 +81,7 @@ class Network(Protocol):
     def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
         """The nodes of `who` [B] send their points [B, D] to those they hear; each of these answers, as the node itself does.
 
-        Walked through receiver by receiver, so that memory does not grow with their number.
+        Walked through receiver by receiver, so that memory does not grow with their number, and before anything else is sent.
         """
         ...
 

@@ -172,16 +172,16 @@ def judge(
     asks = forge.asks(nodes, step)
     deeds = trail.vectors() if trail.rounds else None
     (parameters,) = network.exchange(step, parameters=theta)
+    probed = None
+    if detector.probe:
+        first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
+        probed = Claims(first, second)
     claims: Answers | Claims
     if detector.point == "receiver":
         claims = Answers(network.ask(step, theta, answer, asks), deeds)
     else:
         first, second = network.exchange(step, **told(theta, ""))
         claims = Claims(first, second, deeds)
-    probed = None
-    if detector.probe:
-        first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
-        probed = Claims(first, second)
     verdict = sit(asks.nonzero().flatten(), network.arcs, nodes, claims, probed, trail, record.serving, detector, watch)
     record, verdict = record.add(verdict)
     cut = forge.prune(verdict.flagged, nodes, step)

@@ -84,17 +84,21 @@ class Adversary:
 
     # The forge of the algorithm.
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+    def forges(self, topic: str, step: int) -> bool:
+        """Whether `gradients` may change vectors of this topic: then it has to see those of all nodes together."""
         part, parts = part_of(topic), self._parts
         if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
-            return vectors
+            return False
         if part is None or part not in parts or not self.acts(step):
-            return vectors
+            return False
         if self.faces == "two":
             asker = asker_of(topic)
-            if asker is None or not bool(self.fooled[asker]):
-                return vectors
-        return self._forged(vectors, nodes, topic, step, part)
+            return asker is not None and bool(self.fooled[asker])
+        return True
+
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+        part = part_of(topic)
+        return self._forged(vectors, nodes, topic, step, part) if part is not None and self.forges(topic, step) else vectors
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
@@ -115,6 +119,10 @@ class Adversary:
         return torch.where(self.members[nodes][:, None], self.pruning == "all", flagged)
 
     # The wire of its nodes.
+
+    def lies(self, topic: str, step: int) -> bool:
+        """Whether messages of this topic may differ from what their senders hold: the wire then needs all of them."""
+        return self.acts(step) and (self.differs(topic) or self._on_wire(part_of(topic)))
 
     def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent:
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step)

@@ -1,0 +1,112 @@
+"""The processes of one run: how they find each other, hand rows around, and notice that one of them is gone."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from bymi.errors import RankLost
+
+_PATIENCE = 3.0  # seconds in which those who stop tell each other so
+_SAY_AGAIN = "start the same command again"
+
+
+@dataclass
+class Traffic:
+    """What this rank has sent to others under one name."""
+
+    calls: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+@dataclass(eq=False)
+class Group:
+    """`size` processes, of which this is number `rank`. A group of one sends nothing and needs no torch.distributed."""
+
+    rank: int = 0
+    size: int = 1
+    store: Any = None  # of torch.distributed, under a name of this attempt
+    moment: str = "before the first round"
+    traffic: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
+
+    def swap(self, rows: Tensor, counts: Sequence[int], coming: Sequence[int], name: str) -> Tensor:
+        """Send the first counts[0] rows to rank 0, the next counts[1] to rank 1, ...; what the others send comes back.
+
+        `coming[r]` rows come from rank r, in order of ranks. Everybody calls it, with the same shape of a row.
+        """
+        if self.size == 1:
+            return rows
+        rows = rows.contiguous()
+        flat = rows.view(torch.uint8) if rows.dtype == torch.bool else rows
+        output = flat.new_empty(sum(coming), *flat.shape[1:])
+        self._count(name, [count * flat[:1].nbytes for count in counts] if len(flat) else [])
+        self._do(lambda: dist.all_to_all_single(output, flat, list(coming), list(counts)), name)
+        return output.view(rows.dtype) if rows.dtype == torch.bool else output
+
+    def agree(self, flag: bool, name: str = "agreement") -> bool:
+        """Whether the flag holds in every process."""
+        if self.size == 1:
+            return flag
+        votes = torch.tensor([int(flag)], dtype=torch.uint8)
+        self._count(name, [1] * self.size)
+        self._do(lambda: dist.all_reduce(votes, op=dist.ReduceOp.MIN), name)
+        return bool(votes[0])
+
+    def tell(self, words: dict[str, Any]) -> list[dict[str, Any]]:
+        """What every process says, in order of ranks. As text: nothing that came over the wire is ever unpickled."""
+        if self.size == 1:
+            return [words]
+        text = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._do(lambda: dist.all_gather(lengths, torch.tensor([len(text)])), "words")
+        longest = int(torch.stack(lengths).max())
+        padded = torch.nn.functional.pad(text, (0, longest - len(text)))
+        heard = [torch.empty_like(padded) for _ in range(self.size)]
+        self._count("words", [longest] * self.size)
+        self._do(lambda: dist.all_gather(heard, padded), "words")
+        return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(heard, lengths, strict=True)]
+
+    def _count(self, name: str, sizes: Sequence[int]) -> None:
+        sent = [size for rank, size in enumerate(sizes) if rank != self.rank and size]
+        entry = self.traffic[name]
+        entry.calls, entry.messages, entry.bytes = entry.calls + 1, entry.messages + len(sent), entry.bytes + sum(sent)
+
+    def _do(self, work: Callable[[], object], name: str) -> None:
+        try:
+            work()
+        except RuntimeError as problem:  # what torch.distributed raises for a lost connection and for one that is silent
+            raise self.lost(f"{name}: {str(problem).splitlines()[0]}") from None
+
+    def lost(self, why: str) -> RankLost:
+        """The error of a rank that cannot go on: which others have stopped without a word, and what to do."""
+        silent = self._silent()
+        names = ", ".join(map(str, silent))
+        who = f"no word from rank {names}" if silent else "every rank has stopped"
+        return RankLost(
+            f"rank {self.rank} of {self.size} stopped {self.moment}: {who} ({why}); "
+            f"look at that rank's machine and memory, then {_SAY_AGAIN}, with a longer --timeout if it was only slow"
+        )
+
+    def _silent(self) -> list[int]:
+        """Ranks that do not say within a few seconds that they have stopped, too."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        if self.store is None:
+            return []
+        try:
+            self.store.set(f"stopped {self.rank}", self.moment)
+            until = time.monotonic() + _PATIENCE
+            while others and time.monotonic() < until:
+                others = [rank for rank in others if not self.store.check([f"stopped {rank}"])]
+                time.sleep(0.05)
+        except RuntimeError:  # the store is gone, and with it rank 0 or the launcher
+            return others
+        return others
