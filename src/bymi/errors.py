@@ -18,6 +18,7 @@ class BymiError(Exception):
     """Base of all errors that bymi raises on purpose. Its message is one line for a person."""
 
     exit_code = 1
+    said = False  # by another process of the same run: once is enough
 
 
 class InputError(BymiError):
@@ -26,7 +27,7 @@ class InputError(BymiError):
     exit_code = 2
 
 
-class RankLost(BymiError):
+class RankLostError(BymiError):
     """Another process of the run died, hangs or has stopped: this one cannot go on."""
 
     exit_code = 6

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bymi.errors import RankLost
+from bymi.errors import RankLostError
 
 _PATIENCE = 3.0  # seconds in which those who stop tell each other so
+_LOOK_EVERY = 0.05
 _SAY_AGAIN = "start the same command again"
 
 
@@ -37,6 +38,7 @@ class Group:
     store: Any = None  # of torch.distributed, under a name of this attempt
     moment: str = "before the first round"
     traffic: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
+    stopping: bool = False  # this rank has said that it cannot go on
 
     def swap(self, rows: Tensor, counts: Sequence[int], coming: Sequence[int], name: str) -> Tensor:
         """Send the first counts[0] rows to rank 0, the next counts[1] to rank 1, ...; what the others send comes back.
@@ -75,6 +77,25 @@ class Group:
         self._do(lambda: dist.all_gather(heard, padded), "words")
         return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(heard, lengths, strict=True)]
 
+    def say(self, name: str, words: str = "") -> bool:
+        """Leave a note for all others; whether this rank is the first that leaves one of this name."""
+        if self.store is None:
+            return True
+        self.store.set(f"{name} {self.rank}", words)
+        return bool(self.store.add(name, 1) == 1)
+
+    def wait(self, name: str, others: Sequence[int]) -> None:
+        """Wait for notes of other ranks, however long they take; torchrun ends all ranks when one of them dies."""
+        try:
+            while self.size > 1 and not self.store.check([f"{name} {rank}" for rank in others]):
+                time.sleep(_LOOK_EVERY)
+        except RuntimeError as problem:
+            raise self.lost(f"{name}: {str(problem).splitlines()[0]}") from None
+
+    def take(self, name: str) -> int:
+        """0, 1, 2, ...: a number that no other rank gets."""
+        return 0 if self.store is None else int(self.store.add(name, 1)) - 1
+
     def _count(self, name: str, sizes: Sequence[int]) -> None:
         sent = [size for rank, size in enumerate(sizes) if rank != self.rank and size]
         entry = self.traffic[name]
@@ -86,12 +107,13 @@ class Group:
         except RuntimeError as problem:  # what torch.distributed raises for a lost connection and for one that is silent
             raise self.lost(f"{name}: {str(problem).splitlines()[0]}") from None
 
-    def lost(self, why: str) -> RankLost:
+    def lost(self, why: str) -> RankLostError:
         """The error of a rank that cannot go on: which others have stopped without a word, and what to do."""
+        self.stopping = True
         silent = self._silent()
         names = ", ".join(map(str, silent))
-        who = f"no word from rank {names}" if silent else "every rank has stopped"
-        return RankLost(
+        who = f"no word from rank {names}" if silent else "every rank has stopped, see the lines of the others"
+        return RankLostError(
             f"rank {self.rank} of {self.size} stopped {self.moment}: {who} ({why}); "
             f"look at that rank's machine and memory, then {_SAY_AGAIN}, with a longer --timeout if it was only slow"
         )

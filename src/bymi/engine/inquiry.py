@@ -71,7 +71,9 @@ class Inquiry:
         rows = torch.cat(some) if some else self._points.new_zeros(0, 1)
         to = layout.holder[torch.cat([askers for _, askers in given])]
         counts = [int((to == rank).sum()) for rank in range(group.size)]
-        coming, who, whom = [], [], []
+        coming: list[int] = []
+        who: list[Tensor] = []
+        whom: list[Tensor] = []
         for rank in range(group.size):
             for shard in layout.held[rank]:
                 askers, nodes = self._questions(shard, turn)
@@ -102,8 +104,8 @@ class Inquiry:
     def _reply(self, vectors: Tensor, who: Tensor, asker: int, topic: str) -> Inbox:
         """The inbox of one receiver: answers of those asked, and its own in the last row."""
         wires, step, senders = self._network.wires, self._step, who[:-1]
-        adversary, forged = wires.adversary, {}
-        sent: Sent = forged
+        adversary = wires.adversary
+        sent: Sent = {}
         if adversary is not None:
             # Here all answers to one question come together: only now can those who lie know what the others say.
             vectors = adversary.gradients(vectors, who, f"{topic} for {asker}", step)

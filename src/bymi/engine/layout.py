@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -32,7 +33,7 @@ class Layout:
         shards = min(size, max(shards, ranks))
         blocks = torch.arange(size, device=device).tensor_split(shards)
         starts = [rank * shards // ranks for rank in range(ranks + 1)]
-        return Layout(tuple(blocks), tuple(range(first, last) for first, last in zip(starts, starts[1:], strict=False)))
+        return Layout(tuple(blocks), tuple(range(first, last) for first, last in pairwise(starts)))
 
     @property
     def size(self) -> int:

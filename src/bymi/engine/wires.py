@@ -78,18 +78,18 @@ class Wires:
 
     def _topic(self, parts: list[Tensor], topic: str, step: int, *, split: bool) -> list[Inbox]:
         ears = self._split_ears if split else self._ears
+        messages: Sequence[Messages]
+        true = None
         if not split and (self.adversary is None or not self.adversary.lies(topic, step)):
-            heard = self._needed.carry(torch.cat(parts), topic)
-            return [
-                _receive(ear, own, messages, ear.own_at, self._crowd(ear, place, split=split))
-                for place, (ear, own, messages) in enumerate(zip(ears, parts, heard, strict=True))
-            ]
-        # Who lies knows what all others hold, and its lie is the same wherever it is worked out.
-        held = self.gather(parts, topic)
-        messages, true = self._sent(held, topic, step, split=split)
+            messages = self._needed.carry(torch.cat(parts), topic)
+        else:
+            # Who lies knows what all others hold, and its lie is the same wherever it is worked out.
+            sent, true = self._sent(self.gather(parts, topic), topic, step, split=split)
+            messages = [_chosen(sent, ear.columns) for ear in ears]
+        total = self.graph.size + (len(self.faces.senders) if split and self.faces is not None else 0)
         return [
-            _receive(ear, own, _chosen(messages, ear.columns), ear.own_at if true is None else _where_true(ear, true), crowd)
-            for ear, own, crowd in ((ear, own, self._crowd(ear, at, split=split)) for at, (ear, own) in enumerate(zip(ears, parts)))
+            _receive(ear, own, heard, true, _Crowd(self, place, ear.columns, total))
+            for place, (ear, own, heard) in enumerate(zip(ears, parts, messages, strict=True))
         ]
 
     def _sent(self, held: Tensor, topic: str, step: int, *, split: bool) -> tuple[Messages, Tensor | None]:
@@ -111,10 +111,6 @@ class Wires:
             both = isinstance(messages, Tensor) and isinstance(shown, Tensor)
             messages = torch.cat([messages, shown]) if both else [*messages, *shown]  # type: ignore[list-item]
         return messages, true
-
-    def _crowd(self, ear: _Ear, place: int, *, split: bool) -> _Crowd:
-        total = self.graph.size + (len(self.faces.senders) if split and self.faces is not None else 0)
-        return _Crowd(self, place, ear.columns, total)
 
     @cached_property
     def _needed(self) -> Routes:
@@ -169,9 +165,7 @@ class _Crowd:
 
     def agree(self, flag: bool) -> bool:
         board = self.wires.board
-        verdict: bool = board.meet(
-            self.place, flag, lambda flags: [board.group.agree(all(flags), "crowd")] * board.count
-        )
+        verdict: bool = board.meet(self.place, flag, lambda flags: [board.group.agree(all(flags), "crowd")] * board.count)
         return verdict
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -180,14 +174,15 @@ class _Crowd:
         return whole
 
 
-def _receive(ear: _Ear, own: Tensor, messages: Messages, own_at: Tensor, crowd: _Crowd) -> Inbox:
+def _receive(ear: _Ear, own: Tensor, messages: Messages, true: Tensor | None, crowd: _Crowd) -> Inbox:
+    """`true` [M] says who sent what it holds; None for all."""
     inbox = Inbox.receive(
         own,
         messages,
         expected=ear.expected,
         weight=ear.weight,
         self_weight=ear.self_weight,
-        own_at=own_at,
+        own_at=ear.own_at if true is None else torch.where(true[ear.nodes], ear.own_at, -1),
         senders=ear.senders,
     )
     return replace(inbox, crowd=crowd)
@@ -197,10 +192,6 @@ def _chosen(messages: Messages, columns: Tensor) -> Messages:
     if isinstance(messages, Tensor):
         return messages.index_select(0, columns)
     return [messages[column] for column in columns.tolist()]
-
-
-def _where_true(ear: _Ear, true: Tensor) -> Tensor:
-    return torch.where(true[ear.nodes], ear.own_at, -1)
 
 
 def _members(mask: Tensor, nodes: Tensor) -> Tensor:

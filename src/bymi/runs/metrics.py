@@ -93,6 +93,11 @@ def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
     return int((inside & ~after.hears).sum()) / max(1, int(inside.sum()))
 
 
+def is_lost(lengths: Tensor) -> bool:
+    """Whether a model of these lengths [n] has left all bounds; NaN has."""
+    return not bool((lengths < _RUNAWAY).all())
+
+
 class Recorder:
     """Sees every snapshot of a run, writes a row now and then, and sums up at the end."""
 
@@ -140,14 +145,19 @@ class Recorder:
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
-        recorded = not snapshot.step % self._every or snapshot.step == self._steps or snapshot.verdict is not None
+        recorded = self.due(snapshot, self._steps, self._every)
         # Elsewhere a look at every round would make the host wait for the device.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
             return self._row(snapshot)
         return None
 
     def _in_bounds(self, theta: Tensor) -> bool:
-        return bool((torch.linalg.vector_norm(theta[self._honest], dim=1) < _RUNAWAY).all())
+        return not is_lost(torch.linalg.vector_norm(theta[self._honest], dim=1))
+
+    @staticmethod
+    def due(snapshot: Snapshot, steps: int, every: int) -> bool:
+        """Whether a round is recorded, whatever happened in it."""
+        return not snapshot.step % every or snapshot.step == steps or snapshot.verdict is not None
 
     def _row(self, snapshot: Snapshot) -> dict[str, Any]:
         honest = snapshot.theta[self._honest]

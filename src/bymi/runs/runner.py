@@ -6,7 +6,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from bymi.engine import simulate
 from bymi.engine.host import Host
 from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
+from bymi.phases import Snapshot
 from bymi.problems import ModuleProblem
 from bymi.runs import store
 from bymi.runs.metrics import Recorder
@@ -32,17 +33,24 @@ Progress = Callable[[int, int], None]
 Result = dict[str, Any] | BymiError | None
 """A summary, why there is none, or None for a run that was not started in time."""
 
+Rounds = Callable[[Scene], Iterator[Snapshot]]
+"""The rounds of a scene, from one engine or another."""
+
 _ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
 _TELL_EVERY = 0.1  # seconds between two words on progress
 _queue: Any = None  # of a worker process only: where it reports its progress
 
 
 def run(
-    sheet: Sheet, out: str | Path = "runs", tell: Callable[[int], None] | None = None, host: Host | None = None
+    sheet: Sheet,
+    out: str | Path = "runs",
+    tell: Callable[[int], None] | None = None,
+    host: Host | None = None,
+    rounds: Rounds | None = None,
 ) -> dict[str, Any]:
     """One run: its summary. A complete folder is read, not run again.
 
-    `tell` is called with the number of steps done since its last call.
+    `tell` is called with the number of steps done since its last call. `rounds`: another engine than the one for one process.
     """
     out = Path(out)
     folder = store.folder_of(out, sheet)
@@ -51,7 +59,7 @@ def run(
         host = host or Host()
         host = replace(host, threads=host.threads_beside(1))
         with one_thread(), store.writing(out, sheet) as scratch:
-            _execute(sheet, scratch, tell or (lambda steps: None), host)
+            _execute(sheet, scratch, tell or (lambda steps: None), host, rounds or _simulated)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
 
@@ -152,14 +160,18 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
         return BymiError(f"{sheet.label}, seed {sheet.seed}: out of GPU memory; try fewer --jobs")
 
 
-def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host) -> None:
+def _simulated(scene: Scene) -> Iterator[Snapshot]:
+    return simulate(scene.problem, scene.graph, scene.plan, scene.adversary)
+
+
+def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, rounds: Rounds) -> None:
     scene = build_scene(sheet, host)
     every = sheet["record_every"]
     recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=sheet.steps, every=every)
     start = told = before = time.perf_counter()
     done, detecting = 0, 0.0
     with (folder / store.METRICS).open("w") as metrics:
-        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
+        for snapshot in rounds(scene):
             if snapshot.verdict is not None:
                 detecting += time.perf_counter() - before
             row = recorder.see(snapshot)
