@@ -75,11 +75,10 @@ class _Fate:
             whole = inbox.complete and bool((share >= 1).logical_or(~expected).all())
             if crowd.agree(whole):  # as in most rounds: nothing to tell
                 return _Fate(torch.ones_like(share[0]), torch.ones_like(expected[0]), expected, False)
-            wide = [
-                values.new_zeros(len(values), crowd.total).index_copy(1, crowd.columns, values)
-                for values in (share, expected, heard)
-            ]
-            share, expected, heard = (crowd.gather(values) for values in wide)
+            told = torch.stack([share, expected.to(share), heard.to(share)], 1)
+            wide = told.new_zeros(*told.shape[:2], crowd.total).index_copy(2, crowd.columns, told)
+            share, expected, heard = crowd.gather(wide).unbind(1)
+            expected, heard = expected > 0, heard > 0
         left = torch.where(expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
         most = expected.sum(0)
         usable = most > 0 if inbox.complete and crowd is None else (2 * heard.sum(0) >= most) & (most > 0)

@@ -38,14 +38,15 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
     if not launched():
         yield None
         return
-    group = _start(timeout or TIMEOUT, device)
+    group = Group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+    die_with_parent(lambda: _orphaned(group), RankLostError.exit_code)
+    _meet(group, timeout or TIMEOUT, device)
 
     def stopped(number: int, frame: Any) -> None:
         if not group.stopping:
             raise group.lost("told to stop by the launcher")
 
     before = signal.signal(signal.SIGTERM, stopped)
-    die_with_parent(lambda: _orphaned(group), RankLostError.exit_code)
     try:
         yield group
         # Ranks leave together: one that goes early takes the store with it, and looks lost to the others.
@@ -73,10 +74,9 @@ def same_everywhere(group: Group, facts: Mapping[str, str]) -> None:
             )
 
 
-def _start(timeout: float, device: str) -> Group:
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    alone = os.environ.get("LOCAL_WORLD_SIZE") == str(size)
-    if alone:
+def _meet(group: Group, timeout: float, device: str) -> None:
+    rank, size = group.rank, group.size
+    if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
         _stay_inside()
     elif rank == 0 and not os.environ["MASTER_ADDR"].startswith(_HERE):
         print(
@@ -84,17 +84,15 @@ def _start(timeout: float, device: str) -> Group:
             "this is for machines of one owner on a private network",
             file=sys.stderr,
         )
-    backend = _backend(device)
-    wait = timedelta(seconds=timeout)
+    backend, wait = _backend(device), timedelta(seconds=timeout)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=wait))
+        store, _, _ = next(rendezvous("env://", timeout=wait))
         # A restarted job finds the store of the one before, with addresses of processes that are gone.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"bymi attempt {attempt}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=wait)
+        group.store = PrefixStore(f"bymi attempt {attempt}", store)
+        dist.init_process_group(backend, store=group.store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError) as problem:
         raise _no_meeting(str(problem), rank, size) from None
-    return Group(rank, size, store)
 
 
 def _no_meeting(problem: str, rank: int, size: int) -> InputError:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -17,6 +19,7 @@ import torch
 
 from bymi.engine import simulate
 from bymi.engine.host import Host
+from bymi.engine.parent import die_with_parent
 from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
 from bymi.phases import Snapshot
@@ -116,6 +119,7 @@ def _spread(
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(queue,))
+    before = _stop_on_terminate()
     try:
         futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
         waiting: set[Future[Any]] = set(futures)
@@ -137,11 +141,22 @@ def _spread(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _stop_on_terminate() -> Any:
+    """Take SIGTERM for an interrupt, or workers would be left behind; what it did before, None where it cannot be changed."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _start(queue: Any) -> None:
     global _queue
     _queue = queue
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: who started this worker ends it
+    die_with_parent(lambda: None, 1)
     torch.set_num_threads(1)
 
 

@@ -1,0 +1,76 @@
+"""A stand-in for torchrun in tests: reads once what takes long to read, then starts ranks in an instant.
+
+`python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line on so many ranks, or {"size",
+"sheets", "out"}, many runs one after the other in one group; the next starts when the one before has ended. Prints a line of
+JSON for each job that starts and for each rank that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot  # noqa: F401
+import torch.distributed  # noqa: F401
+
+import bymi.cli
+import bymi.experiment
+import bymi.report.figures
+from bymi.engine.host import Host
+from bymi.engine.launch import ranks
+from bymi.runs import read_sheets
+from bymi.runs.ranks import run_together
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(job: dict[str, Any], rank: int, port: int) -> int:
+    """One rank, as a copy of this process: nothing has been computed in it yet, so no threads are left behind."""
+    process = os.fork()
+    if process:
+        return process
+    code = 1
+    try:
+        size = str(job["size"])
+        os.environ.update(RANK=str(rank), WORLD_SIZE=size, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=size)
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **job.get("env", {}))
+        if "sheets" in job:
+            with ranks() as group:
+                assert group is not None
+                run_together(read_sheets(Path(job["sheets"])), job["out"], group, host=Host(device="cpu"))
+            raise SystemExit(0)
+        words = job["words"]
+        sys.argv = ["bymi", *(words[rank] if isinstance(words[0], list) else words)]
+        bymi.cli.main()
+    except SystemExit as left:
+        code = int(left.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    for number, job in enumerate(json.loads(sys.argv[1])):
+        port = job.get("port") or free_port()
+        ranks = {start(job, rank, port): rank for rank in range(job["size"])}
+        print(json.dumps({"job": number, "started": list(ranks)}), flush=True)
+        while ranks:
+            process, status = os.wait()
+            ended = {"job": number, "rank": ranks.pop(process), "code": os.waitstatus_to_exitcode(status)}
+            print(json.dumps(ended), flush=True)
+
+
+if __name__ == "__main__":
+    main()
