@@ -17,11 +17,12 @@ from bymi.runs import run_all, write_sheets
 from bymi.runs.store import METRICS, SUMMARY, VERDICT, folder_of, read_json, read_rows
 
 SIZES = (1, 2, 4)
-SMALL = ["nodes=10", "steps=6", "warm_up.steps=3", "record_every=1", "graph.p=0.6", "data.samples=24", "attack=ipm:a=2.0"]
+SMALL = ["nodes=12", "steps=5", "warm_up.steps=2", "record_every=1", "graph.p=0.9", "data.samples=24", "attack=ipm:a=2.0"]
 WHOLE = "method=drsgd-bymi"
 HARDENED = [WHOLE, "watch.every=2"]
 PAPER = [WHOLE, "profile=paper"]
 RECEIVER = [*PAPER, "detection.point=receiver"]
+# Enough neighbours for medians and spreads that rounding does not decide.
 CASES: dict[str, list[str]] = {
     **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in RULES},
     "hardened": HARDENED,
@@ -39,7 +40,8 @@ CASES: dict[str, list[str]] = {
     "tracker": [*PAPER, "attack=y-poison", "optimisation.premix_rounds=2"],
     "diverging": ["method=dsgd", "attack=same-value:value=1e12", "byzantine_level=message"],
     "who lies follows the rule": [*HARDENED, "byzantine_mixing=rule", "byzantine_pruning=rule", "byzantine_start=3"],
-    "ring": [*HARDENED, "graph=ring"],
+    "ring": [*PAPER, "graph=ring"],
+    "sparse": [*RECEIVER, "graph.p=0.3"],
 }
 IMAGES = [
     *("digits", "profile=paper", "nodes=5", "steps=3", "warm_up.steps=2", "record_every=1", "graph=complete"),

@@ -17,6 +17,7 @@ from bymi.errors import RankLostError
 
 _PATIENCE = 3.0  # seconds in which those who stop tell each other so
 _LOOK_EVERY = 0.05
+_STOPPED = "stopped"
 _SAY_AGAIN = "start the same command again"
 
 
@@ -81,8 +82,11 @@ class Group:
         """Leave a note for all others; whether this rank is the first that leaves one of this name."""
         if self.store is None:
             return True
-        self.store.set(f"{name} {self.rank}", words)
-        return bool(self.store.add(name, 1) == 1)
+        try:
+            self.store.set(f"{name} {self.rank}", words)
+            return bool(self.store.add(name, 1) == 1)
+        except RuntimeError:  # the store went with the rank that kept it
+            return False
 
     def wait(self, name: str, others: Sequence[int]) -> None:
         """Wait for notes of other ranks, however long they take; torchrun ends all ranks when one of them dies."""
@@ -118,17 +122,30 @@ class Group:
             f"look at that rank's machine and memory, then {_SAY_AGAIN}, with a longer --timeout if it was only slow"
         )
 
+    def leave(self) -> bool:
+        """Stop because of a mistake that all ranks make, as a rule; whether this one is to say so.
+
+        Rank 0 may keep the store, so it waits for the others.
+        """
+        first = self.say("mistake")
+        self._silent()
+        return first
+
     def _silent(self) -> list[int]:
         """Ranks that do not say within a few seconds that they have stopped, too."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
         if self.store is None:
             return []
+        self.say(_STOPPED, self.moment)
+        return self.missing(_STOPPED)
+
+    def missing(self, name: str) -> list[int]:
+        """Ranks that have not left such a note, nor do so within a few seconds."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        until = time.monotonic() + _PATIENCE
         try:
-            self.store.set(f"stopped {self.rank}", self.moment)
-            until = time.monotonic() + _PATIENCE
             while others and time.monotonic() < until:
-                others = [rank for rank in others if not self.store.check([f"stopped {rank}"])]
-                time.sleep(0.05)
-        except RuntimeError:  # the store is gone, and with it rank 0 or the launcher
+                others = [rank for rank in others if not self.store.check([f"{name} {rank}"])]
+                time.sleep(_LOOK_EVERY if others else 0)
+        except RuntimeError:
             return others
         return others

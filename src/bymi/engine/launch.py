@@ -54,8 +54,7 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
         group.agree(True)
     except BymiError as problem:
         if not isinstance(problem, RankLostError):
-            problem.said = not group.say("mistake")  # the same on all ranks, as a rule: one line is enough
-            group.say("stopped")
+            problem.said = not group.leave()
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
