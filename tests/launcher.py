@@ -24,7 +24,7 @@ import bymi.report.figures
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
 from bymi.runs import read_sheets
-from bymi.runs.ranks import run_together
+from bymi.runs.ranks import run_apart, run_together
 
 
 def free_port() -> int:
@@ -46,7 +46,8 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         if "sheets" in job:
             with ranks() as group:
                 assert group is not None
-                run_together(read_sheets(Path(job["sheets"])), job["out"], group, host=Host(device="cpu"))
+                spread = run_apart if job.get("apart") else run_together
+                spread(read_sheets(Path(job["sheets"])), job["out"], group, host=Host(device="cpu"))
             raise SystemExit(0)
         words = job["words"]
         sys.argv = ["bymi", *(words[rank] if isinstance(words[0], list) else words)]

@@ -131,6 +131,52 @@ def test_without_its_launcher_no_rank_is_left(tmp_path: Path) -> None:
         assert "the launcher is gone" in job.launcher.communicate()[1]
 
 
+def test_torchrun_restarts_with_gloo_and_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    """Restarted ranks find the store of those before, with their addresses, and must not take them for those of the living."""
+    spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=rule"]
+    code = (
+        "import os, sys; from bymi.engine.group import Group; from bymi.cli import main; swap = Group.swap\n"
+        "def fail(self, rows, counts, coming, name):\n"
+        "    early = int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 2\n"
+        "    if self.rank == 1 and early and 'round 2' in self.moment: os._exit(9)\n"
+        "    return swap(self, rows, counts, coming, name)\n"
+        "Group.swap = fail; main()\n"
+    )
+    (tmp_path / "failing.py").write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
+    words = [str(tmp_path / "failing.py"), "run", *spec, "--out", str(tmp_path / "ranks")]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("no word from rank 1") == 2
+    subprocess.run(
+        [sys.executable, "-m", "bymi", "run", *spec, "--out", str(tmp_path / "alone")], cwd=ROOT, check=True, timeout=60
+    )
+    (spread,), (alone,) = ((tmp_path / name).glob("*/metrics.jsonl") for name in ("ranks", "alone"))
+    for left, right in zip(spread.read_text().splitlines(), alone.read_text().splitlines(), strict=True):
+        assert json.loads(left) == pytest.approx(json.loads(right), rel=1e-9)
+
+
+def test_a_study_that_is_told_to_stop_leaves_no_worker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bymi", "reproduce", "scenario-a", "--seeds", "1", "--jobs", "2", "--out", str(tmp_path)]
+    study = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("*/.*-seed*")) and time.monotonic() < until:
+        time.sleep(0.1)
+    workers = children(study.pid)
+    study.terminate()
+    said = study.communicate(timeout=30)[1]
+    assert len(workers) >= 2
+    assert study.returncode == 130, said
+    assert "interrupted" in said
+    assert gone(workers)
+    assert not list(tmp_path.glob("*/.*-seed*"))
+
+
+def children(parent: int) -> list[int]:
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in found]
+
+
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

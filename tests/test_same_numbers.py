@@ -49,7 +49,7 @@ IMAGES = [
 ]
 
 
-def launch(jobs: Sequence[dict[str, Any]], limit: float = 120) -> subprocess.CompletedProcess[str]:
+def launch(jobs: Sequence[dict[str, Any]], limit: float = 240) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.launcher", json.dumps(list(jobs))]
     return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=limit, check=False)
 
@@ -75,7 +75,11 @@ def runs(specs: dict[str, Spec], image_spec: Spec, tmp_path_factory: pytest.Temp
     place = tmp_path_factory.mktemp("ranks")
     sheets = [spec.sheet for spec in (*specs.values(), image_spec)]
     write_sheets(place / "sheets.json", sheets)
-    done = launch([{"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size))} for size in SIZES])
+    jobs: list[dict[str, Any]] = [
+        {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size))} for size in SIZES
+    ]
+    jobs.append({"size": 2, "sheets": str(place / "sheets.json"), "out": str(place / "apart"), "apart": True})
+    done = launch(jobs)
     codes = [json.loads(line).get("code", 0) for line in done.stdout.splitlines()]
     assert not any(codes), done.stderr[-3000:]
     assert all(isinstance(result, dict) for result in run_all(sheets, place / "alone", jobs=1))
@@ -99,6 +103,11 @@ def test_the_number_of_ranks_changes_no_bit(name: str, specs: dict[str, Spec], r
 def test_one_process_gives_the_same_numbers_to_rounding(name: str, specs: dict[str, Spec], runs: Path) -> None:
     alone, spread = (read(folder_of(runs / place, specs[name])) for place in ("alone", "4"))
     assert alike(alone, spread, 1e-9)
+
+
+def test_whole_runs_spread_over_ranks_give_the_bits_of_one_process(specs: dict[str, Spec], runs: Path) -> None:
+    for spec in specs.values():
+        assert read(folder_of(runs / "alone", spec)) == read(folder_of(runs / "apart", spec))
 
 
 def test_models_in_float32_agree_to_1e_5(image_spec: Spec, runs: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from bymi.vectors import Rows, inner, inner_square, norms
+from bymi.vectors import Rows, dist2, norms
 
 ABSURD = 1e6
 """A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
@@ -97,7 +97,8 @@ class Inbox:
         """
         stacked, present = _stack(messages, own)
         length = norms(stacked)
-        own_length = length if stacked is own else norms(own)
+        sent = stacked is own or (own_at is not None and bool((own_at >= 0).all()))
+        own_length = norms(own) if not sent else length if own_at is None else length[own_at]
         reach = ABSURD * own_length.clamp_min(1.0)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
@@ -206,10 +207,8 @@ class Inbox:
         """Squared distance of each message to the receiver's own vector [B, J], float64."""
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
-            square, vectors = inner_square(rows.vectors, rows.origin), rows.vectors
-            products = inner(vectors[at], vectors[:count], rows.origin)
-        else:
-            square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
+            return dist2(rows.vectors[at], rows.vectors[:count], rows.origin)
+        square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
         return (square[None, :count] + square[at][:, None] - 2 * products).clamp_min(0.0)
 
     def average(self) -> Mixture:

@@ -32,10 +32,19 @@ def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     return total
 
 
-def inner_square(vectors: Tensor, origin: Tensor) -> Tensor:
-    """Float64 squared distances |row - origin|^2 [R], a block of rows at a time."""
-    centre = origin.to(torch.float64)
-    return torch.cat([(block.to(torch.float64) - centre).square().sum(1) for block in vectors.split(_COLUMNS)])
+def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
+    """Float64 squared distances |left_r - right_s|^2 [R, S], by products about `origin`, a block of coordinates at a time."""
+    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
+    lengths = [torch.zeros(len(rows), dtype=torch.float64, device=left.device) for rows in (left, right)]
+    columns = _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
+    for start in range(0, left.shape[1], columns):
+        part = slice(start, start + columns)
+        centre = origin[part].to(torch.float64)
+        first, second = (rows[:, part].to(torch.float64) - centre for rows in (left, right))
+        total.addmm_(first, second.T)
+        for length, rows in zip(lengths, (first, second), strict=True):
+            length.add_(torch.linalg.vecdot(rows, rows))
+    return (lengths[0][:, None] + lengths[1] - 2 * total).clamp_min(0.0)
 
 
 @dataclass(frozen=True, eq=False)
