@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
+import networkx as nx
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +13,9 @@ from torch import Tensor
 from bymi.engine.board import Board
 from bymi.engine.group import Group
 from bymi.engine.layout import Layout, Routes
+from bymi.engine.placement import place, rows_sent
 from bymi.errors import InputError
+from bymi.graph import Graph
 
 
 class Post:
@@ -105,3 +108,36 @@ def test_a_walk_that_is_left_early_leaves_no_thread() -> None:
     assert next(walk) == [0, 0, 0]
     walk.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("shard")]
+
+
+def hears_of(graph: nx.Graph[int], seed: int) -> torch.Tensor:
+    size = len(graph)
+    hears = torch.zeros(size, size, dtype=torch.bool)
+    numbers = torch.argsort(torch.rand(size, generator=torch.Generator().manual_seed(seed)))
+    places = {node: int(number) for node, number in zip(graph, numbers, strict=True)}
+    for one, other in graph.edges:
+        hears[places[one], places[other]] = hears[places[other], places[one]] = True
+    return hears
+
+
+def test_rows_sent_against_a_count_by_hand() -> None:
+    hears = hears_of(nx.gnp_random_graph(30, 0.1, seed=2), 3)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(4))
+    slow = 0
+    for block in order.tensor_split(4):
+        heard = {sender for node in block.tolist() for sender in range(30) if hears[node, sender]}
+        slow += len(heard - set(block.tolist()))
+    assert rows_sent(hears, order, 4) == slow
+
+
+@pytest.mark.parametrize("shards", [2, 4])
+def test_neighbours_share_a_shard_where_that_pays(shards: int) -> None:
+    grid = hears_of(nx.grid_2d_graph(12, 12), 1)
+    order = place(Graph.from_hears(grid), shards)
+    assert sorted(order.tolist()) == list(range(144))
+    assert rows_sent(grid, order, shards) < 0.3 * rows_sent(grid, torch.arange(144), shards)
+
+
+def test_a_dense_graph_keeps_its_order() -> None:
+    dense = hears_of(nx.gnp_random_graph(60, 0.3, seed=1), 1)
+    assert place(Graph.from_hears(dense), 4).tolist() == list(range(60))

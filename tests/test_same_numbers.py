@@ -41,7 +41,7 @@ CASES: dict[str, list[str]] = {
     "diverging": ["method=dsgd", "attack=same-value:value=1e12", "byzantine_level=message"],
     "who lies follows the rule": [*HARDENED, "byzantine_mixing=rule", "byzantine_pruning=rule", "byzantine_start=3"],
     "ring": [*PAPER, "graph=ring"],
-    "sparse": [*RECEIVER, "graph.p=0.3"],
+    "sparse, placed": [*RECEIVER, "nodes=24", "graph.p=0.12"],
 }
 IMAGES = [
     *("digits", "profile=paper", "nodes=5", "steps=3", "warm_up.steps=2", "record_every=1", "graph=complete"),

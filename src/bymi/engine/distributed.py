@@ -16,6 +16,7 @@ from bymi.engine.board import Board
 from bymi.engine.group import Group
 from bymi.engine.inquiry import Inquiry
 from bymi.engine.layout import Layout
+from bymi.engine.placement import place
 from bymi.engine.wires import Wires
 from bymi.graph import Graph
 from bymi.inbox import Inbox, Replies
@@ -142,7 +143,9 @@ def distribute(
     if shards is None:
         start = problem.initial(torch.zeros(1, dtype=torch.int64, device=device))
         shards = _SHARDS if start.dtype == torch.float64 and device.type == "cpu" else group.size
-    board = Board(group, Layout.even(graph.size, shards, group.size, device))
+    shards = min(graph.size, max(shards, group.size))
+    order = place(graph, shards).to(device)
+    board = Board(group, Layout.even(graph.size, shards, group.size, order))
     wires = Wires(board, graph, adversary)
     open_inquiries: dict[int, Inquiry] = {}
     networks = [ShardNetwork(wires, place, open_inquiries) for place in range(board.count)]

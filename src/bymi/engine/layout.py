@@ -26,14 +26,15 @@ class Layout:
     held: tuple[range, ...]
 
     @staticmethod
-    def even(size: int, shards: int, ranks: int, device: torch.device | None = None) -> Layout:
-        """Blocks of consecutive nodes, as even as can be."""
+    def even(size: int, shards: int, ranks: int, order: Tensor | None = None) -> Layout:
+        """Blocks of nodes that follow each other, by number or in the `order` given, as even as can be."""
         if ranks > size:
             raise InputError(f"--nproc-per-node: got {ranks} ranks for {size} nodes, allowed: as many ranks as nodes, or fewer")
         shards = min(size, max(shards, ranks))
-        blocks = torch.arange(size, device=device).tensor_split(shards)
+        blocks = (torch.arange(size) if order is None else order).tensor_split(shards)
         starts = [rank * shards // ranks for rank in range(ranks + 1)]
-        return Layout(tuple(blocks), tuple(range(first, last) for first, last in pairwise(starts)))
+        held = tuple(range(first, last) for first, last in pairwise(starts))
+        return Layout(tuple(block.sort().values for block in blocks), held)
 
     @property
     def size(self) -> int:
