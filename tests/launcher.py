@@ -1,8 +1,8 @@
 """A stand-in for torchrun in tests: reads once what takes long to read, then starts ranks in an instant.
 
 `python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line on so many ranks, or {"size",
-"sheets", "out"}, many runs one after the other in one group; the next starts when the one before has ended. Prints a line of
-JSON for each job that starts and for each rank that ends.
+"sheets", "out"}, many runs one after the other in one group, and a file of what each rank sent. The next starts when the
+one before has ended. Prints a line of JSON for each job that starts and for each rank that ends.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
                 assert group is not None
                 spread = run_apart if job.get("apart") else run_together
                 spread(read_sheets(Path(job["sheets"])), job["out"], group, host=Host(device="cpu"))
+                sent = {name: asdict(entry) for name, entry in group.traffic.items()}
+                (Path(job["out"]) / f"traffic-{rank}.json").write_text(json.dumps(sent))
             raise SystemExit(0)
         words = job["words"]
         sys.argv = ["bymi", *(words[rank] if isinstance(words[0], list) else words)]

@@ -79,6 +79,8 @@ def runs(specs: dict[str, Spec], image_spec: Spec, tmp_path_factory: pytest.Temp
         {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size))} for size in SIZES
     ]
     jobs.append({"size": 2, "sheets": str(place / "sheets.json"), "out": str(place / "apart"), "apart": True})
+    write_sheets(place / "ring.json", [specs["ring"].sheet])
+    jobs.append({"size": 2, "sheets": str(place / "ring.json"), "out": str(place / "ring")})
     done = launch(jobs)
     codes = [json.loads(line).get("code", 0) for line in done.stdout.splitlines()]
     assert not any(codes), done.stderr[-3000:]
@@ -108,6 +110,15 @@ def test_one_process_gives_the_same_numbers_to_rounding(name: str, specs: dict[s
 def test_whole_runs_spread_over_ranks_give_the_bits_of_one_process(specs: dict[str, Spec], runs: Path) -> None:
     for spec in specs.values():
         assert read(folder_of(runs / "alone", spec)) == read(folder_of(runs / "apart", spec))
+
+
+def test_only_rows_that_somebody_needs_travel(specs: dict[str, Spec], runs: Path) -> None:
+    """On a ring cut in two each half hears two nodes of the other: of 12 nodes 4 rows cross, in both directions together."""
+    sent = [json.loads((runs / "ring" / f"traffic-{rank}.json").read_text()) for rank in range(2)]
+    rounds, dim, number = specs["ring"].steps, 30, 8
+    assert sum(rank["parameters"]["bytes"] for rank in sent) == rounds * 4 * dim * number
+    assert sum(rank["parameters"]["messages"] for rank in sent) == rounds * 2
+    assert sum(rank["premix"]["bytes"] for rank in sent) == sent[0]["premix"]["calls"] * 4 * 12 * number
 
 
 def test_models_in_float32_agree_to_1e_5(image_spec: Spec, runs: Path) -> None:

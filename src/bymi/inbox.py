@@ -205,6 +205,10 @@ class Inbox:
 
     def dist2_to_own(self) -> Tensor:
         """Squared distance of each message to the receiver's own vector [B, J], float64."""
+        return self._dist2_to_own
+
+    @cached_property
+    def _dist2_to_own(self) -> Tensor:
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
             return dist2(rows.vectors[at], rows.vectors[:count], rows.origin)

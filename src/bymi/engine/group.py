@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -94,7 +95,7 @@ class Group:
             while self.size > 1 and not self.store.check([f"{name} {rank}" for rank in others]):
                 time.sleep(_LOOK_EVERY)
         except RuntimeError as problem:
-            raise self.lost(f"{name}: {str(problem).splitlines()[0]}") from None
+            raise self.lost(f"{name}: {_short(problem)}") from None
 
     def take(self, name: str) -> int:
         """0, 1, 2, ...: a number that no other rank gets."""
@@ -109,7 +110,7 @@ class Group:
         try:
             work()
         except RuntimeError as problem:  # what torch.distributed raises for a lost connection and for one that is silent
-            raise self.lost(f"{name}: {str(problem).splitlines()[0]}") from None
+            raise self.lost(f"{name}: {_short(problem)}") from None
 
     def lost(self, why: str) -> RankLostError:
         """The error of a rank that cannot go on: which others have stopped without a word, and what to do."""
@@ -149,3 +150,9 @@ class Group:
         except RuntimeError:
             return others
         return others
+
+
+def _short(problem: Exception) -> str:
+    """The first sentence of what torch.distributed says, without the place in its source."""
+    first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
+    return re.sub(r"^\[\S+:\d+\] ", "", first).split(". ")[0]
