@@ -111,6 +111,8 @@ def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
 
 def _near(own: Tensor) -> Tensor:
     """Receivers [B] that are not far beyond the others, by their own vectors; all where that leaves nobody."""
-    away = norms(own - Rows(own, norms(own) < OVERFLOW).origin)
+    # A finite sum has finite terms, and is much sooner found than the lengths of all rows.
+    usable = None if bool(torch.isfinite(own.sum())) else norms(own) < OVERFLOW
+    away = norms(own - Rows(own, usable).origin)
     near = away <= _FAR * away.nanmedian()  # NaN compares false
     return near if bool(near.any()) else torch.isfinite(away)
