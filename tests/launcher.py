@@ -1,27 +1,32 @@
 """A stand-in for torchrun in tests: reads once what takes long to read, then starts ranks in an instant.
 
 `python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line on so many ranks, or {"size",
-"sheets", "out"}, many runs one after the other in one group, and a file of what each rank sent. The next starts when the
-one before has ended. Prints a line of JSON for each job that starts and for each rank that ends.
+"sheets", "out"}, many runs one after the other in one group, and a file of what each rank sent; "dies": [rank, name] has one
+killed when it sends something of that name. A job starts when the one before has ended. Prints a line of JSON for each job that
+starts and for each rank that ends.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot  # noqa: F401
 import torch.distributed  # noqa: F401
+from torch import Tensor
 
 import bymi.cli
 import bymi.experiment
 import bymi.report.figures
+from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
 from bymi.runs import read_sheets
@@ -44,6 +49,8 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         size = str(job["size"])
         os.environ.update(RANK=str(rank), WORLD_SIZE=size, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=size)
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **job.get("env", {}))
+        if job.get("dies", [None])[0] == rank:
+            _die_at(job["dies"][1])
         if "sheets" in job:
             with ranks() as group:
                 assert group is not None
@@ -63,6 +70,18 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _die_at(name: str) -> None:
+    """Have this rank killed when it is about to send something of this name."""
+    swap = Group.swap
+
+    def dying(self: Group, rows: Tensor, counts: Sequence[int], coming: Sequence[int], what: str) -> Tensor:
+        if what == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return swap(self, rows, counts, coming, what)
+
+    Group.swap = dying  # type: ignore[method-assign]
 
 
 def main() -> None:

@@ -99,6 +99,18 @@ def test_a_killed_rank_ends_the_others_with_one_line(phase: str, lengths: list[s
         job.wait_for(phase)
         os.kill(job.ranks[1], signal.SIGKILL)
         codes, said = job.end()
+    check_survivors(codes, said, tmp_path)
+
+
+def test_a_rank_killed_in_a_detection_ends_the_others_with_one_line(tmp_path: Path) -> None:
+    words = [*LONG, "steps=20", "warm_up.steps=3", "detection.point=receiver"]
+    with launched(tmp_path, words, size=3, dies=[1, "answers"]) as job:
+        codes, said = job.end()
+    check_survivors(codes, said, tmp_path)
+    assert said.count("in round 3 (answers)") == 2
+
+
+def check_survivors(codes: dict[int, int], said: str, out: Path) -> None:
     assert codes == {0: 6, 1: -signal.SIGKILL, 2: 6}
     lines = [line for line in said.splitlines() if line.startswith("bymi:")]
     assert len(lines) == 2
@@ -106,7 +118,7 @@ def test_a_killed_rank_ends_the_others_with_one_line(phase: str, lengths: list[s
         assert "no word from rank 1 (" in line
         assert " round " in line
         assert "start the same command again" in line
-    assert not list(tmp_path.glob("[!.]*"))
+    assert not list(out.glob("[!.]*"))
 
 
 def test_a_rank_that_hangs_is_lost_after_the_timeout(tmp_path: Path) -> None:
