@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from tests.commands import bymi
+
 ROOT = Path(__file__).parents[1]
 LONG = [
     "run",
@@ -149,24 +151,25 @@ def test_torchrun_restarts_with_gloo_and_ends_with_the_same_numbers(tmp_path: Pa
     code = (
         "import os, sys; from bymi.engine.group import Group; from bymi.cli import main; swap = Group.swap\n"
         "def fail(self, rows, counts, coming, name):\n"
-        "    early = int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 2\n"
+        "    early = int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 1\n"
         "    if self.rank == 1 and early and 'round 2' in self.moment: os._exit(9)\n"
         "    return swap(self, rows, counts, coming, name)\n"
         "Group.swap = fail; main()\n"
     )
     (tmp_path / "failing.py").write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     words = [str(tmp_path / "failing.py"), "run", *spec, "--out", str(tmp_path / "ranks")]
     done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr.count("no word from rank 1") == 2
-    subprocess.run(
-        [sys.executable, "-m", "bymi", "run", *spec, "--out", str(tmp_path / "alone")], cwd=ROOT, check=True, timeout=60
-    )
+    assert done.stderr.count("no word from rank 1") == 1
+    assert bymi("run", *spec, "--out", str(tmp_path / "alone")).code == 0
     (spread,), (alone,) = ((tmp_path / name).glob("*/metrics.jsonl") for name in ("ranks", "alone"))
     for left, right in zip(spread.read_text().splitlines(), alone.read_text().splitlines(), strict=True):
-        one, other = ({key: value for key, value in json.loads(row).items() if key != "phase"} for row in (left, right))
-        assert one == pytest.approx(other, rel=1e-9)
+        assert numbers(left) == pytest.approx(numbers(right), rel=1e-9)
+
+
+def numbers(row: str) -> dict[str, float]:
+    return {key: value for key, value in json.loads(row).items() if isinstance(value, int | float)}
 
 
 def test_a_study_that_is_told_to_stop_leaves_no_worker(tmp_path: Path) -> None:
