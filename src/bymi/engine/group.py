@@ -116,11 +116,12 @@ class Group:
         """The error of a rank that cannot go on: which others have stopped without a word, and what to do."""
         self.stopping = True
         silent = self._silent()
-        names = ", ".join(map(str, silent))
-        who = f"no word from rank {names}" if silent else "every rank has stopped, see the lines of the others"
+        here = f"rank {self.rank} of {self.size} stopped {self.moment}"
+        if not silent:
+            return RankLostError(f"{here}: {why}, and so have all other ranks; {_SAY_AGAIN}")
         return RankLostError(
-            f"rank {self.rank} of {self.size} stopped {self.moment}: {who} ({why}); "
-            f"look at that rank's machine and memory, then {_SAY_AGAIN}, with a longer --timeout if it was only slow"
+            f"{here}: no word from rank {', '.join(map(str, silent))} ({why}); look at that rank's machine and memory, "
+            f"then {_SAY_AGAIN}, with a longer --timeout if it was only slow"
         )
 
     def leave(self) -> bool:
