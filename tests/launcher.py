@@ -48,7 +48,7 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
     try:
         size = str(job["size"])
         os.environ.update(RANK=str(rank), WORLD_SIZE=size, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=size)
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), **job.get("env", {}))
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **job.get("env", {})})
         if job.get("dies", [None])[0] == rank:
             _die_at(job["dies"][1])
         if "sheets" in job:

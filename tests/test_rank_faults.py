@@ -216,3 +216,12 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     assert jobs_given.startswith("bymi: --jobs: got 2, allowed: without torchrun")
     assert "colour" in unknown
     assert "Traceback" not in done.stderr
+
+
+def test_an_address_that_others_can_reach_is_said_once(tmp_path: Path) -> None:
+    words = ["run", "nodes=4", "steps=2", "data.samples=24", "graph=complete", "method=rule"]
+    env = {"MASTER_ADDR": "0.0.0.0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with launched(tmp_path, words, env=env) as job:
+        codes, said = job.end()
+    assert codes == {0: 0, 1: 0}, said
+    assert said.count("one owner on a private network") == 1
