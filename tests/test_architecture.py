@@ -13,9 +13,9 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
-    {"errors", "streams", "vectors", "lists"},
+    {"errors", "streams", "vectors", "lists", "crowd"},
     {"graph", "sparse", "topology", "inbox", "datasets"},
-    {"network", "aggregation", "problems"},
+    {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
     {"phases"},
@@ -26,7 +26,10 @@ ROWS = [
     {"report"},
     {"cli"},
 ]
-SIDEWAYS = {("topology", "graph"), ("topology", "sparse"), ("sparse", "graph")}  # a topology draws a graph of either kind
+SIDEWAYS = {
+    *{("topology", "graph"), ("topology", "sparse"), ("sparse", "graph")},  # a topology draws a graph of either kind
+    ("network", "faces"),  # a network carries messages, and some senders have several
+}
 NUMERICAL = set().union(*ROWS[:9])
 OUTSIDE_OF_THE_CORE = {"pydantic", "typer", "rich", "matplotlib", "jinja2"}
 

@@ -30,6 +30,9 @@ Gradients = Annotated[
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets. Default: BYMI_DATA, the cache, else a download.")
 ]
+Timeout = Annotated[
+    float, typer.Option("--timeout", min=1.0, help="Under torchrun: seconds after which a silent rank counts as lost.")
+]
 
 CheckpointEvery = Annotated[
     int | None,
@@ -54,19 +57,22 @@ def run(
     gradients: Gradients = "auto",
     data: DataFolder = None,
     checkpoint_every: CheckpointEvery = None,
+    timeout: Timeout = 60.0,
 ) -> None:
-    """Run an experiment and print its table. Without arguments: the paper's Scenario A."""
-    from bymi.experiment import load, run_all, steps_to_do
+    """Run an experiment and print its table. Without arguments: the paper's Scenario A. Under torchrun: over all ranks."""
+    from bymi.engine.launch import ranks
+    from bymi.experiment import load
     from bymi.report import figures, tables
     from bymi.runs import store
     from bymi.runs.outcome import worst
 
     words = words or []
     source = words.pop(0) if words and "=" not in words[0] else None
-    specs = load(source, words, seed).expand()
-    todo = steps_to_do(specs, out)
-    host = _host(device, gradients, data, checkpoint_every, specs if todo else [])
-    results = _with_progress(len(specs), todo, lambda progress: run_all(specs, out, jobs=jobs, progress=progress, host=host))
+    with ranks(timeout, device=device) as group:
+        specs = load(source, words, seed).expand()
+        results = _run_all(specs, out, jobs, (device, gradients, data, checkpoint_every), group)
+    if group is not None and group.rank:
+        return
     for result in results:
         if isinstance(result, BymiError):
             raise result
@@ -84,7 +90,8 @@ def run(
         _say(console, f"Figure: {figures.draw_comparison(folders, out, name)[0]}")
     for folder in folders:
         _say(console, f"Folder: {folder}")
-    raise typer.Exit(worst(summary["outcome"] for summary in summaries))
+    # Under torchrun a code would mean that a rank has failed, and have the run started again.
+    raise typer.Exit(worst(summary["outcome"] for summary in summaries) if group is None else 0)
 
 
 @app.command()
@@ -117,9 +124,10 @@ def reproduce(
     gradients: Gradients = "auto",
     data: DataFolder = None,
     checkpoint_every: CheckpointEvery = None,
+    timeout: Timeout = 60.0,
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
-    from bymi.experiment import run_all, steps_to_do
+    from bymi.engine.launch import ranks
     from bymi.experiment.reproduce import find_study
     from bymi.report.reproduce import show
     from bymi.runs import write_sheets
@@ -131,9 +139,10 @@ def reproduce(
         write_sheets(export, [spec.sheet for spec in specs])
         _say(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
-    todo = steps_to_do(specs, folder)
-    host = _host(device, gradients, data, checkpoint_every, specs if todo else [])
-    results = _with_progress(len(specs), todo, lambda progress: run_all(specs, folder, jobs=jobs, progress=progress, host=host))
+    with ranks(timeout, device=device) as group:
+        results = _run_all(specs, folder, jobs, (device, gradients, data, checkpoint_every), group, apart=True)
+    if group is not None and group.rank:
+        return
     everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
     paths, table = show(everything, folder, f"bymi reproduce {study}" + ("" if seeds == 5 else f" --seeds {seeds}"))
     for path in paths:
@@ -211,16 +220,18 @@ def list_parts() -> None:
         _console().print(plain_table([heading, "parameters", "what it is"], rows))
 
 
-def _host(device: str, gradients: str, data: Path | None, checkpoint_every: int | None, specs: Any) -> Any:
-    """Where to run. Data sets that have to be downloaded come first, under a bar of their own."""
+def _host(where: Any, specs: Any, group: Any) -> Any:
+    """Where to run. Data sets that have to be downloaded come first, under a bar of their own; with ranks, once."""
     from bymi.engine.host import Host
     from bymi.runs.tasks import fetch
 
-    host = Host(device, gradients, data=data, checkpoint_every=checkpoint_every)  # type: ignore[arg-type]
+    device, gradients, data, checkpoint_every = where
+    host = Host(device, gradients, data=data, checkpoint_every=checkpoint_every)
     names = {spec.data.name for spec in specs}
-    console = Console(stderr=True)
+    if group is not None and group.rank:
+        group.wait("data", [0])
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with _bar(columns, group) as bar:
         tasks: dict[str, Any] = {}
 
         def tell(file: str, done: int, total: int) -> None:
@@ -230,24 +241,29 @@ def _host(device: str, gradients: str, data: Path | None, checkpoint_every: int 
 
         for name in sorted(names):
             fetch(name, data, tell)
+    if group is not None and not group.rank:
+        group.say("data")
     return host
 
 
-def _with_progress(runs: int, steps: int, work: Any) -> Any:
-    """Do the work under a bar of all steps and the time left, on stderr."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
+def _bar(columns: Any, group: Any) -> Progress:
+    """A bar on stderr, where somebody looks; of all ranks, at one."""
     console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"{runs} runs" if runs > 1 else "1 run", total=steps)
-        return work(lambda index, done: bar.advance(task, done))
+    hidden = not console.is_terminal or (group is not None and group.rank > 0)
+    return Progress(*columns, console=console, transient=True, disable=hidden)
+
+
+def _run_all(specs: Any, out: Path, jobs: int | None, where: Any, group: Any, *, apart: bool = False) -> Any:
+    """Run specs under a bar of all steps and the time left, on stderr."""
+    from bymi.experiment import run_all, steps_to_do
+
+    todo = steps_to_do(specs, out)
+    host = _host(where, specs if todo else [], group)
+    steps = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
+    with _bar((*steps, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()), group) as bar:
+        task = bar.add_task(f"{len(specs)} runs" if len(specs) > 1 else "1 run", total=todo)
+        tell = lambda index, done: bar.advance(task, done)  # noqa: E731
+        return run_all(specs, out, jobs=jobs, progress=tell, host=host, group=group, apart=apart)
 
 
 def _say(console: Console, line: str) -> None:
@@ -265,7 +281,8 @@ def main() -> None:
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except BymiError as problem:
-        print(f"bymi: {problem}", file=sys.stderr)
+        if not problem.said:
+            print(f"bymi: {problem}", file=sys.stderr)
         code = problem.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED

@@ -9,6 +9,7 @@ EXIT_CODES: dict[int, str] = {
     3: "a run diverged: lower the step sizes, or look at metrics.jsonl for the round it began",
     4: "a run was fragmented: pruning left no component that holds half of the nodes",
     5: "a run isolated a node: it flagged all of its neighbours and trained alone",
+    6: "a rank was lost: the line on stderr names it and the round; start the same command again",
     130: "interrupted: complete run folders are kept and skipped next time, others go on from their checkpoint",
 }
 
@@ -17,12 +18,19 @@ class BymiError(Exception):
     """Base of all errors that bymi raises on purpose. Its message is one line for a person."""
 
     exit_code = 1
+    said = False  # by another process of the same run: once is enough
 
 
 class InputError(BymiError):
     """The caller asked for something impossible: a wrong key, value, file or shape."""
 
     exit_code = 2
+
+
+class RankLostError(BymiError):
+    """Another process of the run died, hangs or has stopped: this one cannot go on."""
+
+    exit_code = 6
 
 
 class GraphError(InputError):

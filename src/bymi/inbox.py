@@ -17,9 +17,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bymi.crowd import Crowd
 from bymi.errors import InputError
 from bymi.lists import Lists
-from bymi.vectors import Rows, inner, inner_square, norms
+from bymi.vectors import Rows, dist2, norms
 
 ABSURD = 1e6
 """A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
@@ -71,6 +72,7 @@ class Inbox:
     own_at: Tensor  # [B] which message equals the own vector, -1 if none
     senders: Tensor | None = None  # [J] which node sent each message; None: message j comes from node j
     lists: Lists | None = None  # [B, n] which message each receiver has at each place; None: place j is message j
+    crowd: Crowd | None = None  # None: all receivers of the round are held here, or only these count
 
     @staticmethod
     def receive(
@@ -91,7 +93,8 @@ class Inbox:
         """
         stacked, present = _stack(messages, own)
         length = norms(stacked)
-        own_length = length if stacked is own else norms(own)
+        sent = stacked is own or (own_at is not None and bool((own_at >= 0).all()))
+        own_length = norms(own) if not sent else length if own_at is None else length[own_at]
         reach = ABSURD * own_length.clamp_min(1.0)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
@@ -216,14 +219,16 @@ class Inbox:
 
     def dist2_to_own(self) -> Tensor:
         """Squared distance of each message to the receiver's own vector [B, J], float64."""
+        return self._dist2_to_own
+
+    @cached_property
+    def _dist2_to_own(self) -> Tensor:
         if self.lists is not None:
             return self._dist2_by_lists(self.lists)
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
-        if count > 2 * len(self.own):  # messages that differ by receiver: most pairs of them are never compared
-            square, vectors = inner_square(rows.vectors, rows.origin), rows.vectors
-            products = inner(vectors[at], vectors[:count], rows.origin)
-        else:
-            square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
+        if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
+            return dist2(rows.vectors[at], rows.vectors[:count], rows.origin)
+        square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
         return (square[None, :count] + square[at][:, None] - 2 * products).clamp_min(0.0)
 
     def _dist2_by_lists(self, lists: Lists) -> Tensor:

@@ -129,16 +129,16 @@ def judge(
     asks = forge.asks(nodes, step)
     deeds = trail.vectors() if trail.rounds else None
     (parameters,) = network.exchange(step, parameters=theta)
+    probed = None
+    if detector.probe:
+        first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
+        probed = Claims(first, second)
     claims: Answers | Claims
     if detector.point == "receiver":
         claims = Answers(network.ask(step, theta, answer, asks), deeds)
     else:
         first, second = network.exchange(step, **told(theta, ""))
         claims = Claims(first, second, deeds)
-    probed = None
-    if detector.probe:
-        first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
-        probed = Claims(first, second)
     trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
     asking = asks.nonzero().flatten()
     verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)

@@ -34,13 +34,16 @@ class GeometricMedian(SetRule):
         # Half of the points in one place: any scale that is not zero finds it.
         usual = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
         floor = torch.where(floor > 0, floor, torch.where(usual > 0, usual, 1.0))
+        settled = torch.zeros_like(valid[:, :1])
         for _ in range(self.iterations):
             distance = self._dist2(weight, gram, valid).sqrt()
             pull = valid / torch.maximum(distance, floor)
             update = pull / pull.sum(1, keepdim=True)
-            change = (update - weight).abs().max()
-            weight = update
-            if bool(change <= self.tolerance):
+            change = (update - weight).abs().amax(1, keepdim=True)
+            # Each set stops by itself: its result is not to depend on which others are held here.
+            weight = torch.where(settled, weight, update)
+            settled = settled | (change <= self.tolerance)
+            if bool(settled.all()):
                 break
         return weight
 

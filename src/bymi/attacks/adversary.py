@@ -15,9 +15,9 @@ from bymi.attacks.data import DataAttack
 from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
 from bymi.attacks.message import MessageAttack
 from bymi.errors import require
+from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
 from bymi.inbox import Inbox
-from bymi.network import Faces, ListedFaces
 from bymi.sparse import SparseGraph
 from bymi.streams import stream
 
@@ -86,17 +86,21 @@ class Adversary:
 
     # The forge of the algorithm.
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+    def forges(self, topic: str, step: int) -> bool:
+        """Whether `gradients` may change vectors of this topic: then it has to see those of all nodes together."""
         part, parts = part_of(topic), self._parts
         if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
-            return vectors
+            return False
         if part is None or part not in parts or not self.acts(step):
-            return vectors
+            return False
         if self.faces == "two":
             asker = asker_of(topic)
-            if asker is None or not bool(self.fooled[asker]):
-                return vectors
-        return self._forged(vectors, nodes, topic, step, part)
+            return asker is not None and bool(self.fooled[asker])
+        return True
+
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+        part = part_of(topic)
+        return self._forged(vectors, nodes, topic, step, part) if part is not None and self.forges(topic, step) else vectors
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
@@ -117,6 +121,10 @@ class Adversary:
         return torch.where(self.members[nodes][:, None], self.pruning == "all", flagged)
 
     # The wire of its nodes.
+
+    def lies(self, topic: str, step: int) -> bool:
+        """Whether messages of this topic may differ from what their senders hold: the wire then needs all of them."""
+        return self.acts(step) and (self.differs(topic) or self._on_wire(part_of(topic)))
 
     def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent:
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bymi.inbox import Inbox
+from bymi.inbox import OVERFLOW, Inbox
 from bymi.lists import Lists
-from bymi.vectors import norms
+from bymi.vectors import Rows, norms
 
 _ARCS = 1 << 14  # whose receivers' vectors are copied at a time
 _FAR = 3.0  # times the median distance from the midst
@@ -38,9 +38,7 @@ class Trail:
         """Take in one round of parameters with its step size, how far messages were shortened and which were blown [B, J]."""
         if rate <= 0:  # nobody moved by itself
             return
-        used = _as_used(inbox, share)
-        most = inbox.count(inbox.expected)
-        heard = most > 0 if inbox.complete else (2 * inbox.count(inbox.heard) >= most) & (most > 0)
+        used, heard = _used_and_heard(inbox, share)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
             # In float64: late in a run theta is far longer than what nodes differ by.
             self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (inbox.messages, inbox.own))
@@ -69,23 +67,63 @@ class Trail:
         return torch.cat([mean, self.own / rounds]) * (rounds / self.steps)
 
 
-def _as_used(inbox: Inbox, share: Tensor) -> Tensor:
+def _used_and_heard(inbox: Inbox, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Messages [J, D] at the length at which they were used, and which of them [J] at least half of their receivers heard."""
+    if inbox.lists is None:
+        fate = _Fate.of(inbox, share)
+        return _as_used(inbox, fate), fate.heard
+    most = inbox.count(inbox.expected)
+    heard = most > 0 if inbox.complete else (2 * inbox.count(inbox.heard) >= most) & (most > 0)
+    return _as_used_by_lists(inbox, share, inbox.lists), heard
+
+
+@dataclass(frozen=True, eq=False)
+class _Fate:
+    """What became of each message heard here [J] at all of its receivers, also at those held elsewhere."""
+
+    left: Tensor  # [J] the median of what they left of it
+    heard: Tensor  # [J] bool: at least half of them could use it
+    receivers: Tensor  # [M, J] bool, or [B, J] where all receivers are held here
+    shortened: bool  # whether any message of the round was, here or elsewhere
+
+    @staticmethod
+    def of(inbox: Inbox, share: Tensor) -> _Fate:
+        expected, heard, crowd = inbox.expected, inbox.heard, inbox.crowd
+        if crowd is not None:
+            whole = inbox.complete and bool((share >= 1).logical_or(~expected).all())
+            if crowd.agree(whole):  # as in most rounds: nothing to tell
+                return _Fate(torch.ones_like(share[0]), torch.ones_like(expected[0]), expected, False)
+            told = torch.stack([share, expected.to(share), heard.to(share)], 1)
+            wide = told.new_zeros(*told.shape[:2], crowd.total).index_copy(2, crowd.columns, told)
+            share, expected, heard = crowd.gather(wide).unbind(1)
+            expected, heard = expected > 0, heard > 0
+        left = torch.where(expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
+        most = expected.sum(0)
+        usable = most > 0 if inbox.complete and crowd is None else (2 * heard.sum(0) >= most) & (most > 0)
+        shortened = bool((left < 1).any())
+        if crowd is None:
+            return _Fate(left, usable, expected, shortened)
+        here = crowd.columns
+        return _Fate(left[here], usable[here], expected[:, here], shortened)
+
+
+def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
     """Messages [J, D], those that were shortened at their usual length: what a far one pretends does not count.
 
     Usual: by the median of what its receivers left of it, towards the mean of those of them who are not far off themselves.
     Of a single receiver, or with a message for each, that is exact.
     """
-    if inbox.lists is not None:
-        return _as_used_by_lists(inbox, share, inbox.lists)
-    left = torch.where(inbox.expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
-    short = (left < 1).nonzero().flatten()
+    if not fate.shortened:
+        return inbox.messages
+    everyone = inbox.own if inbox.crowd is None else inbox.crowd.gather(inbox.own)
+    short = (fate.left < 1).nonzero().flatten()
     if not len(short):
         return inbox.messages
-    sane = _near(inbox)
-    own = torch.where(sane[:, None], inbox.own, torch.zeros_like(inbox.own))  # what is not finite would spoil the product
-    who = (inbox.expected[:, short] & sane[:, None]).to(own.dtype)
+    sane = _near(everyone)
+    own = torch.where(sane[:, None], everyone, torch.zeros_like(everyone))  # what is not finite would spoil the product
+    who = (fate.receivers[:, short] & sane[:, None]).to(own.dtype)
     towards = (who.T @ own) / who.sum(0).clamp_min(1)[:, None]
-    part = left[short][:, None].to(inbox.own.dtype)
+    part = fate.left[short][:, None].to(inbox.own.dtype)
     return inbox.messages.index_copy(0, short, towards + part * (inbox.messages[short] - towards))
 
 
@@ -96,7 +134,7 @@ def _as_used_by_lists(inbox: Inbox, share: Tensor, lists: Lists) -> Tensor:
     arcs = Lists(lists.at, inbox.expected)
     left = arcs.median(share, len(inbox.messages), 1.0)
     receivers, numbers = arcs.flat
-    used = (left[numbers] < 1) & _near(inbox)[receivers]
+    used = (left[numbers] < 1) & _near(inbox.own)[receivers]
     towards, count = torch.zeros_like(inbox.messages), left.new_zeros(len(left)).to(inbox.own.dtype)
     for some, which in zip(receivers[used].split(_ARCS), numbers[used].split(_ARCS), strict=True):
         towards.index_add_(0, which, inbox.own[some])
@@ -106,8 +144,10 @@ def _as_used_by_lists(inbox: Inbox, share: Tensor, lists: Lists) -> Tensor:
     return torch.where((left < 1)[:, None], moved, inbox.messages)
 
 
-def _near(inbox: Inbox) -> Tensor:
-    """Receivers [B] that are not far beyond the others; all where that leaves nobody."""
-    away = norms(inbox.own - inbox.rows.origin)
+def _near(own: Tensor) -> Tensor:
+    """Receivers [B] that are not far beyond the others, by their own vectors; all where that leaves nobody."""
+    # A finite sum has finite terms, and is much sooner found than the lengths of all rows.
+    usable = None if bool(torch.isfinite(own.sum())) else norms(own) < OVERFLOW
+    away = norms(own - Rows(own, usable).origin)
     near = away <= _FAR * away.nanmedian()  # NaN compares false
     return near if bool(near.any()) else torch.isfinite(away)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from bymi import runs
+from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.errors import require
 from bymi.experiment.spec import Spec
+from bymi.runs.ranks import run_apart, run_together
 from bymi.runs.runner import Progress, Result
 
 
@@ -36,9 +38,17 @@ def run_all(
     jobs: int | None = None,
     progress: Progress | None = None,
     host: Host | None = None,
+    group: Group | None = None,
+    apart: bool = False,
 ) -> list[Result]:
     """Summaries of many specs, in order; `jobs` processes at a time (default: one a core).
 
-    A spec that cannot be run leaves its error in its place. The numbers do not depend on `jobs`.
+    A spec that cannot be run leaves its error in its place. The numbers do not depend on `jobs`. With the `group` of ranks that
+    this process belongs to, each run is spread over them, or whole runs are if `apart`; then rank 0 alone has summaries.
     """
-    return runs.run_all([spec.sheet for spec in specs], out, jobs=jobs, progress=progress, host=host)
+    sheets = [spec.sheet for spec in specs]
+    if group is None:
+        return runs.run_all(sheets, out, jobs=jobs, progress=progress, host=host)
+    require(jobs is None, "--jobs", jobs, "without torchrun, whose --nproc-per-node says how many processes there are")
+    spread = run_apart if apart else run_together
+    return spread(sheets, out, group, progress=progress, host=host)

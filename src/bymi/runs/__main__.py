@@ -1,6 +1,7 @@
 """`python -m bymi.runs SHEETS --out DIR`: run a file of sheets where nothing but torch, numpy and networkx is installed.
 
 `bymi reproduce STUDY --export SHEETS` writes such a file; the run folders that this makes are those `bymi reproduce` looks for.
+Under torchrun the nodes of each run are spread over all ranks, or with --apart whole runs are.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import time
 from pathlib import Path
 
 from bymi.engine.host import Host
+from bymi.engine.launch import ranks
 from bymi.errors import BymiError
 from bymi.runs import read_sheets, run_all
+from bymi.runs.ranks import run_apart, run_together
 
 _SAY_EVERY = 10.0  # seconds
 
@@ -26,6 +29,8 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--seconds", type=float, default=None, help="start no run after so many seconds")
     parser.add_argument("--checkpoint-every", type=int, default=None, help="rounds; default: about every 30 s; 0: never")
+    parser.add_argument("--apart", action="store_true", help="under torchrun: each run whole on one rank")
+    parser.add_argument("--timeout", type=float, default=None, help="under torchrun: seconds until a silent rank is lost")
     given = parser.parse_args()
     try:
         sheets = read_sheets(given.sheets)
@@ -45,10 +50,18 @@ def main() -> int:
 
     until = None if given.seconds is None else start + given.seconds
     try:
-        results = run_all(sheets, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
+        with ranks(given.timeout, device=given.device) as group:
+            if group is None:
+                results = run_all(sheets, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
+            else:
+                spread = run_apart if given.apart else run_together
+                results = spread(sheets, given.out, group, progress=progress, host=host)
     except BymiError as problem:
-        print(f"bymi: {problem}", file=sys.stderr)
+        if not problem.said:
+            print(f"bymi: {problem}", file=sys.stderr)
         return problem.exit_code
+    if group is not None and group.rank:
+        return 0
     failed = [result for result in results if isinstance(result, BymiError)]
     left = sum(result is None for result in results)
     print(f"{len(results) - left - len(failed)} of {len(results)} runs are there, {left} left, {len(failed)} failed")

@@ -13,14 +13,13 @@ from bymi.graph import Core, Graph
 from bymi.lists import Lists
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
-from bymi.runs.outcome import Outcome
+from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
 from bymi.runs.yardsticks import Yardstick, number
 from bymi.sparse import SparseGraph
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
 _SOON = 2  # detections within which an honest node should be back
-_RUNAWAY = 1e9  # a parameter this long has left the problem for good
 
 SUMMARY_KEYS = (
     "outcome",
@@ -156,19 +155,24 @@ class Recorder:
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
-        recorded = not snapshot.step % self._every or snapshot.step == self._steps or snapshot.verdict is not None
+        recorded = self.due(snapshot, self._steps, self._every)
         # Elsewhere a look at every round would make the host wait for the device.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
             return self._row(snapshot)
         return None
 
     def _in_bounds(self, theta: Tensor) -> bool:
-        return bool((torch.linalg.vector_norm(theta[self._honest], dim=1) < _RUNAWAY).all())
+        return not is_lost(torch.linalg.vector_norm(theta[self._honest], dim=1))
+
+    @staticmethod
+    def due(snapshot: Snapshot, steps: int, every: int) -> bool:
+        """Whether a round is recorded, whatever happened in it."""
+        return not snapshot.step % every or snapshot.step == steps or snapshot.verdict is not None
 
     def _row(self, snapshot: Snapshot) -> dict[str, Any]:
         honest = snapshot.theta[self._honest]
         lengths = torch.linalg.vector_norm(honest, dim=1)
-        lost = self._honest[~(lengths < _RUNAWAY)].tolist()  # NaN compares false, so it is lost, too
+        lost = self._honest[~(lengths < RUNAWAY)].tolist()  # NaN compares false, so it is lost, too
         if lost:
             self._lost = (
                 f"{len(lost)} of {len(honest)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"

@@ -6,10 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 Ending = Literal["finished", "diverged", "fragmented", "isolated"]
 
 ENDING_CODES: dict[Ending, int] = {"diverged": 3, "fragmented": 4, "isolated": 5, "finished": 0}
 """Exit code of each ending, the worst ending first."""
+
+RUNAWAY = 1e9
+"""A parameter this long has left the problem for good."""
+
+
+def is_lost(lengths: Tensor) -> bool:
+    """Whether a model of these lengths [n] has left all bounds; NaN has."""
+    return not bool((lengths < RUNAWAY).all())
 
 
 @dataclass(frozen=True)

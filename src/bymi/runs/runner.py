@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -17,8 +19,10 @@ import torch
 
 from bymi.engine import simulate
 from bymi.engine.host import Host
+from bymi.engine.parent import die_with_parent
 from bymi.engine.simulate import local_network, one_thread
 from bymi.errors import BymiError
+from bymi.phases import Snapshot
 from bymi.problems import ModuleProblem
 from bymi.runs import store
 from bymi.runs.checkpoints import Place
@@ -36,17 +40,24 @@ Progress = Callable[[int, int], None]
 Result = dict[str, Any] | BymiError | None
 """A summary, why there is none, or None for a run that was not started in time."""
 
+Rounds = Callable[[Scene], Iterator[Snapshot]]
+"""The rounds of a scene, from one engine or another."""
+
 _ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
 _TELL_EVERY = 0.1  # seconds between two words on progress
 _queue: Any = None  # of a worker process only: where it reports its progress
 
 
 def run(
-    sheet: Sheet, out: str | Path = "runs", tell: Callable[[int], None] | None = None, host: Host | None = None
+    sheet: Sheet,
+    out: str | Path = "runs",
+    tell: Callable[[int], None] | None = None,
+    host: Host | None = None,
+    rounds: Rounds | None = None,
 ) -> dict[str, Any]:
     """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
 
-    `tell` is called with the number of steps done since its last call.
+    `tell` is called with the number of steps done since its last call. `rounds`: another engine than the one for one process.
     """
     out = Path(out)
     folder = store.folder_of(out, sheet)
@@ -56,7 +67,7 @@ def run(
         host = replace(host, threads=host.threads_beside(1))
         kept = store.checkpoints_of(out, sheet)
         with one_thread(), store.writing(out, sheet) as scratch:
-            _execute(sheet, scratch, tell or (lambda steps: None), host, kept)
+            _execute(sheet, scratch, tell or (lambda steps: None), host, kept, rounds)
         shutil.rmtree(kept, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
@@ -114,6 +125,7 @@ def _spread(
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(queue,))
+    before = _stop_on_terminate()
     try:
         futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
         waiting: set[Future[Any]] = set(futures)
@@ -135,11 +147,22 @@ def _spread(
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _stop_on_terminate() -> Any:
+    """Take SIGTERM for an interrupt, or workers would be left behind; what it did before, None where it cannot be changed."""
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    return signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _start(queue: Any) -> None:
     global _queue
     _queue = queue
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: who started this worker ends it
+    die_with_parent(lambda: None, 1)
     torch.set_num_threads(1)
 
 
@@ -158,19 +181,21 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
         return BymiError(f"{sheet.label}, seed {sheet.seed}: out of GPU memory; try fewer --jobs")
 
 
-def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path) -> None:
-    scene = build_scene(sheet, host)
+def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, rounds: Rounds | None) -> None:
+    scene = build_scene(sheet, host) if rounds is None else build_scene(sheet, host).by_matrices()
     size = {"steps": sheet.steps, "every": sheet["record_every"]}
     blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
     network = local_network(scene.graph, scene.adversary)
     frame = Frame.of(scene.problem, network, scene.plan)
-    keeping = Keeper(kept, sheet.digest, host.checkpoint_every, frame, Place(network.nodes))
+    # Another engine holds its states elsewhere: none is stored here.
+    keeping = Keeper(kept, sheet.digest, host.checkpoint_every if rounds is None else 0, frame, Place(network.nodes))
     with keeping as keeper, (folder / store.METRICS).open("wb") as metrics:
         log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
         metrics.write(log.rows)
         recorder, done = log.recorder, 0
         told = before = time.perf_counter()
-        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, log.state):
+        simulated = simulate(scene.problem, scene.graph, scene.plan, scene.adversary, log.state)
+        for snapshot in simulated if rounds is None else rounds(scene):
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
             row = recorder.see(snapshot)
@@ -178,8 +203,8 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
                 metrics.write(log.add(row))
                 if recorder.diverged:
                     break
-            assert snapshot.state is not None
-            keeper.turn(snapshot.state, log)
+            if snapshot.state is not None:
+                keeper.turn(snapshot.state, log)
             now = before = time.perf_counter()
             if now - told > _TELL_EVERY:
                 tell(snapshot.step - done)

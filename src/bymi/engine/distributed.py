@@ -1,0 +1,157 @@
+"""The engine of many processes: each holds some nodes, and the algorithm sees the same protocol as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.algorithm import drsgd_bymi
+from bymi.attacks import Adversary
+from bymi.attacks.levels import asker_of
+from bymi.engine.board import Board
+from bymi.engine.group import Group
+from bymi.engine.inquiry import Inquiry
+from bymi.engine.layout import Layout
+from bymi.engine.placement import place
+from bymi.engine.wires import Wires
+from bymi.graph import Graph
+from bymi.inbox import Inbox, Replies
+from bymi.network import Answer
+from bymi.phases import Snapshot
+from bymi.plan import Plan
+from bymi.problems import Problem
+
+_SHARDS = 4  # of a run that is to give the same bits on 1, 2 and 4 ranks
+
+
+class ShardNetwork:
+    """The network as one shard sees it. Every method but the properties is called by all shards, in the same order."""
+
+    def __init__(self, wires: Wires, place: int, open_inquiries: dict[int, Inquiry]) -> None:
+        self.wires, self._place, self._open = wires, place, open_inquiries
+        self.shard = wires.board.layout.held[wires.board.group.rank][place]
+        self.nodes = wires.nodes[place]
+        self.arcs = wires.whole.hears[self.nodes]
+
+    @property
+    def size(self) -> int:
+        return self.wires.graph.size
+
+    @property
+    def graph(self) -> Graph:
+        return self.wires.graph
+
+    def meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        return self.wires.board.meet(self._place, given, act)
+
+    def finish(self) -> None:
+        """Answer what is left of the last inquiry: others may still be asking when this shard has heard enough."""
+        while self._place in self._open and self._open[self._place].turns_left:
+            self._open[self._place].take_turn()
+        self._open.pop(self._place, None)
+
+    def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
+        self.finish()
+        self._note(step, " and ".join(vectors))
+        inboxes: tuple[Inbox, ...] = self.meet(vectors, lambda given: self.wires.deliver(given, step))
+        return inboxes
+
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
+        self.finish()
+        self._note(step, "answers")
+        known, asks = self.meet((points, who), self._invite)
+        inquiry = self._open[self._place] = Inquiry(self, step, known, answer, asks, points.shape[1])
+        return inquiry.replies()
+
+    def agree(self, flag: bool) -> bool:
+        self.finish()
+        group, count = self.wires.board.group, self.wires.board.count
+        return bool(self.meet(flag, lambda flags: [group.agree(all(flags))] * count))
+
+    def prune(self, flagged: Tensor) -> ShardNetwork:
+        return self._over(flagged, lambda whole: self.wires.over(self.graph.prune(whole)))
+
+    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> ShardNetwork:
+        whole = self.wires.whole
+
+        def weighed(cut: Tensor) -> Wires:
+            return self.wires.over(whole.prune_mutually(cut, exile=exile) if mutual else whole.prune(cut), whole=whole)
+
+        return self._over(flagged, weighed)
+
+    def _over(self, flagged: Tensor, make: Callable[[Tensor], Wires]) -> ShardNetwork:
+        self.finish()
+
+        def act(parts: list[Tensor]) -> list[Wires]:
+            return [make(self.wires.gather(parts, "flags"))] * self.wires.board.count
+
+        return ShardNetwork(self.meet(flagged, act), self._place, self._open)
+
+    def _invite(self, given: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        asks = self.wires.gather([who for _, who in given], "points")
+        known = self.wires.to_points.carry(torch.cat([points for points, _ in given]), "points")
+        return [(part, asks) for part in known]
+
+    def _note(self, step: int, what: str) -> None:
+        self.wires.board.group.moment = f"in round {step} ({what})"
+
+
+class ShardForge:
+    """What the adversary does to the nodes of one shard, with its eyes on those of all."""
+
+    def __init__(self, adversary: Adversary, network: ShardNetwork) -> None:
+        self._adversary, self._network = adversary, network
+        self.keep, self.asks, self.prune = adversary.keep, adversary.asks, adversary.prune
+
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+        # Answers to one asker are forged where all of them come together.
+        if asker_of(topic) is not None or not self._adversary.forges(topic, step):
+            return vectors
+        network = self._network
+        network.finish()
+        wires = network.wires
+
+        def act(parts: list[Tensor]) -> list[Tensor]:
+            whole = wires.gather(parts, f"{topic}s for those who lie")
+            forged = self._adversary.gradients(whole, wires.everybody, topic, step)
+            return [forged[some] for some in wires.nodes]
+
+        used: Tensor = network.meet(vectors, act)
+        return used
+
+
+def distribute(
+    problem: Problem,
+    graph: Graph,
+    plan: Plan,
+    adversary: Adversary | None = None,
+    group: Group | None = None,
+    *,
+    shards: int | None = None,
+) -> Iterator[tuple[list[Snapshot], Wires]]:
+    """Run this rank's part of a plan; after every round the snapshots of its shards, and the wires they came over.
+
+    `shards`: how many blocks the nodes are computed in. By default 4 in float64 on a CPU, so that 1, 2 and 4 ranks give
+    the same bits, else one a rank, which is the fastest.
+    """
+    group = group or Group()
+    device = graph.hears.device
+    if shards is None:
+        start = problem.initial(torch.zeros(1, dtype=torch.int64, device=device))
+        shards = _SHARDS if start.dtype == torch.float64 and device.type == "cpu" else group.size
+    shards = min(graph.size, max(shards, group.size))
+    order = place(graph, shards).to(device)
+    board = Board(group, Layout.even(graph.size, shards, group.size, order))
+    wires = Wires(board, graph, adversary)
+    open_inquiries: dict[int, Inquiry] = {}
+    networks = [ShardNetwork(wires, place, open_inquiries) for place in range(board.count)]
+    makers = [
+        partial(drsgd_bymi, problem, network, plan, None if adversary is None else ShardForge(adversary, network))
+        for network in networks
+    ]
+    for snapshots in board.walk(makers):
+        yield snapshots, wires

@@ -1,0 +1,108 @@
+"""Runs under torchrun: the nodes of one run over all ranks, or whole runs over them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import bymi
+from bymi.engine.group import Group
+from bymi.engine.host import Host
+from bymi.engine.launch import same_everywhere
+from bymi.engine.records import whole_rounds
+from bymi.engine.simulate import one_thread
+from bymi.errors import BymiError, InputError
+from bymi.graph import Graph
+from bymi.phases import Snapshot
+from bymi.runs import store
+from bymi.runs.metrics import Recorder
+from bymi.runs.outcome import is_lost
+from bymi.runs.runner import Progress, Result, run, run_all
+from bymi.runs.scene import Scene, build_scene
+from bymi.runs.sheet import Sheet
+
+
+def run_together(
+    sheets: Sequence[Sheet], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
+) -> list[Result]:
+    """Run sheets one after the other, the nodes of each spread over all ranks. Rank 0 keeps the books."""
+    out, tell = Path(out), progress or (lambda index, steps: None)
+    host = _host(host, group)
+    _check(sheets, group)
+    for sheet in sheets:
+        _enough_nodes(sheet, group)
+    results = [_run(sheet, out, partial(tell, index), host, group) for index, sheet in enumerate(sheets)]
+    return results if group.rank == 0 else []
+
+
+def _run(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
+    """One run over all ranks. Rank 0 knows whether it is there already: the others may not see its folders."""
+    if group.agree(group.rank > 0 or store.is_complete(store.folder_of(out, sheet))):
+        return run(sheet, out, None, host) if group.rank == 0 else None
+    if group.rank == 0:
+        return run(sheet, out, tell, host, lambda scene: _rounds(scene, sheet, group))
+    with one_thread():
+        for _ in _rounds(build_scene(sheet, host).by_matrices(), sheet, group):
+            pass
+    return None
+
+
+def run_apart(
+    sheets: Sequence[Sheet], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
+) -> list[Result]:
+    """Run sheets side by side, each whole on one rank, which writes its folder. All ranks need the same file system."""
+    host = _host(host, group)
+    _check(sheets, group)
+    tell = progress or (lambda index, steps: None)
+    failed = {}
+    while (index := group.take("next run")) < len(sheets):
+        group.moment = f"in run {index + 1} of {len(sheets)}"
+        # One after the other, whoever is free takes the next: some runs take longer.
+        (result,) = run_all([sheets[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
+        if isinstance(result, BymiError):
+            failed[str(index)] = str(result)
+    group.say("all runs")
+    group.wait("all runs", range(group.size))
+    errors = {int(index): why for words in group.tell(failed) for index, why in words.items()}
+    if group.rank:
+        return []
+    return [InputError(errors[index]) if index in errors else run(sheet, out, None, host) for index, sheet in enumerate(sheets)]
+
+
+def _as_run(index: int, tell: Progress) -> Progress:
+    return lambda only, steps: tell(index, steps)
+
+
+def _rounds(scene: Scene, sheet: Sheet, group: Group) -> Iterator[Snapshot]:
+    watched, graph = ~scene.byzantine, scene.graph
+    assert isinstance(graph, Graph)
+
+    def due(snapshot: Snapshot) -> bool:
+        return Recorder.due(snapshot, sheet.steps, sheet["record_every"])
+
+    def lost(lengths: Tensor) -> bool:
+        return is_lost(lengths[watched])
+
+    return whole_rounds(scene.problem, graph, scene.plan, scene.adversary, group, due, lost)
+
+
+def _host(host: Host | None, group: Group) -> Host:
+    host = host or Host()
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", str(group.size)))
+    return replace(host, threads=host.threads_beside(beside))
+
+
+def _enough_nodes(sheet: Sheet, group: Group) -> None:
+    if sheet["nodes"] < group.size:
+        raise InputError(f"nodes: got {sheet['nodes']} for {group.size} ranks, allowed: a node or more for each rank")
+
+
+def _check(sheets: Sequence[Sheet], group: Group) -> None:
+    digests = ", ".join(sheet.digest for sheet in sheets)
+    same_everywhere(group, {"bymi": bymi.__version__, "torch": torch.__version__, "spec": digests})

@@ -1,0 +1,38 @@
+"""Questions across shards in many turns, with shards that ask nothing and only answer, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bymi.engine import inquiry, simulate
+from bymi.engine.distributed import distribute
+from bymi.experiment import load
+from bymi.runs.scene import build_scene
+
+SMALL = ["nodes=9", "steps=5", "warm_up.steps=2", "graph.p=0.9", "data.samples=24", "method=drsgd-bymi", "attack=alie"]
+
+
+@pytest.mark.parametrize("profile", [["watch.every=2"], ["profile=paper", "detection.point=receiver"]])
+@pytest.mark.parametrize("shards", [1, 4, 9])
+def test_turns_change_nothing(profile: list[str], shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a shard a node those under attack ask nobody, and with one number a turn everybody asks in a turn of its own."""
+    (spec,) = load(None, [*SMALL, *profile], 3).expand()
+    scene = build_scene(spec.sheet)
+    parts = (scene.problem, scene.graph, scene.plan, scene.adversary)
+    alone = list(simulate(*parts))
+    monkeypatch.setattr(inquiry, "_NUMBERS", 1)
+    turns = []
+    take_turn = inquiry.Inquiry.take_turn
+    monkeypatch.setattr(inquiry.Inquiry, "take_turn", lambda self: turns.append(self) or take_turn(self))
+    spread = [snapshots for snapshots, _ in distribute(*parts, shards=shards)]
+    for whole, snapshots in zip(alone, spread, strict=True):
+        theta = torch.cat([part.theta for part in snapshots])
+        torch.testing.assert_close(theta, whole.theta, rtol=1e-9, atol=1e-12)
+        if whole.verdict is not None:
+            flagged = torch.cat([part.verdict.flagged for part in snapshots if part.verdict is not None])
+            assert torch.equal(flagged, whole.verdict.flagged)
+    askers = int((~scene.byzantine).sum())
+    longest = max(int((~scene.byzantine[block]).sum()) for block in torch.arange(9).tensor_split(shards))
+    assert 0 < askers < 9
+    assert len(turns) == shards * longest * sum(snapshot.verdict is not None for snapshot in alone)

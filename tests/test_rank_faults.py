@@ -1,0 +1,227 @@
+"""What happens when a rank, or whoever started it, dies or hangs: the others say so in one line and end. Loopback only."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands import bymi
+
+ROOT = Path(__file__).parents[1]
+LONG = [
+    "run",
+    "nodes=8",
+    "data.samples=24",
+    "graph=complete",
+    "attack=ipm",
+    "method=drsgd-bymi",
+    "profile=paper",
+    "record_every=1",
+]
+
+
+@dataclass
+class Job:
+    """Ranks under way, started by `launcher`."""
+
+    launcher: subprocess.Popen[str]
+    ranks: list[int]
+    out: Path
+
+    def wait_for(self, phase: str, seconds: float = 40) -> None:
+        """Until a round of a phase is on record."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for metrics in self.out.glob(".*/metrics.jsonl"):
+                if f'"{phase}"' in metrics.read_text():
+                    return
+            time.sleep(0.05)
+        raise AssertionError(f"no round of {phase}")
+
+    def end(self, seconds: float = 40) -> tuple[dict[int, int], str]:
+        """Exit codes by rank, and what was said."""
+        out, err = self.launcher.communicate(timeout=seconds)
+        ended = [json.loads(line) for line in out.splitlines() if line.startswith('{"job"')]
+        return {line["rank"]: line["code"] for line in ended}, err
+
+
+@contextmanager
+def launched(out: Path, words: list[str], *, size: int = 2, **more: Any) -> Iterator[Job]:
+    jobs = json.dumps([{"size": size, "words": [*words, "--out", str(out)], **more}])
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "tests.launcher", jobs], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    ranks: list[int] = []
+    try:
+        assert launcher.stdout is not None
+        ranks = json.loads(launcher.stdout.readline())["started"]
+        yield Job(launcher, ranks, out)
+    finally:
+        for process in (launcher.pid, *ranks):
+            if alive(process):
+                os.kill(process, signal.SIGKILL)
+        launcher.wait()
+
+
+def alive(process: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except OSError:
+        return False
+
+
+def gone(processes: list[int], seconds: float = 10) -> bool:
+    until = time.monotonic() + seconds
+    while any(map(alive, processes)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not any(map(alive, processes))
+
+
+@pytest.mark.parametrize(
+    ("phase", "lengths"),
+    [
+        ("warm-up", ["steps=90000", "warm_up.steps=80000"]),
+        ("optimisation", ["steps=90000", "warm_up.steps=2"]),
+    ],
+)
+def test_a_killed_rank_ends_the_others_with_one_line(phase: str, lengths: list[str], tmp_path: Path) -> None:
+    with launched(tmp_path, [*LONG, *lengths], size=3) as job:
+        job.wait_for(phase)
+        os.kill(job.ranks[1], signal.SIGKILL)
+        codes, said = job.end()
+    check_survivors(codes, said, tmp_path)
+
+
+def test_a_rank_killed_in_a_detection_ends_the_others_with_one_line(tmp_path: Path) -> None:
+    words = [*LONG, "steps=20", "warm_up.steps=3", "detection.point=receiver"]
+    with launched(tmp_path, words, size=3, dies=[1, "answers"]) as job:
+        codes, said = job.end()
+    check_survivors(codes, said, tmp_path)
+    assert said.count("in round 3 (answers)") == 2
+
+
+def check_survivors(codes: dict[int, int], said: str, out: Path) -> None:
+    assert codes == {0: 6, 1: -signal.SIGKILL, 2: 6}
+    lines = [line for line in said.splitlines() if line.startswith("bymi:")]
+    assert len(lines) == 2
+    for line in lines:
+        assert "no word from rank 1 (" in line
+        assert " round " in line
+        assert "start the same command again" in line
+    assert not list(out.glob("[!.]*"))
+
+
+def test_a_rank_that_hangs_is_lost_after_the_timeout(tmp_path: Path) -> None:
+    with launched(tmp_path, [*LONG, "steps=90000", "warm_up.steps=80000", "--timeout", "2"]) as job:
+        job.wait_for("warm-up")
+        os.kill(job.ranks[1], signal.SIGSTOP)
+        start = time.monotonic()
+        assert gone(job.ranks[:1], 15)
+        assert time.monotonic() - start > 1.5
+        os.kill(job.ranks[1], signal.SIGKILL)
+        codes, said = job.end()
+    assert codes[0] == 6
+    assert "no word from rank 1 (" in said
+
+
+def test_without_its_launcher_no_rank_is_left(tmp_path: Path) -> None:
+    with launched(tmp_path, [*LONG, "steps=90000", "warm_up.steps=80000", "--timeout", "30"]) as job:
+        job.wait_for("warm-up")
+        os.kill(job.ranks[1], signal.SIGSTOP)  # even one that cannot look by itself
+        os.kill(job.launcher.pid, signal.SIGKILL)
+        assert gone(job.ranks, 8)
+        assert "the launcher is gone" in job.launcher.communicate()[1]
+
+
+def test_torchrun_restarts_with_gloo_and_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    """Restarted ranks find the store of those before, with their addresses, and must not take them for those of the living."""
+    spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=rule"]
+    code = (
+        "import os, sys; from bymi.engine.group import Group; from bymi.cli import main; swap = Group.swap\n"
+        "def fail(self, rows, counts, coming, name):\n"
+        "    early = int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 1\n"
+        "    if self.rank == 1 and early and 'round 2' in self.moment: os._exit(9)\n"
+        "    return swap(self, rows, counts, coming, name)\n"
+        "Group.swap = fail; main()\n"
+    )
+    (tmp_path / "failing.py").write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    words = [str(tmp_path / "failing.py"), "run", *spec, "--out", str(tmp_path / "ranks")]
+    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr.count("no word from rank 1") == 1
+    assert bymi("run", *spec, "--out", str(tmp_path / "alone")).code == 0
+    (spread,), (alone,) = ((tmp_path / name).glob("*/metrics.jsonl") for name in ("ranks", "alone"))
+    for left, right in zip(spread.read_text().splitlines(), alone.read_text().splitlines(), strict=True):
+        assert numbers(left) == pytest.approx(numbers(right), rel=1e-9)
+
+
+def numbers(row: str) -> dict[str, float]:
+    return {key: value for key, value in json.loads(row).items() if isinstance(value, int | float)}
+
+
+def test_a_study_that_is_told_to_stop_leaves_no_worker(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bymi", "reproduce", "scenario-a", "--seeds", "1", "--jobs", "2", "--out", str(tmp_path)]
+    study = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("*/.*-seed*")) and time.monotonic() < until:
+        time.sleep(0.1)
+    workers = children(study.pid)
+    study.terminate()
+    said = study.communicate(timeout=30)[1]
+    assert len(workers) >= 2
+    assert study.returncode == 130, said
+    assert "interrupted" in said
+    assert gone(workers)
+    assert not list(tmp_path.glob("*/.*-seed*"))
+
+
+def children(parent: int) -> list[int]:
+    found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        few = ["run", "nodes=3", "steps=4", "warm_up.steps=2", "graph=complete", "--out", str(tmp_path / "few")]
+        jobs = [
+            {"size": 4, "words": few},
+            {"size": 2, "words": [[*few, "--seed", "1"], [*few, "--seed", "2"]]},
+            {"size": 1, "words": few, "port": taken.getsockname()[1]},
+            {"size": 2, "words": [*few, "--jobs", "2"]},
+            {"size": 2, "words": [*few, "colour=red"]},
+        ]
+        command = [sys.executable, "-m", "tests.launcher", json.dumps(jobs)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    ended = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {line["code"] for line in ended if "code" in line} == {2}, done.stderr
+    few_nodes, specs, port, jobs_given, unknown = (line for line in done.stderr.splitlines() if line.startswith("bymi:"))
+    assert few_nodes == "bymi: nodes: got 3 for 4 ranks, allowed: a node or more for each rank"
+    assert specs.startswith("bymi: spec: rank 1 has ")
+    assert port.startswith("bymi: port: 127.0.0.1:")
+    assert jobs_given.startswith("bymi: --jobs: got 2, allowed: without torchrun")
+    assert "colour" in unknown
+    assert "Traceback" not in done.stderr
+
+
+def test_an_address_that_others_can_reach_is_said_once(tmp_path: Path) -> None:
+    words = ["run", "nodes=4", "steps=2", "data.samples=24", "graph=complete", "method=rule"]
+    env = {"MASTER_ADDR": "0.0.0.0", "LOCAL_WORLD_SIZE": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    with launched(tmp_path, words, env=env) as job:
+        codes, said = job.end()
+    assert codes == {0: 0, 1: 0}, said
+    assert said.count("one owner on a private network") == 1

@@ -1,0 +1,139 @@
+"""1, 2 and 4 ranks give the same bits in float64, and one process gives the same numbers to rounding."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bymi.aggregation import RULES
+from bymi.experiment import Spec, load
+from bymi.runs import run_all, write_sheets
+from bymi.runs.store import METRICS, SUMMARY, VERDICT, folder_of, read_json, read_rows
+
+SIZES = (1, 2, 4)
+SMALL = ["nodes=12", "steps=5", "warm_up.steps=2", "record_every=1", "graph.p=0.9", "data.samples=24", "attack=ipm:a=2.0"]
+WHOLE = "method=drsgd-bymi"
+HARDENED = [WHOLE, "watch.every=2"]
+PAPER = [WHOLE, "profile=paper"]
+RECEIVER = [*PAPER, "detection.point=receiver"]
+# Enough neighbours for medians and spreads that rounding does not decide.
+CASES: dict[str, list[str]] = {
+    **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in RULES},
+    "hardened": HARDENED,
+    "paper": PAPER,
+    "receiver": RECEIVER,
+    "pca, cross-fitted": [*PAPER, "detection.scale=pca", "detection.cross_fit=true"],
+    "median as centre": [*RECEIVER, "detection.centre=median"],
+    "noise on the wire": [*HARDENED, "attack=gaussian", "byzantine_level=message"],
+    "two faces": [*HARDENED, "attack=gaussian", "byzantine_faces=two"],
+    "two faces, receiver": [*RECEIVER, "attack=alie", "byzantine_faces=two"],
+    "tailored": [*HARDENED, "attack=dissensus"],
+    "tailored, paper": [*PAPER, "attack=dissensus"],
+    "silent": [*HARDENED, "attack=silent"],
+    "not a number": [*RECEIVER, "attack=nan"],
+    "tracker": [*PAPER, "attack=y-poison", "optimisation.premix_rounds=2"],
+    "diverging": ["method=dsgd", "attack=same-value:value=1e12", "byzantine_level=message"],
+    "who lies follows the rule": [*HARDENED, "byzantine_mixing=rule", "byzantine_pruning=rule", "byzantine_start=3"],
+    "ring": ["method=rule", "graph=ring"],
+    "ring, pruned": [*PAPER, "graph=ring"],
+    "sparse, placed": [*RECEIVER, "nodes=24", "graph.p=0.12"],
+}
+IMAGES = [
+    *("digits", "profile=paper", "nodes=5", "steps=3", "warm_up.steps=2", "record_every=1", "graph=complete"),
+    *(WHOLE, "data.samples=40", "data.identification=20"),
+]
+
+
+def launch(jobs: Sequence[dict[str, Any]], limit: float = 240) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.launcher", json.dumps(list(jobs))]
+    return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=limit, check=False)
+
+
+@pytest.fixture(scope="module")
+def specs() -> dict[str, Spec]:
+    found = {}
+    for name, words in CASES.items():
+        (found[name],) = load(None, [*SMALL, *words], 0).expand()
+    return found
+
+
+@pytest.fixture(scope="module")
+def image_spec() -> Spec:
+    pytest.importorskip("sklearn")
+    (spec,) = load(IMAGES[0], IMAGES[1:], 0).expand()
+    return spec
+
+
+@pytest.fixture(scope="module")
+def runs(specs: dict[str, Spec], image_spec: Spec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of all specs, from one process and from each number of ranks."""
+    place = tmp_path_factory.mktemp("ranks")
+    sheets = [spec.sheet for spec in (*specs.values(), image_spec)]
+    write_sheets(place / "sheets.json", sheets)
+    jobs: list[dict[str, Any]] = [
+        {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size))} for size in SIZES
+    ]
+    jobs.append({"size": 2, "sheets": str(place / "sheets.json"), "out": str(place / "apart"), "apart": True})
+    write_sheets(place / "ring.json", [specs["ring"].sheet])
+    jobs.append({"size": 2, "sheets": str(place / "ring.json"), "out": str(place / "ring")})
+    done = launch(jobs)
+    codes = [json.loads(line).get("code", 0) for line in done.stdout.splitlines()]
+    assert not any(codes), done.stderr[-3000:]
+    assert all(isinstance(result, dict) for result in run_all(sheets, place / "alone", jobs=1))
+    return place
+
+
+def read(folder: Path) -> tuple[list[dict[str, Any]], Any, dict[str, Any]]:
+    summary = read_json(folder / SUMMARY)
+    verdict = read_json(folder / VERDICT) if (folder / VERDICT).exists() else None
+    return read_rows(folder / METRICS), verdict, {key: value for key, value in summary.items() if "seconds" not in key}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_number_of_ranks_changes_no_bit(name: str, specs: dict[str, Spec], runs: Path) -> None:
+    one, two, four = (read(folder_of(runs / str(size), specs[name])) for size in SIZES)
+    assert one == two
+    assert one == four
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_process_gives_the_same_numbers_to_rounding(name: str, specs: dict[str, Spec], runs: Path) -> None:
+    alone, spread = (read(folder_of(runs / place, specs[name])) for place in ("alone", "4"))
+    assert alike(alone, spread, 1e-9)
+
+
+def test_whole_runs_spread_over_ranks_give_the_bits_of_one_process(specs: dict[str, Spec], runs: Path) -> None:
+    for spec in specs.values():
+        assert read(folder_of(runs / "alone", spec)) == read(folder_of(runs / "apart", spec))
+
+
+def test_only_rows_that_somebody_needs_travel(specs: dict[str, Spec], runs: Path) -> None:
+    """On a ring cut in two each half hears two nodes of the other: of 12 nodes 4 rows cross, in both directions together."""
+    sent = [json.loads((runs / "ring" / f"traffic-{rank}.json").read_text()) for rank in range(2)]
+    rounds, dim, number = specs["ring"].steps, 30, 8
+    assert sum(rank["parameters"]["bytes"] for rank in sent) == rounds * 4 * dim * number
+    assert sum(rank["parameters"]["messages"] for rank in sent) == rounds * 2
+
+
+def test_models_in_float32_agree_to_1e_5(image_spec: Spec, runs: Path) -> None:
+    alone, one, two, four = (read(folder_of(runs / place, image_spec)) for place in ("alone", *map(str, SIZES)))
+    for other in (one, two, four):
+        assert alike(alone[0], other[0], 1e-5)
+        assert alike(alone[2], other[2], 1e-5)
+
+
+def alike(left: Any, right: Any, tolerance: float) -> bool:
+    """Equal but for rounding in floats."""
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(alike(left[key], right[key], tolerance) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(alike, left, right, [tolerance] * len(left)))
+    if isinstance(left, float) and isinstance(right, float):
+        return left == pytest.approx(right, rel=tolerance, abs=tolerance)
+    return bool(left == right)
