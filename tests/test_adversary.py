@@ -189,7 +189,7 @@ def test_every_attack_runs_to_the_end_against_the_hardened_profile(name: str, pr
     snapshots = rounds(scene, scene.adversary)
     assert snapshots[-1].step == 20
     assert all(bool(torch.isfinite(one.theta[~scene.byzantine]).all()) for one in snapshots)
-    assert sum(one.verdict is not None for one in snapshots) == len(scene.plan.detections) == 5
+    assert sum(one.verdict is not None for one in snapshots) == len(scene.plan.detections) == 6
 
 
 def touched_at_all(scene: Scene) -> bool:

@@ -18,7 +18,7 @@ def test_two_seeds_of_the_default_experiment(tmp_path: Path) -> None:
         assert summary["core_size"] >= 114
         assert summary["gap"] < 4e-5
         assert summary["outcome"] == "finished"
-        assert summary["detections"] == 10
+        assert summary["detections"] == 11
 
 
 def test_five_seeds_of_scenario_a_as_published(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def small(study: RedTeam, rows: list[str]) -> RedTeam:
 def test_every_row_can_be_built(row: str) -> None:
     trials = [trial for trial in build_red_team("red-team", seeds=1, only=["hardened"]).trials if trial.row == row]
     scene = build_scene(trials[0].spec.sheet)
-    assert scene.plan.detections == [300, 600, 900, 1200, 1500, 1800, 1970]
+    assert scene.plan.detections == [300, 375, 600, 900, 1200, 1500, 1800, 1970]
 
 
 def test_the_page_of_attacks(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except BymiError as problem:
         if not problem.said:
-            print(f"bymi: {problem}", file=sys.stderr)
+            sys.stderr.write(f"bymi: {problem}\n")  # in one piece: other ranks may write there, too
         code = problem.exit_code
     except KeyboardInterrupt:
         code = INTERRUPTED

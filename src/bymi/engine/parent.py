@@ -29,7 +29,8 @@ def die_with_parent(say: Callable[[], str | None], code: int) -> None:
             time.sleep(_LOOK_EVERY)
         line = say()
         if line is not None:
-            print(line, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{line}\n")  # in one piece: others write there, too
+            sys.stderr.flush()
         os._exit(code)
 
     threading.Thread(target=look, name="parent", daemon=True).start()

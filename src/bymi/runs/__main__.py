@@ -58,7 +58,7 @@ def main() -> int:
                 results = spread(sheets, given.out, group, progress=progress, host=host)
     except BymiError as problem:
         if not problem.said:
-            print(f"bymi: {problem}", file=sys.stderr)
+            sys.stderr.write(f"bymi: {problem}\n")  # in one piece: other ranks may write there, too
         return problem.exit_code
     if group is not None and group.rank:
         return 0
