@@ -1,4 +1,4 @@
-"""Where a run happens. One engine so far: all nodes in one process."""
+"""Where a run happens: all nodes in one process, or spread over many under torchrun."""
 
 from __future__ import annotations
 
