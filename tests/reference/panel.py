@@ -332,8 +332,8 @@ def drifting(deeds: Vector, judged: set[int], centre: Centre, bound: float) -> s
 
 
 def standing_off(values: dict[int, float], bound: float) -> set[int]:
-    """Whoever is beyond the bound, or beyond 0.65 of it together with a tenth of all, two at least."""
-    for limit, most in ((0.65 * bound, max(2.0, 0.1 * len(values))), (bound, 0.0)):
+    """Whoever is beyond the bound, or beyond 0.65 of it together with a tenth of all, four at least."""
+    for limit, most in ((0.65 * bound, max(4.0, 0.1 * len(values))), (bound, 0.0)):
         found = {row for row, value in values.items() if value > limit}
         if len(found) >= most:
             return found

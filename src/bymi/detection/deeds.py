@@ -10,7 +10,7 @@ from bymi.detection.robust import log, standing, standing_above
 from bymi.detection.spectrum import centred_diagonal
 
 _PASSES = 4
-_CROWD, _LOWER = 0.1, 0.65  # a tenth of all beyond 0.65 of the bound is no accident: then that is the bound
+_CROWD, _LOWER = 0.1, 0.65  # a tenth of all, four at least, beyond 0.65 of the bound are no accident: then that is the bound
 _EXPLAINED = 4.0  # times the noise of a claim
 _ANSWER = (0.7, 2.0)  # by how much of its gradient a node may stand off the others
 
@@ -68,5 +68,5 @@ def belying(
 def _lowered(off: Tensor, judged: Tensor, bound: Tensor) -> Tensor:
     """The bound [b, 1], lower where a crowd stands off: it widens the spread by which each of it is measured."""
     beyond = (judged & (off > _LOWER * bound)).sum(1, keepdim=True)
-    crowd = beyond >= (_CROWD * judged.sum(1, keepdim=True)).clamp_min(2)
+    crowd = beyond >= (_CROWD * judged.sum(1, keepdim=True)).clamp_min(4)
     return torch.where(crowd, _LOWER * bound, bound)
