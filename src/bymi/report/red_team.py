@@ -153,6 +153,8 @@ def _pieces(runs: Runs) -> str:
     rows = []
     for piece, (_, attack) in PIECES.items():
         both = [runs.get((piece, column), []) for column in ("with", "without")]
+        seeds = {run["seed"] for run in both[0]} & {run["seed"] for run in both[1]}
+        both = [[run for run in found if run["seed"] in seeds] for found in both]
         if all(both):
             pairs = [", ".join(_share(found, key) for found in both) for key in ("pa", "fdp", "honest_edge_loss")]
             rows.append([piece, attack, *pairs, ", ".join(_gap(found) for found in both)])
