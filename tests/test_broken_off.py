@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from bymi import sparse
+from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import checkpoints, keeper, runner, store, tensorfile
@@ -339,8 +340,8 @@ def test_whoever_handles_the_signal_may_let_the_run_go_on(whole: Any, tmp_path: 
 
 
 def test_all_processes_of_a_run_stop_after_the_same_round(tmp_path: Path) -> None:
-    """One of them was told to; the others learn it from `agree`, store the same round and stop, too."""
-    state, frame = state_at("hardened", 12), frame_of("hardened")
+    """One of them was told to; the others learn it from the group, store the same round and stop, too."""
+    state, frame, group = state_at("hardened", 12), frame_of("hardened"), Group(rank=1)
     asked: list[bool] = []
 
     def end(number: int, frame: object) -> None:
@@ -348,19 +349,20 @@ def test_all_processes_of_a_run_stop_after_the_same_round(tmp_path: Path) -> Non
 
     def agree(flag: bool) -> bool:
         asked.append(flag)
-        return flag and len(asked) == 1  # in the first round nobody wants anything, in the second another process does
+        return flag and len(asked) == 1  # after the first round nobody was told to, after the second another process was
 
+    group.agree = agree  # type: ignore[method-assign,assignment]
     before = signal.signal(signal.SIGTERM, end)
     try:
-        with Keeper(tmp_path, "digest", None, frame, Place(torch.arange(16), 1, 2), agree) as one:
-            one.turn(state, NoCompany())
-            assert list(tmp_path.iterdir()) == []
+        with Keeper(tmp_path, "digest", None, frame, [Place(torch.arange(16), 1, 2)], group) as one:
+            assert not one.wants(state.step, state.phase)
+            one.turn([state], NoCompany())
             with pytest.raises(StopError):
-                one.turn(state, NoCompany())
+                one.turn([state], NoCompany())
     finally:
         signal.signal(signal.SIGTERM, before)
     assert [path.name for path in tmp_path.rglob("*")] == ["round-00000012", "shard-0001-of-0002.safetensors"]
-    assert asked == [True, True, True], "nothing was wanted here"
+    assert asked == [True, True], "nothing was wanted here"
 
 
 class NoCompany:

@@ -18,6 +18,7 @@ from torch import Tensor
 import bymi
 from bymi import State
 from bymi.detection import Record
+from bymi.engine.group import Group
 from bymi.runs import checkpoints, tensorfile
 from bymi.runs.checkpoints import Place, Saved
 from bymi.runs.packing import Frame, pack
@@ -29,7 +30,9 @@ WHOLE = Place(EVERY)
 
 
 def save(folder: Path, state: State, place: Place = WHOLE, **more: Any) -> int:
-    return checkpoints.save(folder, "digest", state, place, **more)
+    size = checkpoints.save(folder, "digest", state, place, **more)
+    checkpoints.forget(folder)
+    return size
 
 
 class Reader:
@@ -38,8 +41,13 @@ class Reader:
     def __init__(self, folder: Path, name: str = "hardened") -> None:
         self.folder, self.frame, self.said = folder, frame_of(name), list[str]()
 
-    def newest(self, place: Place = WHOLE, make: Callable[[Saved], State] = lambda saved: saved.state) -> State | None:
-        return checkpoints.newest(self.folder, "digest", self.frame, place, make, self.said.append)
+    @staticmethod
+    def group(place: Place) -> Group:
+        """As if each place were held by a process of its own."""
+        return Group(rank=place.shard)
+
+    def newest(self, place: Place = WHOLE, make: Callable[[Saved], State] = lambda saved: saved.states[0]) -> State | None:
+        return checkpoints.newest(self.folder, "digest", self.frame, [place], make, self.said.append, self.group(place))
 
 
 def part_of(state: State, place: Place) -> State:
@@ -89,7 +97,7 @@ def test_what_else_is_stored_comes_back(tmp_path: Path) -> None:
     counts, words = torch.tensor([3, 1]), {"last": {"gap": 0.1 + 0.2}, "none": None}
     save(tmp_path, state_at("hardened", 9), tensors={"counts": counts, "nothing": torch.empty(0)}, words=words)
     found: list[Saved] = []
-    Reader(tmp_path).newest(make=lambda saved: found.append(saved) or saved.state)  # type: ignore[func-returns-value]
+    Reader(tmp_path).newest(make=lambda saved: found.append(saved) or saved.states[0])  # type: ignore[func-returns-value]
     assert found[0].words == words
     assert torch.equal(found[0].tensors["counts"], counts)
     assert found[0].tensors["nothing"].shape == (0,)
@@ -167,7 +175,7 @@ def test_a_kill_between_two_writes_costs_that_round_only(lost: int, tmp_path: Pa
     older, newer = state_at("hardened", 11), state_at("hardened", 12)
     for place in FOUR:
         save(tmp_path, part_of(older, place), place)
-        if place.rank != lost:
+        if place.shard != lost:
             save(tmp_path, part_of(newer, place), place)
     reader = Reader(tmp_path)
     others = [reader.newest(place) for place in reversed(TWO)]  # rank 0, which clears up, comes last
@@ -183,13 +191,22 @@ def test_a_round_counts_if_it_does_for_all_processes(tmp_path: Path) -> None:
     for step in (11, 12):
         save(tmp_path, state_at("hardened", step))
     said: list[str] = []
-    answers = iter([True, False, True, True])  # one is left; not for all; one is left; for all
-    agree = lambda flag: flag and next(answers)  # noqa: E731
+    group, answers = Group(rank=1), iter([False, True])
+    group.agree = lambda flag: flag and next(answers)  # type: ignore[method-assign]
     found = checkpoints.newest(
-        tmp_path, "digest", frame_of("hardened"), replace(WHOLE, rank=1), lambda saved: saved.state, said.append, agree
+        tmp_path, "digest", frame_of("hardened"), [WHOLE], lambda saved: saved.states[0], said.append, group
     )
     assert_same_state(found, state_at("hardened", 11))
     assert "of no use to another process" in said[0]
+
+
+def test_a_round_that_one_process_does_not_see_is_used_by_none(tmp_path: Path) -> None:
+    for step in (11, 12):
+        save(tmp_path, state_at("hardened", step))
+    group, reader = Group(), Reader(tmp_path)
+    group.tell = lambda words: [words, {"rounds": ["round-00000011"]}]  # type: ignore[method-assign]
+    reader.group = lambda place: group  # type: ignore[method-assign]
+    assert_same_state(reader.newest(), state_at("hardened", 11))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bymi.engine import inquiry, simulate
-from bymi.engine.distributed import distribute
+from bymi.engine.distributed import Spread
 from bymi.experiment import load
 from bymi.runs.scene import build_scene
 
@@ -25,7 +25,7 @@ def test_turns_change_nothing(profile: list[str], shards: int, monkeypatch: pyte
     turns = []
     take_turn = inquiry.Inquiry.take_turn
     monkeypatch.setattr(inquiry.Inquiry, "take_turn", lambda self: turns.append(self) or take_turn(self))
-    spread = [snapshots for snapshots, _ in distribute(*parts, shards=shards)]
+    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=shards).walk(scene.plan)
     for whole, snapshots in zip(alone, spread, strict=True):
         theta = torch.cat([part.theta for part in snapshots])
         torch.testing.assert_close(theta, whole.theta, rtol=1e-9, atol=1e-12)

@@ -21,9 +21,9 @@ from bymi.engine.wires import Wires
 from bymi.graph import Graph
 from bymi.inbox import Inbox, Replies
 from bymi.network import Answer
-from bymi.phases import Snapshot
 from bymi.plan import Plan
 from bymi.problems import Problem
+from bymi.state import Snapshot, State
 
 _SHARDS = 4  # of a run that is to give the same bits on 1, 2 and 4 ranks
 
@@ -124,34 +124,44 @@ class ShardForge:
         return used
 
 
-def distribute(
-    problem: Problem,
-    graph: Graph,
-    plan: Plan,
-    adversary: Adversary | None = None,
-    group: Group | None = None,
-    *,
-    shards: int | None = None,
-) -> Iterator[tuple[list[Snapshot], Wires]]:
-    """Run this rank's part of a plan; after every round the snapshots of its shards, and the wires they came over.
+def usual_shards(problem: Problem, device: torch.device, group: Group) -> int:
+    """How many blocks the nodes are computed in: 4 in float64 on a CPU, so that 1, 2 and 4 ranks give the same bits.
 
-    `shards`: how many blocks the nodes are computed in. By default 4 in float64 on a CPU, so that 1, 2 and 4 ranks give
-    the same bits, else one a rank, which is the fastest.
+    Elsewhere one a rank, which is the fastest.
     """
-    group = group or Group()
-    device = graph.hears.device
-    if shards is None:
-        start = problem.initial(torch.zeros(1, dtype=torch.int64, device=device))
-        shards = _SHARDS if start.dtype == torch.float64 and device.type == "cpu" else group.size
-    shards = min(graph.size, max(shards, group.size))
-    order = place(graph, shards).to(device)
-    board = Board(group, Layout.even(graph.size, shards, group.size, order))
-    wires = Wires(board, graph, adversary)
-    open_inquiries: dict[int, Inquiry] = {}
-    networks = [ShardNetwork(wires, place, open_inquiries) for place in range(board.count)]
-    makers = [
-        partial(drsgd_bymi, problem, network, plan, None if adversary is None else ShardForge(adversary, network))
-        for network in networks
-    ]
-    for snapshots in board.walk(makers):
-        yield snapshots, wires
+    start = problem.initial(torch.zeros(1, dtype=torch.int64, device=device))
+    return _SHARDS if start.dtype == torch.float64 and device.type == "cpu" else group.size
+
+
+class Spread:
+    """A graph's nodes over the ranks of a group: who holds which, and the network as each shard held here sees it."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        graph: Graph,
+        adversary: Adversary | None = None,
+        group: Group | None = None,
+        *,
+        shards: int | None = None,
+    ) -> None:
+        group, device = group or Group(), graph.hears.device
+        self.shards = min(graph.size, max(shards or usual_shards(problem, device, group), group.size))
+        order = place(graph, self.shards).to(device)
+        self._board = Board(group, Layout.even(graph.size, self.shards, group.size, order))
+        self._problem, self._adversary = problem, adversary
+        self.wires = Wires(self._board, graph, adversary)
+        open_inquiries: dict[int, Inquiry] = {}
+        self.networks = [ShardNetwork(self.wires, place, open_inquiries) for place in range(self._board.count)]
+
+    def walk(self, plan: Plan, states: Sequence[State] | None = None) -> Iterator[list[Snapshot]]:
+        """Run this rank's part of a plan, after the `states` of its shards, if given; after every round their snapshots."""
+        given: Sequence[State | None] = [None] * self._board.count if states is None else states
+        makers = [
+            partial(drsgd_bymi, self._problem, network, plan, self._forge(network), state)
+            for network, state in zip(self.networks, given, strict=True)
+        ]
+        return self._board.walk(makers)
+
+    def _forge(self, network: ShardNetwork) -> ShardForge | None:
+        return None if self._adversary is None else ShardForge(self._adversary, network)

@@ -2,54 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from bymi.attacks import Adversary
 from bymi.detection import Verdict
-from bymi.engine.distributed import ShardNetwork, distribute
-from bymi.engine.group import Group
+from bymi.engine.distributed import ShardNetwork, Spread
 from bymi.engine.wires import Wires
-from bymi.graph import Graph
 from bymi.inbox import Inbox
 from bymi.network import LocalNetwork
-from bymi.phases import Snapshot
 from bymi.plan import Plan
-from bymi.problems import Problem
+from bymi.state import Snapshot, State
 from bymi.vectors import norms
 
-Due = Callable[[Snapshot], bool]
-"""Whether a round is recorded; asked with snapshots of some nodes, so it may look at step and phase only."""
+_LOOK_EVERY = 16  # rounds, where a look costs time
+
+Due = Callable[[int, str], bool]
+"""Whether something is to be done with a round, by its step and phase."""
 
 Lost = Callable[[Tensor], bool]
 """Whether models of these lengths [M] have left all bounds."""
 
 
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """A round of a run: as one process would see it, the states of the shards held here, and whether to store them now."""
+
+    snapshot: Snapshot
+    states: list[State]
+    is_kept: Callable[[], bool]
+
+
 def whole_rounds(
-    problem: Problem, graph: Graph, plan: Plan, adversary: Adversary, group: Group, due: Due, lost: Lost
-) -> Iterator[Snapshot]:
+    spread: Spread, plan: Plan, states: Sequence[State] | None, *, due: Due, lost: Lost, wants: Due
+) -> Iterator[Moment]:
     """Every round of a run on many ranks as one process would see it, on each of them; ends with a run that is lost.
 
     In rounds that are not recorded `theta` has one column, the lengths of the models, which is enough to see that they are
-    within bounds.
+    within bounds. `wants`: whether this rank would store a round; all do if any one does.
     """
-    for parts, wires in distribute(problem, graph, plan, adversary, group):
-        group.moment = f"after round {parts[0].step} (records)"
-        lengths, flags = _brief(parts, wires)
-        on_cpu = lengths.device.type == "cpu"  # elsewhere a look at every round would make the host wait
-        recorded = due(parts[0])
-        gone = (recorded or on_cpu) and lost(lengths)
+    wires = spread.wires
+    for parts in spread.walk(plan, states):
+        step, phase = parts[0].step, parts[0].phase
+        wires.board.group.moment = f"after round {step} (records)"
+        wanted, lengths, flags = _brief(parts, wires, wants(step, phase))
+        recorded = due(step, phase)
+        seen = recorded or lengths.device.type == "cpu"  # elsewhere a look at every round would make the host wait
+        gone = seen and lost(lengths)
         theta = wires.gather([part.theta for part in parts], "records") if recorded or gone else lengths[:, None]
-        yield _assemble(parts, wires, theta, flags)
+        here = [part.state for part in parts if part.state is not None]
+        kept = (seen or step % _LOOK_EVERY == 0) and bool(wanted)
+        yield Moment(_assemble(parts, wires, theta, flags), here, partial(bool, kept))
         if gone:
             return
 
 
-def _brief(parts: list[Snapshot], wires: Wires) -> tuple[Tensor, dict[str, Tensor]]:
-    """Lengths of all models [M], and what happened to messages and steps [M, ...], all in one message."""
+def _brief(parts: list[Snapshot], wires: Wires, wants: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Whether anybody wants something, lengths of all models [M], what happened to messages and steps: all in one message."""
     size = wires.graph.size
     columns: list[Tensor] = []
     for part in parts:
@@ -57,6 +69,7 @@ def _brief(parts: list[Snapshot], wires: Wires) -> tuple[Tensor, dict[str, Tenso
         words = [part.inbox.by_sender(part.inbox.unheard, size)]
         words += [mask[:, None] for mask in (part.capped, part.floored) if mask is not None]
         words += [part.inbox.by_sender(part.blown, size)] if part.blown is not None else []
+        words.append(torch.full_like(lengths[:, :1], wants))
         columns.append(torch.cat([lengths, *(word.to(torch.uint8) for word in words)], 1))
     whole = wires.gather(columns, "records")
     lengths = whole[:, :8].contiguous().view(torch.float64).squeeze(1)
@@ -65,13 +78,13 @@ def _brief(parts: list[Snapshot], wires: Wires) -> tuple[Tensor, dict[str, Tenso
         found["capped"], found["floored"], at = whole[:, at].bool(), whole[:, at + 1].bool(), at + 2
     if parts[0].blown is not None:
         found["blown"] = whole[:, at : at + size].bool()
-    return lengths, found
+    return whole[:, -1].any(), lengths, found
 
 
 def _assemble(parts: list[Snapshot], wires: Wires, theta: Tensor, flags: dict[str, Tensor]) -> Snapshot:
     first, hears = parts[0], wires.whole.hears
     unheard, nothing = flags["unheard"], theta[:, :0]
-    heard = hears & ~unheard if bool(unheard.any()) else hears
+    heard = hears & ~unheard
     weights = wires.graph.mixing
     inbox = Inbox(nothing, nothing, hears, heard, weights, weights.diagonal(), torch.full_like(wires.everybody, -1))
     verdict, network = None, None

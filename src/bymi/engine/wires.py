@@ -60,6 +60,11 @@ class Wires:
         """Rows of all nodes [M, ...] in their order, from those of the shards held here."""
         return self.all_rows.carry(torch.cat(list(parts)), name)[0]
 
+    def columns(self, topic: str) -> list[Tensor]:
+        """Of each shard held here: which of all columns of a topic its inboxes have, in every round."""
+        split = self.faces is not None and self.adversary is not None and self.adversary.differs(topic)
+        return [ear.columns for ear in (self._split_ears if split else self._ears)]
+
     @cached_property
     def points(self) -> list[Tensor]:
         """Of each shard of the network: itself and those who hear any of its nodes, whose points it is sent."""

@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 import bymi
+from bymi.engine.group import Group
 from bymi.runs import tensorfile
 from bymi.runs.packing import AXES, Frame, Layout, expected, pack, unpack
 from bymi.runs.tensorfile import TensorFile, UnusableError
 from bymi.state import State
 
-_KEPT = 2  # rounds
+_KEPT = 2  # whole rounds
+_SEEN = 6  # rounds of any kind: where processes see different folders, none is ever whole
 _ROUND, _SHARD = re.compile(r"round-(\d{8,})(-judged)?"), re.compile(r"shard-(\d{4,})-of-(\d{4,})\.safetensors")
 
 Made = TypeVar("Made")
@@ -30,19 +32,19 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """What one of `ranks` processes holds: nodes, and columns of its inboxes (None: all of the run)."""
+    """What one of `shards` shards holds: nodes, and columns of its inboxes (None: all of the run)."""
 
     nodes: Tensor  # [B]
-    rank: int = 0
-    ranks: int = 1
+    shard: int = 0
+    shards: int = 1
     columns: Tensor | None = None  # [J]
 
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """What was stored of a run: its state, as far as asked for, and what rank 0 had to add."""
+    """What was stored of a run: the states of the shards asked for, and what was added to the first of all."""
 
-    state: State
+    states: list[State]
     tensors: dict[str, Tensor]
     words: dict[str, Any]
 
@@ -55,55 +57,54 @@ def save(
     tensors: Mapping[str, Tensor] | None = None,
     words: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write the shard of one process, with anything that rank 0 adds: bytes written. Rounds before the last two are removed."""
+    """Write one shard, with anything that is added to the first of them: bytes written."""
     parts, said = pack(state)
     parts = {"nodes": place.nodes, **{f"state.{name}": tensor for name, tensor in parts.items()}}
     if place.columns is not None:
         parts["columns"] = place.columns
     parts.update({f"run.{name}": tensor for name, tensor in (tensors or {}).items()})
-    names = {"digest": digest, "bymi": bymi.__version__, "rank": place.rank, "ranks": place.ranks}
+    names = {"digest": digest, "bymi": bymi.__version__, "shard": place.shard, "shards": place.shards}
     there = folder / f"round-{state.step:08d}{'-judged' if state.phase == 'detection' else ''}"
     new = not there.exists()
     there.mkdir(parents=True, exist_ok=True)
     if new:
         tensorfile.sync_folder(folder)
-    path = there / f"shard-{place.rank:04d}-of-{place.ranks:04d}.safetensors"
-    size = tensorfile.write(path, parts, {**names, "state": said, "run": dict(words or {})})
-    if place.rank == 0:
-        _forget(folder)
-    return size
+    path = there / f"shard-{place.shard:04d}-of-{place.shards:04d}.safetensors"
+    return tensorfile.write(path, parts, {**names, "state": said, "run": dict(words or {})})
 
 
 def newest(
     folder: Path,
     digest: str,
     frame: Frame,
-    place: Place,
+    places: Sequence[Place],
     make: Callable[[Saved], Made],
     say: Callable[[str], None],
-    agree: Callable[[bool], bool] = bool,
+    group: Group | None = None,
 ) -> Made | None:
     """What `make` makes of the newest round that is whole and fits, None without any; `say` hears why others are passed over.
 
-    `make` may refuse with a ValueError. All processes must see the same folder; a round counts if it does for all of them, as
-    `agree` says. Those passed over are removed by rank 0: the run will write them again.
+    `make` may refuse with a ValueError. A round counts if it does for all processes of the `group`, which must see the same
+    folder. Those passed over are removed by the first: the run will write them again.
     """
-    rounds, made, there = _rounds(folder), None, folder
-    refused: dict[Path, str] = {}
-    while made is None and agree(len(refused) < len(rounds)):
-        there = rounds[len(refused)]
+    group, made = group or Group(), None
+    heard = group.tell({"rounds": [path.name for path in _rounds(folder)]})
+    names = [name for name in heard[0]["rounds"] if all(name in other["rounds"] for other in heard)]
+    refused: dict[str, str] = {}
+    for name in names:
         try:
-            made = make(_read(there, digest, frame, place))
+            made = make(_read(folder / name, digest, frame, places))
         except (ValueError, OSError) as problem:
-            refused[there] = str(problem)
-        if not agree(made is not None):
-            made = None
-            refused.setdefault(there, "of no use to another process")
+            refused[name] = str(problem)
+        if group.agree(made is not None):
+            break
+        made = None
+        refused.setdefault(name, "of no use to another process")
     if refused:
-        why = "; ".join(f"checkpoint {path.name} not used ({reason})" for path, reason in refused.items())
-        say(f"{why}; {'starting anew' if made is None else f'going on from {there.name}'}")
-    for path in refused if place.rank == 0 else []:
-        shutil.rmtree(path, ignore_errors=True)
+        why = "; ".join(f"checkpoint {name} not used ({reason})" for name, reason in refused.items())
+        say(f"{why}; {'starting anew' if made is None else f'going on from {names[len(refused)]}'}")
+    for name in refused if group.rank == 0 else []:
+        shutil.rmtree(folder / name, ignore_errors=True)
     return made
 
 
@@ -114,35 +115,35 @@ def _rounds(folder: Path) -> list[Path]:
 
 
 def _sets(there: Path) -> dict[int, list[Path]]:
-    """The shards of one round by the number of processes that wrote them, in order."""
+    """The files of one round by the number of shards that there should be, in order."""
     found: dict[int, list[Path]] = {}
-    for path in sorted(there.iterdir()):
+    for path in sorted(there.glob("*")):  # nothing where another process has just removed it
         name = _SHARD.fullmatch(path.name)
         if name is not None:
             found.setdefault(int(name[2]), []).append(path)
     return found
 
 
-def _forget(folder: Path) -> None:
-    """Remove rounds before the newest ones of which all shards are there."""
+def forget(folder: Path) -> None:
+    """Remove rounds before the newest two of which all shards are there, and before the newest of which some are."""
     whole = 0
-    for there in _rounds(folder):
-        if whole < _KEPT:
-            whole += any(len(paths) == ranks for ranks, paths in _sets(there).items())
+    for number, there in enumerate(_rounds(folder)):
+        if whole < _KEPT and number < _SEEN:
+            whole += any(len(paths) == shards for shards, paths in _sets(there).items())
         else:
             shutil.rmtree(there, ignore_errors=True)
 
 
-def _read(there: Path, digest: str, frame: Frame, place: Place) -> Saved:
+def _read(there: Path, digest: str, frame: Frame, places: Sequence[Place]) -> Saved:
     sets = _sets(there)
-    whole = [paths for ranks, paths in sorted(sets.items()) if len(paths) == ranks]
+    whole = [paths for count, paths in sorted(sets.items()) if len(paths) == count]
     if not whole:
-        missing = ", ".join(f"{len(paths)} of {ranks} shards are there" for ranks, paths in sorted(sets.items()))
+        missing = ", ".join(f"{len(paths)} of {count} shards are there" for count, paths in sorted(sets.items()))
         raise UnusableError(missing or "it is empty")
     shards = [TensorFile(path) for path in whole[0]]
     first = shards[0].words
-    for rank, shard in enumerate(shards):
-        _check(shard, {**first, "digest": digest, "bymi": bymi.__version__, "rank": rank, "ranks": len(shards)})
+    for number, shard in enumerate(shards):
+        _check(shard, {**first, "digest": digest, "bymi": bymi.__version__, "shard": number, "shards": len(shards)})
     said = first["state"]
     names = list(expected(frame, said, 0, 0))
     judged = "-judged" if said["phase"] == "detection" else ""
@@ -156,16 +157,19 @@ def _read(there: Path, digest: str, frame: Frame, place: Place) -> Saved:
         raise UnusableError("its shards do not hold every node once")
     for shard, nodes, columns in zip(shards, numbers["node"], numbers["column"], strict=True):
         _fit(shard, expected(frame, said, len(nodes), len(columns)))
-    every = torch.arange(frame.columns) if place.columns is None else place.columns.cpu()
-    wanted = {"node": place.nodes.cpu(), "column": every}
-    parts = {name: _gather(shards, name, numbers, wanted, frame) for name in names}
     run = {name.removeprefix("run."): shards[0].read(name) for name in shards[0].names if name.startswith("run.")}
-    return Saved(unpack(parts, said, frame, place.nodes.device), run, first["run"])
+    states = []
+    for place in places:
+        every = torch.arange(frame.columns) if place.columns is None else place.columns.cpu()
+        wanted = {"node": place.nodes.cpu(), "column": every}
+        parts = {name: _gather(shards, name, numbers, wanted, frame) for name in names}
+        states.append(unpack(parts, said, frame, place.nodes.device))
+    return Saved(states, run, first["run"])
 
 
 def _check(shard: TensorFile, wanted: Mapping[str, Any]) -> None:
     """A shard must be of this run, and all of one round."""
-    for key in ("digest", "bymi", "rank", "ranks", "state"):
+    for key in ("digest", "bymi", "shard", "shards", "state"):
         if shard.words.get(key) != wanted.get(key):
             words = {"digest": "spec", "bymi": "version of bymi"}
             raise UnusableError(f"{shard.path.name}: of another {words.get(key, key)}")

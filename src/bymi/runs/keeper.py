@@ -6,13 +6,14 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
+from bymi.engine.group import Group
 from bymi.runs import checkpoints
 from bymi.runs.checkpoints import Place, Saved
 from bymi.runs.packing import Frame
@@ -26,7 +27,7 @@ _log = logging.getLogger("bymi")
 
 
 class Company(Protocol):
-    """What is stored beside the state, by the process that writes the run folder."""
+    """What is stored beside the states, by the process that writes the run folder."""
 
     def keep(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]: ...
 
@@ -35,14 +36,14 @@ class Keeper:
     """Puts a run by in a folder. As a context it takes SIGTERM and SIGINT: the round is finished and stored, then they act.
 
     A second signal of the same kind acts at once. `every`: rounds between two checkpoints, 0 for none at all and signals
-    left alone, None by the clock. `agree` is that of a network of several processes: all of them store the same rounds.
+    left alone, None by the clock. `places`: the shards held here; all processes of a `group` store the same rounds.
     """
 
     def __init__(
-        self, folder: Path, digest: str, every: int | None, frame: Frame, place: Place, agree: Callable[[bool], bool] = bool
+        self, folder: Path, digest: str, every: int | None, frame: Frame, places: Sequence[Place], group: Group | None = None
     ) -> None:
         self._folder, self._digest, self._every = folder, digest, every
-        self._frame, self._place, self._agree = frame, place, agree
+        self._frame, self._places, self._group = frame, places, group or Group()
         self._before: dict[int, Any] = {}
         self._asked: int | None = None
         self._next, self._failed = time.monotonic() + _SECONDS, False
@@ -62,39 +63,39 @@ class Keeper:
         """What `make` makes of the newest round that can be used; it may refuse one with a ValueError."""
         if self._every == 0:
             return None
-        return checkpoints.newest(self._folder, self._digest, self._frame, self._place, make, self._say, self._agree)
+        return checkpoints.newest(self._folder, self._digest, self._frame, self._places, make, self._say, self._group)
 
-    def turn(self, state: State, company: Company) -> None:
-        """After a round: store it if it is time to, and stop if that was asked for."""
+    def wants(self, step: int, phase: str) -> bool:
+        """Whether this process would store such a round: if any one does, all of them do."""
         if self._every == 0:
-            return
-        asked = self._asked is not None
-        if not self._any(asked or self._is_due(state)):
-            return
-        stored = self._save(state, company)
-        if self._any(asked):
-            if stored and self._place.rank == 0:
-                self._say(f"stopped after round {state.step}; the same command goes on from there")
+            return False
+        return self._asked is not None or self._is_due(step, phase)
+
+    def turn(self, states: Sequence[State], company: Company | None = None) -> None:
+        """Store a round that some process wants to be stored, and stop if one of them was asked to."""
+        stored = self._save(states, company)
+        if not self._group.agree(self._asked is None):
+            if stored and self._group.rank == 0:
+                self._say(f"stopped after round {states[0].step}; the same command goes on from there")
             self._act(self._asked or signal.SIGTERM)  # none was heard here: by another process, then
 
-    def _any(self, flag: bool) -> bool:
-        return not self._agree(not flag)
-
-    def _is_due(self, state: State) -> bool:
-        if state.step >= self._frame.plan.steps:
+    def _is_due(self, step: int, phase: str) -> bool:
+        if step >= self._frame.plan.steps:
             return False
         if self._every is None:
             return time.monotonic() >= self._next
-        return state.phase != "detection" and state.step % self._every == 0
+        return phase != "detection" and step % self._every == 0
 
-    def _save(self, state: State, company: Company) -> bool:
-        start = time.monotonic()
-        tensors, words = company.keep() if self._place.rank == 0 else ({}, {})
+    def _save(self, states: Sequence[State], company: Company | None) -> bool:
+        start, step = time.monotonic(), states[0].step
         try:
-            checkpoints.save(self._folder, self._digest, state, self._place, tensors, words)
+            for state, place in zip(states, self._places, strict=True):
+                tensors, words = company.keep() if company is not None and place.shard == 0 else ({}, {})
+                checkpoints.save(self._folder, self._digest, state, place, tensors, words)
+            checkpoints.forget(self._folder)
         except OSError as problem:
             if not self._failed:  # said once: a disk that is full stays so
-                self._say(f"no checkpoint of round {state.step}: {problem.strerror or problem}; the run goes on without")
+                self._say(f"no checkpoint of round {step}: {problem.strerror or problem}; the run goes on without")
             self._failed = True
         else:
             self._failed = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,12 +28,12 @@ class Logbook:
     def __init__(
         self,
         recorder: Recorder,
-        state: State | None = None,
+        states: Sequence[State] | None = None,
         rows: bytes = b"",
         seconds: float = 0.0,
         detecting: float = 0.0,
     ) -> None:
-        self.recorder, self.state, self.detecting = recorder, state, detecting
+        self.recorder, self.states, self.detecting = recorder, states, detecting
         self.rows = bytearray(rows)
         self._start = time.perf_counter() - seconds
 
@@ -55,14 +55,14 @@ class Logbook:
 
     @staticmethod
     def take_up(saved: Saved, scene: Scene, recorder: Callable[[], Recorder]) -> Logbook:
-        """Go on from what was stored; a ValueError if that cannot be. The state may be that of some nodes only."""
-        words, rows, state = saved.words, saved.tensors.get("rows"), saved.state
+        """Go on from what was stored; a ValueError if that cannot be. The states may be those of some nodes only."""
+        words, rows = saved.words, saved.tensors.get("rows")
         times = [words.get("seconds"), words.get("detecting")]
         if not isinstance(words.get("recorder"), dict) or not all(isinstance(some, (int, float)) for some in times):
             raise ValueError("what was measured is missing")
         if rows is None or rows.dtype != torch.uint8 or not all(isinstance(row, dict) for row in _rows(rows)):
             raise ValueError("the rows of metrics.jsonl are missing")
-        made, judged = recorder(), state.judged
+        made, judged = recorder(), saved.states[0].judged
 
         def prune(flagged: Tensor) -> Graph | SparseGraph:
             assert judged is not None
@@ -71,7 +71,7 @@ class Logbook:
             return network.graph
 
         made.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
-        return Logbook(made, state, rows.numpy().tobytes(), words["seconds"], words["detecting"])
+        return Logbook(made, saved.states, rows.numpy().tobytes(), words["seconds"], words["detecting"])
 
 
 def _rows(stored: Tensor) -> list[Any]:

@@ -155,7 +155,7 @@ class Recorder:
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
-        recorded = self.due(snapshot, self._steps, self._every)
+        recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every)
         # Elsewhere a look at every round would make the host wait for the device.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
             return self._row(snapshot)
@@ -165,9 +165,9 @@ class Recorder:
         return not is_lost(torch.linalg.vector_norm(theta[self._honest], dim=1))
 
     @staticmethod
-    def due(snapshot: Snapshot, steps: int, every: int) -> bool:
+    def due(step: int, phase: str, steps: int, every: int) -> bool:
         """Whether a round is recorded, whatever happened in it."""
-        return not snapshot.step % every or snapshot.step == steps or snapshot.verdict is not None
+        return not step % every or step == steps or phase == "detection"
 
     def _row(self, snapshot: Snapshot) -> dict[str, Any]:
         honest = snapshot.theta[self._honest]

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 import bymi
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import same_everywhere
-from bymi.engine.records import whole_rounds
-from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError, InputError
-from bymi.graph import Graph
-from bymi.phases import Snapshot
 from bymi.runs import store
-from bymi.runs.metrics import Recorder
-from bymi.runs.outcome import is_lost
-from bymi.runs.runner import Progress, Result, run, run_all
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.course import lay_out
+from bymi.runs.runner import Progress, Result, follow, run, run_all
 from bymi.runs.sheet import Sheet
 
 
@@ -45,12 +39,15 @@ def _run(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, group
     """One run over all ranks. Rank 0 knows whether it is there already: the others may not see its folders."""
     if group.agree(group.rank > 0 or store.is_complete(store.folder_of(out, sheet))):
         return run(sheet, out, None, host) if group.rank == 0 else None
+    plot, result = partial(lay_out, group=group), None
     if group.rank == 0:
-        return run(sheet, out, tell, host, lambda scene: _rounds(scene, sheet, group))
-    with one_thread():
-        for _ in _rounds(build_scene(sheet, host).by_matrices(), sheet, group):
-            pass
-    return None
+        result = run(sheet, out, tell, host, plot)
+    else:
+        follow(sheet, host, store.checkpoints_of(out, sheet), plot)
+    group.moment = "at the end of a run"
+    group.agree(True)  # nobody removes a checkpoint before the summary is written
+    shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
+    return result
 
 
 def run_apart(
@@ -77,19 +74,6 @@ def run_apart(
 
 def _as_run(index: int, tell: Progress) -> Progress:
     return lambda only, steps: tell(index, steps)
-
-
-def _rounds(scene: Scene, sheet: Sheet, group: Group) -> Iterator[Snapshot]:
-    watched, graph = ~scene.byzantine, scene.graph
-    assert isinstance(graph, Graph)
-
-    def due(snapshot: Snapshot) -> bool:
-        return Recorder.due(snapshot, sheet.steps, sheet["record_every"])
-
-    def lost(lengths: Tensor) -> bool:
-        return is_lost(lengths[watched])
-
-    return whole_rounds(scene.problem, graph, scene.plan, scene.adversary, group, due, lost)
 
 
 def _host(host: Host | None, group: Group) -> Host:

@@ -8,7 +8,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -17,19 +17,16 @@ from typing import Any
 
 import torch
 
-from bymi.engine import simulate
 from bymi.engine.host import Host
 from bymi.engine.parent import die_with_parent
-from bymi.engine.simulate import local_network, one_thread
+from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
-from bymi.phases import Snapshot
 from bymi.problems import ModuleProblem
 from bymi.runs import store
-from bymi.runs.checkpoints import Place
+from bymi.runs.course import Alone, Course, Plot, frame_of
 from bymi.runs.keeper import Keeper
 from bymi.runs.logbook import Logbook
 from bymi.runs.metrics import Recorder
-from bymi.runs.packing import Frame
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.sheet import Sheet
 from bymi.runs.tasks import TASKS
@@ -39,9 +36,6 @@ Progress = Callable[[int, int], None]
 
 Result = dict[str, Any] | BymiError | None
 """A summary, why there is none, or None for a run that was not started in time."""
-
-Rounds = Callable[[Scene], Iterator[Snapshot]]
-"""The rounds of a scene, from one engine or another."""
 
 _ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
 _TELL_EVERY = 0.1  # seconds between two words on progress
@@ -53,11 +47,11 @@ def run(
     out: str | Path = "runs",
     tell: Callable[[int], None] | None = None,
     host: Host | None = None,
-    rounds: Rounds | None = None,
+    plot: Plot = Alone,
 ) -> dict[str, Any]:
     """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
 
-    `tell` is called with the number of steps done since its last call. `rounds`: another engine than the one for one process.
+    `tell` is called with the number of steps done since its last call. `plot`: who holds the nodes; all in this process.
     """
     out = Path(out)
     folder = store.folder_of(out, sheet)
@@ -67,7 +61,7 @@ def run(
         host = replace(host, threads=host.threads_beside(1))
         kept = store.checkpoints_of(out, sheet)
         with one_thread(), store.writing(out, sheet) as scratch:
-            _execute(sheet, scratch, tell or (lambda steps: None), host, kept, rounds)
+            _execute(sheet, scratch, tell or (lambda steps: None), host, kept, plot)
         shutil.rmtree(kept, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
@@ -181,21 +175,17 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
         return BymiError(f"{sheet.label}, seed {sheet.seed}: out of GPU memory; try fewer --jobs")
 
 
-def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, rounds: Rounds | None) -> None:
-    scene = build_scene(sheet, host) if rounds is None else build_scene(sheet, host).by_matrices()
-    size = {"steps": sheet.steps, "every": sheet["record_every"]}
+def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: Plot) -> None:
+    course = plot(build_scene(sheet, host), sheet)
+    scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
     blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
-    network = local_network(scene.graph, scene.adversary)
-    frame = Frame.of(scene.problem, network, scene.plan)
-    # Another engine holds its states elsewhere: none is stored here.
-    keeping = Keeper(kept, sheet.digest, host.checkpoint_every if rounds is None else 0, frame, Place(network.nodes))
-    with keeping as keeper, (folder / store.METRICS).open("wb") as metrics:
+    with _keeper(course, sheet, host, kept) as keeper, (folder / store.METRICS).open("wb") as metrics:
         log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
         metrics.write(log.rows)
         recorder, done = log.recorder, 0
         told = before = time.perf_counter()
-        simulated = simulate(scene.problem, scene.graph, scene.plan, scene.adversary, log.state)
-        for snapshot in simulated if rounds is None else rounds(scene):
+        for moment in course.rounds(log.states, keeper.wants):
+            snapshot = moment.snapshot
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
             row = recorder.see(snapshot)
@@ -203,8 +193,8 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
                 metrics.write(log.add(row))
                 if recorder.diverged:
                     break
-            if snapshot.state is not None:
-                keeper.turn(snapshot.state, log)
+            if moment.is_kept():
+                keeper.turn(moment.states, log)
             now = before = time.perf_counter()
             if now - told > _TELL_EVERY:
                 tell(snapshot.step - done)
@@ -218,9 +208,23 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
     if recorder.verdict is not None:
         verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
-    store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(scene)})
+    store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(scene), "ranks": course.group.size})
     store.write_json(folder / store.SUMMARY, summary)
     tell(sheet.steps - done)
+
+
+def follow(sheet: Sheet, host: Host, kept: Path, plot: Plot) -> None:
+    """The part of a process that holds some nodes of a run and does not keep its books."""
+    course = plot(build_scene(sheet, host), sheet)
+    with one_thread(), _keeper(course, sheet, host, kept) as keeper:
+        states = keeper.newest(lambda saved: saved.states)
+        for moment in course.rounds(states, keeper.wants):
+            if moment.is_kept():
+                keeper.turn(moment.states)
+
+
+def _keeper(course: Course, sheet: Sheet, host: Host, kept: Path) -> Keeper:
+    return Keeper(kept, sheet.digest, host.checkpoint_every, frame_of(course.scene), course.places, course.group)
 
 
 def _where(scene: Scene) -> dict[str, Any]:

@@ -1,0 +1,90 @@
+"""How the rounds of a run are walked through: in this process, or by several that hold a part of its nodes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from bymi.engine import simulate
+from bymi.engine.distributed import Spread, usual_shards
+from bymi.engine.group import Group
+from bymi.engine.records import Due, Moment, whole_rounds
+from bymi.engine.simulate import local_network
+from bymi.graph import Graph
+from bymi.runs.checkpoints import Place
+from bymi.runs.metrics import Recorder
+from bymi.runs.outcome import is_lost
+from bymi.runs.packing import Frame
+from bymi.runs.scene import Scene
+from bymi.runs.sheet import Sheet
+from bymi.state import State
+
+
+class Course(Protocol):
+    """`places`: the shards held by this process of the `group`, whose states are stored and taken up again."""
+
+    scene: Scene
+    places: Sequence[Place]
+    group: Group
+
+    def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[Moment]:
+        """All rounds, or those after `states`; `wants`: whether this process would store a round."""
+        ...
+
+
+Plot = Callable[[Scene, Sheet], Course]
+"""Lays out the course of a run."""
+
+
+class Alone:
+    """All nodes in this process."""
+
+    def __init__(self, scene: Scene, sheet: Sheet) -> None:
+        self.scene, self.group = scene, Group()
+        self.places: Sequence[Place] = [Place(local_network(scene.graph, scene.adversary).nodes)]
+
+    def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[Moment]:
+        scene = self.scene
+        state = None if states is None else states[0]
+        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state):
+            here = [] if snapshot.state is None else [snapshot.state]
+            yield Moment(snapshot, here, partial(wants, snapshot.step, snapshot.phase))
+
+
+class Together:
+    """The nodes spread over all ranks of a group."""
+
+    def __init__(self, scene: Scene, sheet: Sheet, group: Group) -> None:
+        self.scene, self.group, self._sheet = scene.by_matrices(), group, sheet
+        graph = self.scene.graph
+        assert isinstance(graph, Graph)
+        self._spread = Spread(scene.problem, graph, scene.adversary, group)
+        networks, columns = self._spread.networks, self._spread.wires.columns("parameters")
+        self.places: Sequence[Place] = [
+            Place(network.nodes, network.shard, self._spread.shards, some)
+            for network, some in zip(networks, columns, strict=True)
+        ]
+
+    def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[Moment]:
+        watched = ~self.scene.byzantine
+
+        def lost(lengths: Tensor) -> bool:
+            return is_lost(lengths[watched])
+
+        due = partial(Recorder.due, steps=self._sheet.steps, every=self._sheet["record_every"])
+        return whole_rounds(self._spread, self.scene.plan, states, due=due, lost=lost, wants=wants)
+
+
+def lay_out(scene: Scene, sheet: Sheet, group: Group) -> Course:
+    """The course of a run over a group. One rank that computes all nodes at once is a process like any other."""
+    if group.size == 1 and usual_shards(scene.problem, scene.byzantine.device, group) == 1:
+        return Alone(scene, sheet)
+    return Together(scene, sheet, group)
+
+
+def frame_of(scene: Scene) -> Frame:
+    """What states of a scene look like, whoever holds which nodes."""
+    return Frame.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
