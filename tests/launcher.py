@@ -1,13 +1,16 @@
 """A stand-in for torchrun in tests: reads once what takes long to read, then starts ranks in an instant.
 
 `python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line on so many ranks, or {"size",
-"sheets", "out"}, many runs one after the other in one group, and a file of what each rank sent; "dies": [rank, name] has one
-killed when it sends something of that name. A job starts when the one before has ended. Prints a line of JSON for each job that
-starts and for each rank that ends.
+"sheets", "out"}, many runs one after the other in one group with a checkpoint "every" so many rounds, and a file of what each
+rank sent. "breaks": [what, rank, name, time] does something to one rank when it sends something of that name, or is about to
+store a "checkpoint", for the nth time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on.
+"said": a file for what is written to stderr. A job starts when the one before has ended. Prints a line of JSON for each job
+that starts and for each rank that ends.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -16,6 +19,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,8 @@ import bymi.report.figures
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
-from bymi.runs import read_sheets
+from bymi.errors import BymiError
+from bymi.runs import read_sheets, tensorfile
 from bymi.runs.ranks import run_apart, run_together
 
 
@@ -49,13 +54,20 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         size = str(job["size"])
         os.environ.update(RANK=str(rank), WORLD_SIZE=size, LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=size)
         os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **job.get("env", {})})
-        if job.get("dies", [None])[0] == rank:
-            _die_at(job["dies"][1])
+        if "said" in job:
+            os.dup2(os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        if job.get("breaks", [None, None])[1] == rank:
+            _break(*job["breaks"])
         if "sheets" in job:
             with ranks() as group:
                 assert group is not None
                 spread = run_apart if job.get("apart") else run_together
-                spread(read_sheets(Path(job["sheets"])), job["out"], group, host=Host(device="cpu"))
+                spread(
+                    read_sheets(Path(job["sheets"])),
+                    job["out"],
+                    group,
+                    host=Host(device="cpu", checkpoint_every=job.get("every")),
+                )
                 sent = {name: asdict(entry) for name, entry in group.traffic.items()}
                 (Path(job["out"]) / f"traffic-{rank}.json").write_text(json.dumps(sent))
             raise SystemExit(0)
@@ -64,6 +76,9 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         bymi.cli.main()
     except SystemExit as left:
         code = int(left.code or 0)
+    except BymiError as problem:
+        sys.stderr.write(f"bymi: {problem}\n")
+        code = problem.exit_code
     except BaseException:
         traceback.print_exc()
     finally:
@@ -72,16 +87,30 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         os._exit(code)
 
 
-def _die_at(name: str) -> None:
-    """Have this rank killed when it is about to send something of this name."""
-    swap = Group.swap
+def _break(what: str, rank: int, name: str, time: int) -> None:
+    """Have something happen to this rank when it does something of this name for the nth time."""
+    times, swap, write = count(1), Group.swap, tensorfile.write
 
-    def dying(self: Group, rows: Tensor, counts: Sequence[int], coming: Sequence[int], what: str) -> Tensor:
-        if what == name:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return swap(self, rows, counts, coming, what)
+    def strike() -> None:
+        if next(times) < time:
+            return
+        if what == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.kill(os.getpid(), signal.SIGKILL if what == "killed" else signal.SIGTERM)
 
-    Group.swap = dying  # type: ignore[method-assign]
+    def sending(self: Group, rows: Tensor, counts: Sequence[int], coming: Sequence[int], topic: str) -> Tensor:
+        if topic == name:
+            strike()
+        return swap(self, rows, counts, coming, topic)
+
+    def writing(*words: Any) -> int:
+        strike()
+        return write(*words)
+
+    if name == "checkpoint":
+        tensorfile.write = writing
+    else:
+        Group.swap = sending  # type: ignore[method-assign]
 
 
 def main() -> None:
