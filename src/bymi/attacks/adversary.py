@@ -102,6 +102,27 @@ class Adversary:
         part = part_of(topic)
         return self._forged(vectors, nodes, topic, step, part) if part is not None and self.forges(topic, step) else vectors
 
+    @property
+    def sees(self) -> Literal["all", "mean", "nothing"]:
+        """What it has to know of the vectors of others to make those that it uses."""
+        return self.attack.sees if isinstance(self.attack, VectorAttack) else "all"
+
+    def total(self, vectors: Tensor, nodes: Tensor) -> Tensor:
+        """The sum of the vectors that are not its own, and in one more place how many they are [D + 1]."""
+        others = vectors.index_select(0, (~self.members[nodes]).nonzero().flatten())
+        found = others.sum(0)
+        if not bool(torch.isfinite(found).all()):
+            others = others[is_finite_row(others)]
+            found = others.sum(0)
+        return torch.cat([found, found.new_tensor([len(others)])])
+
+    def gradients_about(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, mean: Tensor) -> Tensor:
+        """As `gradients`, of some nodes, for an attack that sees no more of others than their mean [D]."""
+        part, mine = part_of(topic), self.members[nodes].nonzero().flatten()
+        if part is None or not len(mine):
+            return vectors
+        return self._replaced(vectors, nodes, mine, mean[None], nodes[:0], topic, step, part)
+
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
             return mixed
@@ -204,11 +225,16 @@ class Adversary:
             honest, others = honest[sane], others[sane]
         if not len(honest):
             return vectors
+        return self._replaced(vectors, nodes, mine, honest, nodes[others], topic, step, part)
+
+    def _replaced(
+        self, vectors: Tensor, nodes: Tensor, mine: Tensor, honest: Tensor, whose: Tensor, topic: str, step: int, part: Part
+    ) -> Tensor:
         assert isinstance(self.attack, VectorAttack)
         device, own = vectors.device, nodes[mine]
         shared = stream(self.seed, "attack", device=device)
         fresh = stream(self.seed, f"attack {topic}", node=own, step=step, device=device)
-        moment = Moment(part, nodes[others], own, self.members, self.seed)
+        moment = Moment(part, whose, own, self.members, self.seed)
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), shared, fresh, moment))
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -39,10 +39,12 @@ class VectorAttack(ABC):
     """Omniscient: sees every honest vector of the round [h, D] and what its own nodes would send [b, D].
 
     `shared` is one stream a run, common to all attackers; `fresh` has one key an attacker, new each round and each half.
-    `level` says where the attack acts unless the adversary says otherwise.
+    `level` says where the attack acts unless the adversary says otherwise, `sees` what it looks at beyond its own nodes'
+    vectors: with "mean" or "nothing", one row that is the mean of the honest ones serves as well as all of them.
     """
 
     level: ClassVar[Level] = "gradient"
+    sees: ClassVar[Literal["all", "mean", "nothing"]] = "all"
 
     @abstractmethod
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:

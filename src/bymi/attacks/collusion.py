@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class Shift(VectorAttack):
 
     `size` is absolute. While it is not found, it moves the optimum by about the share of attackers times `size`.
     """
+
+    sees: ClassVar[Literal["all", "mean", "nothing"]] = "nothing"
 
     size: float = 0.7
 

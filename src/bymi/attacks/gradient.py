@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -34,6 +35,8 @@ class GradientAttack(VectorAttack):
 @dataclass(frozen=True)
 class InnerProductManipulation(VectorAttack):
     """g = -a mean(honest), of the same half when halves are asked for. Close to an optimum it is nearly invisible."""
+
+    sees: ClassVar[Literal["all", "mean", "nothing"]] = "mean"
 
     a: float = 1.0
 

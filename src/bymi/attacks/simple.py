@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from bymi.streams import Stream
 class SignFlip(VectorAttack):
     """g = -scale own: the own gradient uphill, also called bit flip. Invisible where gradients are zero."""
 
+    sees: ClassVar[Literal["all", "mean", "nothing"]] = "nothing"
+
     scale: float = 1.0
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
@@ -26,6 +29,8 @@ class SignFlip(VectorAttack):
 class Zero(VectorAttack):
     """g = 0: a node that has stopped to learn and still talks."""
 
+    sees: ClassVar[Literal["all", "mean", "nothing"]] = "nothing"
+
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
         return torch.zeros_like(would_send)
 
@@ -33,6 +38,8 @@ class Zero(VectorAttack):
 @dataclass(frozen=True)
 class SameValue(VectorAttack):
     """g = (value, ..., value)."""
+
+    sees: ClassVar[Literal["all", "mean", "nothing"]] = "nothing"
 
     value: float = 100.0
 
@@ -43,6 +50,8 @@ class SameValue(VectorAttack):
 @dataclass(frozen=True)
 class Gaussian(VectorAttack):
     """g = mean(honest) + N(0, sigma^2 I), new noise for each attacker, round and half: right on average."""
+
+    sees: ClassVar[Literal["all", "mean", "nothing"]] = "mean"
 
     sigma: float = 30.0
 

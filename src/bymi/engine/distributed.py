@@ -111,13 +111,20 @@ class ShardForge:
         # Answers to one asker are forged where all of them come together.
         if asker_of(topic) is not None or not self._adversary.forges(topic, step):
             return vectors
-        network = self._network
+        network, adversary = self._network, self._adversary
         network.finish()
         wires = network.wires
+        if adversary.sees == "nothing":
+            return adversary.gradients_about(vectors, nodes, topic, step, vectors[0])
+        if adversary.sees == "mean":
+            # Sums of shards, always in the same order: the bits do not depend on who holds which.
+            totals = network.meet(adversary.total(vectors, nodes), lambda parts: [wires.collect(parts, topic)] * len(parts))
+            whole = totals.sum(0)
+            return adversary.gradients_about(vectors, nodes, topic, step, whole[:-1] / whole[-1]) if whole[-1] > 0 else vectors
 
         def act(parts: list[Tensor]) -> list[Tensor]:
             whole = wires.gather(parts, f"{topic}s for those who lie")
-            forged = self._adversary.gradients(whole, wires.everybody, topic, step)
+            forged = adversary.gradients(whole, wires.everybody, topic, step)
             return [forged[some] for some in wires.nodes]
 
         used: Tensor = network.meet(vectors, act)

@@ -56,6 +56,21 @@ class Group:
         self._do(lambda: dist.all_to_all_single(output, flat, list(coming), list(counts)), name)
         return output.view(rows.dtype) if rows.dtype == torch.bool else output
 
+    def total(self, values: Tensor, name: str) -> Tensor:
+        """The sum of what all processes have, in each of them."""
+        if self.size == 1:
+            return values
+        values = values.clone()
+        self._count(name, [values.nbytes] * self.size)
+        self._do(lambda: dist.all_reduce(values), name)
+        return values
+
+    def collect(self, rows: Tensor, counts: Sequence[int], name: str) -> Tensor:
+        """The rows of all processes, in order of ranks, of which each has counts[rank]."""
+        if self.size == 1:
+            return rows
+        return self.swap(rows.repeat(self.size, *[1] * (rows.ndim - 1)), [len(rows)] * self.size, counts, name)
+
     def agree(self, flag: bool, name: str = "agreement") -> bool:
         """Whether the flag holds in every process."""
         if self.size == 1:

@@ -60,6 +60,11 @@ class Wires:
         """Rows of all nodes [M, ...] in their order, from those of the shards held here."""
         return self.all_rows.carry(torch.cat(list(parts)), name)[0]
 
+    def collect(self, parts: Sequence[Tensor], name: str) -> Tensor:
+        """One row of each shard of the network, in their order, from those held here."""
+        counts = [len(held) for held in self.board.layout.held]
+        return self.board.group.collect(torch.stack(list(parts)), counts, f"{name}s for those who lie")
+
     def columns(self, topic: str) -> list[Tensor]:
         """Of each shard held here: which of all columns of a topic its inboxes have, in every round."""
         split = self.faces is not None and self.adversary is not None and self.adversary.differs(topic)

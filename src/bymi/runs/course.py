@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -58,10 +59,10 @@ class Together:
     """The nodes spread over all ranks of a group."""
 
     def __init__(self, scene: Scene, sheet: Sheet, group: Group) -> None:
-        self.scene, self.group, self._sheet = scene.by_matrices(), group, sheet
-        graph = self.scene.graph
-        assert isinstance(graph, Graph)
-        self._spread = Spread(scene.problem, graph, scene.adversary, group)
+        scene = replace(scene.by_matrices(), yardstick=scene.yardstick.shared(group))
+        self.scene, self.group, self._sheet = scene, group, sheet
+        assert isinstance(scene.graph, Graph)
+        self._spread = Spread(scene.problem, scene.graph, scene.adversary, group)
         networks, columns = self._spread.networks, self._spread.wires.columns("parameters")
         self.places: Sequence[Place] = [
             Place(network.nodes, network.shard, self._spread.shards, some)

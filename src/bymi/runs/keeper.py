@@ -71,7 +71,7 @@ class Keeper:
             return False
         return self._asked is not None or self._is_due(step, phase)
 
-    def turn(self, states: Sequence[State], company: Company | None = None) -> None:
+    def turn(self, states: Sequence[State], company: Company) -> None:
         """Store a round that some process wants to be stored, and stop if one of them was asked to."""
         stored = self._save(states, company)
         if not self._group.agree(self._asked is None):
@@ -86,11 +86,11 @@ class Keeper:
             return time.monotonic() >= self._next
         return phase != "detection" and step % self._every == 0
 
-    def _save(self, states: Sequence[State], company: Company | None) -> bool:
+    def _save(self, states: Sequence[State], company: Company) -> bool:
         start, step = time.monotonic(), states[0].step
         try:
             for state, place in zip(states, self._places, strict=True):
-                tensors, words = company.keep() if company is not None and place.shard == 0 else ({}, {})
+                tensors, words = company.keep() if place.shard == 0 else ({}, {})
                 checkpoints.save(self._folder, self._digest, state, place, tensors, words)
             checkpoints.forget(self._folder)
         except OSError as problem:

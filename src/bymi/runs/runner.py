@@ -177,28 +177,9 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
 
 def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: Plot) -> None:
     course = plot(build_scene(sheet, host), sheet)
-    scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
-    blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
-    with _keeper(course, sheet, host, kept) as keeper, (folder / store.METRICS).open("wb") as metrics:
-        log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
-        metrics.write(log.rows)
-        recorder, done = log.recorder, 0
-        told = before = time.perf_counter()
-        for moment in course.rounds(log.states, keeper.wants):
-            snapshot = moment.snapshot
-            if snapshot.verdict is not None:
-                log.detecting += time.perf_counter() - before
-            row = recorder.see(snapshot)
-            if row is not None:
-                metrics.write(log.add(row))
-                if recorder.diverged:
-                    break
-            if moment.is_kept():
-                keeper.turn(moment.states, log)
-            now = before = time.perf_counter()
-            if now - told > _TELL_EVERY:
-                tell(snapshot.step - done)
-                done, told = snapshot.step, now
+    with (folder / store.METRICS).open("wb") as metrics:
+        log = _walk(course, sheet, host, kept, tell, metrics.write)
+    scene, recorder = course.scene, log.recorder
     summary = {
         "method": sheet.label,
         "seed": sheet.seed,
@@ -210,21 +191,47 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
         store.write_json(folder / store.VERDICT, verdict, indent=None)
     store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(scene), "ranks": course.group.size})
     store.write_json(folder / store.SUMMARY, summary)
-    tell(sheet.steps - done)
 
 
 def follow(sheet: Sheet, host: Host, kept: Path, plot: Plot) -> None:
-    """The part of a process that holds some nodes of a run and does not keep its books."""
-    course = plot(build_scene(sheet, host), sheet)
-    with one_thread(), _keeper(course, sheet, host, kept) as keeper:
-        states = keeper.newest(lambda saved: saved.states)
-        for moment in course.rounds(states, keeper.wants):
+    """The part of a process that holds some nodes of a run and writes nothing down; all of them measure together."""
+    with one_thread():
+        _walk(plot(build_scene(sheet, host), sheet), sheet, host, kept, lambda steps: None, lambda line: None)
+
+
+def _walk(
+    course: Course,
+    sheet: Sheet,
+    host: Host,
+    kept: Path,
+    tell: Callable[[int], None],
+    write: Callable[[bytes | bytearray], object],
+) -> Logbook:
+    """All rounds, those before the last checkpoint from there."""
+    scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
+    blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
+    with Keeper(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group) as keeper:
+        log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
+        write(log.rows)
+        done = 0
+        told = before = time.perf_counter()
+        for moment in course.rounds(log.states, keeper.wants):
+            snapshot = moment.snapshot
+            if snapshot.verdict is not None:
+                log.detecting += time.perf_counter() - before
+            row = log.recorder.see(snapshot)
+            if row is not None:
+                write(log.add(row))
+                if log.recorder.diverged:
+                    break
             if moment.is_kept():
-                keeper.turn(moment.states)
-
-
-def _keeper(course: Course, sheet: Sheet, host: Host, kept: Path) -> Keeper:
-    return Keeper(kept, sheet.digest, host.checkpoint_every, frame_of(course.scene), course.places, course.group)
+                keeper.turn(moment.states, log)
+            now = before = time.perf_counter()
+            if now - told > _TELL_EVERY:
+                tell(snapshot.step - done)
+                done, told = snapshot.step, now
+    tell(sheet.steps - done)
+    return log
 
 
 def _where(scene: Scene) -> dict[str, Any]:

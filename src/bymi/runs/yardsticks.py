@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bymi.engine.group import Group
 from bymi.graph import Core
 from bymi.problems import LinearProblem, ModuleProblem
 
@@ -18,6 +19,10 @@ class Yardstick(Protocol):
 
     def measure(self, theta: Tensor, core: Core | None) -> Measures:
         """Worth of all nodes' models [M, D]; `core` is there after a detection."""
+        ...
+
+    def shared(self, group: Group) -> Yardstick:
+        """One for all processes of a group, which measure together and do a part of the work each."""
         ...
 
 
@@ -42,6 +47,9 @@ class LinearYardstick:
             "gap_population": number((mean - self._truth).square().sum() / 2),
         }
 
+    def shared(self, group: Group) -> LinearYardstick:
+        return self  # a few products: each does them all
+
     def _excess(self, theta: Tensor) -> Tensor:
         """Risk above the honest minimum, from the curvature: the samples are not touched again."""
         away = theta - self._best
@@ -55,24 +63,44 @@ class ImageYardstick:
     a detection, of the honest nodes without one. An average that is not finite has no gradient and guesses one class.
     """
 
-    def __init__(self, problem: ModuleProblem, inputs: Tensor, labels: Tensor, byzantine: Tensor) -> None:
-        self._problem, self._inputs, self._labels = problem, inputs, labels
-        self._honest = ~byzantine
+    def __init__(
+        self, problem: ModuleProblem, inputs: Tensor, labels: Tensor, byzantine: Tensor, group: Group | None = None
+    ) -> None:
+        self._problem, self._inputs, self._labels, self._byzantine = problem, inputs, labels, byzantine
+        self._group = group or Group()
+
+    def shared(self, group: Group) -> ImageYardstick:
+        return ImageYardstick(self._problem, self._inputs, self._labels, self._byzantine, group)
 
     def measure(self, theta: Tensor, core: Core | None) -> Measures:
-        normal = theta[self._honest].mean(0)
+        honest = (~self._byzantine).nonzero().flatten()
+        normal = theta[honest].mean(0)
         judged = normal if core is None else theta[core.members].mean(0)
-        gradient = self._problem.pooled_gradient(judged, self._honest.nonzero().flatten())
+        models = [theta.mean(0), normal] + ([] if core is None else [judged])
+        found = torch.cat([self._gradient(judged, honest), torch.stack([self._right(model) for model in models])])
+        found = self._group.total(found, "measures")
+        right = [float(count) / len(self._labels) for count in found[-len(models) :]]
         return {
-            "acc_all": self._accuracy(theta.mean(0)),
-            "acc_normal": self._accuracy(normal),
-            "acc_scc": None if core is None else self._accuracy(judged),
-            "grad_norm": number(torch.linalg.vector_norm(gradient)),
+            "acc_all": right[0],
+            "acc_normal": right[1],
+            "acc_scc": None if core is None else right[2],
+            "grad_norm": number(torch.linalg.vector_norm(found[: -len(models)])),
         }
 
-    def _accuracy(self, theta: Tensor) -> float:
-        said = self._problem.outputs(theta, self._inputs).argmax(1)
-        return float((said == self._labels).to(torch.float64).mean())
+    def _gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
+        """What this process adds to the gradient over all samples of the nodes, float64 [D]."""
+        some = self._part(nodes)
+        if not len(some):
+            return theta.new_zeros(len(theta), dtype=torch.float64)
+        return self._problem.pooled_gradient(theta, some) * (len(some) / len(nodes))
+
+    def _right(self, theta: Tensor) -> Tensor:
+        """How many of its part of the test set this process sees named rightly."""
+        said = self._problem.outputs(theta, self._part(self._inputs)).argmax(1)
+        return (said == self._part(self._labels)).sum(dtype=torch.float64)
+
+    def _part(self, rows: Tensor) -> Tensor:
+        return rows.tensor_split(self._group.size)[self._group.rank]
 
 
 def number(value: Tensor) -> float | None:
