@@ -29,6 +29,7 @@ class Traffic:
     calls: int = 0
     messages: int = 0
     bytes: int = 0
+    seconds: float = 0.0  # in these calls, those included in which it waited for others
 
 
 @dataclass(eq=False)
@@ -122,10 +123,12 @@ class Group:
         entry.calls, entry.messages, entry.bytes = entry.calls + 1, entry.messages + len(sent), entry.bytes + sum(sent)
 
     def _do(self, work: Callable[[], object], name: str) -> None:
+        start = time.perf_counter()
         try:
             work()
         except RuntimeError as problem:  # what torch.distributed raises for a lost connection and for one that is silent
             raise self.lost(f"{name}: {_short(problem)}") from None
+        self.traffic[name].seconds += time.perf_counter() - start
 
     def lost(self, why: str) -> RankLostError:
         """The error of a rank that cannot go on: which others have stopped without a word, and what to do."""

@@ -1,0 +1,264 @@
+"""What ranks are worth, and a model of the time of one iteration beside what was measured.
+
+`python benchmarks/ranks.py` prints tables and writes benchmarks/results/ranks.json; with `--whole` it also times the recipe
+`mnist` from start to end, in one process of one thread and on two ranks (about ten minutes). Needs MNIST (`--data`, BYMI_DATA).
+
+The model has six constants, measured at the start in the same run on one core: a gradient, products in both precisions,
+passes over memory, latency and bandwidth of an exchange; and one that is what is left of the smallest run. Nothing is fitted to
+the rows that it is compared with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import Tensor
+
+from bymi.engine.host import Host
+from bymi.engine.launch import ranks
+from bymi.experiment import load
+from bymi.report.tables import plain_table
+from bymi.runs import run_all
+from bymi.runs.course import Alone, Together
+from bymi.runs.ranks import run_together
+from bymi.runs.scene import build_scene
+from bymi.runs.store import environment
+from bymi.vectors import norms
+
+Row = dict[str, Any]
+OUT = Path(__file__).parent / "results" / "ranks.json"
+CORES = 2  # that the ranks of this benchmark share
+ROUNDS = 14
+CASES: dict[str, tuple[str, int, int]] = {  # recipe, nodes, coordinates
+    "LeNet, BALANCE, m = 100": ("mnist", 100, 61706),
+    "LeNet, BALANCE, m = 150": ("mnist", 150, 61706),
+    "linear, BALANCE, m = 150, d = 2000": ("linear", 150, 2000),
+    "linear, BALANCE, m = 400, d = 2000": ("linear", 400, 2000),
+}
+TIMES, SHARE, ERROR = 1.5, 0.2, 0.25
+
+
+def keys_of(recipe: str, nodes: int, dim: int) -> tuple[str | None, list[str]]:
+    shape = [f"nodes={nodes}", f"steps={ROUNDS}", f"record_every={ROUNDS}", "warm_up.steps=2", "method=rule", "attack=ipm"]
+    if recipe == "linear":
+        return None, [*shape, f"data.dim={dim}", "data.samples=40", "warm_up.rule=balance", "warm_up.batch=20"]
+    return recipe, shape
+
+
+# One case on some ranks: the part of one process.
+
+
+def walk(case: str) -> Row | None:
+    """The time of a round, its median over all but the first ones; on rank 0 a row."""
+    recipe, keys = keys_of(*CASES[case])
+    sheet = load(recipe, keys).sheet
+    torch.set_num_threads(1)
+    scene = build_scene(sheet, Host(device="cpu", threads=1))
+    with ranks(120, device="cpu") as group:
+        course = Alone(scene, sheet) if group is None else Together(scene, sheet, group)
+        marks, spent = [], []
+        for _ in course.rounds(None, lambda step, phase: False):
+            marks.append(time.perf_counter())
+            spent.append(sum(entry.seconds for entry in course.group.traffic.values()))
+        # Without the first ones, in which memory is taken, and the last one, which is recorded.
+        rounds, exchange = ([later - earlier for earlier, later in pairwise(some[2:-1])] for some in (marks, spent))
+        if group is None or group.rank == 0:
+            return {"seconds": median(rounds), "exchange_seconds": median(exchange)}
+    return None
+
+
+# The constants of the model.
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Of one core, and of what connects two ranks."""
+
+    gradient: dict[str, float]  # seconds a node, by recipe
+    products: float  # float64 operations a second
+    products_32: float
+    passes: float  # bytes a second that are read and converted
+    latency: float  # seconds a call
+    bandwidth: float  # bytes a second out of one rank
+    rest: float  # seconds of a round whatever its size
+
+
+def quickest(work: Callable[[], object], repeats: int = 5) -> float:
+    work()
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def core() -> Row:
+    """What one core does in a second."""
+    torch.set_num_threads(1)
+    rows, wide = torch.randn(100, 1024, dtype=torch.float64), torch.randn(100, 61706)
+    weights = torch.rand(50, 100)
+    gradient = {}
+    for recipe, nodes, dim in (("mnist", 24, 61706), ("linear", 150, 2000)):
+        name, keys = keys_of(recipe, nodes, dim)
+        scene = build_scene(load(name, keys).sheet, Host(device="cpu", threads=1))
+        batch = scene.plan.warm_up.batch
+        everybody, chosen = torch.arange(nodes), torch.randint(0, scene.problem.samples, (nodes, batch))
+        theta = scene.problem.initial(everybody)
+        gradient[recipe] = quickest(lambda s=scene, t=theta, e=everybody, c=chosen: s.problem.gradient(t, e, c)) / nodes  # type: ignore[misc]
+    tiny = load(None, ["nodes=8", "graph=complete", *keys_of("linear", 8, 4)[1][1:], "data.dim=4"]).sheet
+    marks = [time.perf_counter() for _ in Alone(build_scene(tiny), tiny).rounds(None, lambda step, phase: False)]
+    return {
+        "gradient": gradient,
+        "products": 2 * 100 * 100 * 1024 / quickest(lambda: rows @ rows.T, 50),
+        "products_32": 2 * 50 * 100 * 61706 / quickest(lambda: weights @ wide),
+        "passes": wide.nbytes / quickest(lambda: norms(wide)),
+        "rest": median(later - earlier for earlier, later in pairwise(marks)),
+    }
+
+
+def wire() -> Row | None:
+    """Latency and bandwidth between two ranks."""
+    with ranks(60, device="cpu") as group:
+        assert group is not None
+        found = []
+        for size in (64, 3_000_000):
+            rows = torch.zeros(2 * size)
+
+            def swap(rows: Tensor = rows, size: int = size) -> None:
+                group.swap(rows, [size] * 2, [size] * 2, "probe")
+
+            dist.barrier()
+            found.append(quickest(swap, 20))
+        return None if group.rank else {"latency": found[0], "bandwidth": 4 * 3_000_000 / (found[1] - found[0])}
+
+
+def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int) -> float:
+    """Seconds of one iteration of BALANCE under IPM on `size` ranks.
+
+    Each rank has B = m / P nodes and hears all m. Distances are float64 products of B and m rows, mixing the same in the
+    precision of the model; lengths and conversions are passes over all m rows. A mean for the liars and short notes cost
+    a call each.
+    """
+    here, bytes_ = nodes / size, 4 if recipe == "mnist" else 8
+    products = 2 * here * nodes * dim
+    mixing = machine.products_32 if recipe == "mnist" else machine.products
+    compute = (
+        here * machine.gradient[recipe]
+        + products / machine.products
+        + products / mixing
+        + 3 * nodes * dim * bytes_ / machine.passes
+    )
+    compute = (compute + machine.rest) * max(1.0, size / CORES)
+    if size == 1:
+        return compute
+    return compute + 4 * machine.latency + here * dim * bytes_ * (size - 1) / machine.bandwidth * max(1.0, size / CORES)
+
+
+# All of it.
+
+
+def apart(size: int, *words: str) -> Row:
+    """This file in processes of its own; what the first one says."""
+    starter = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 0 else []
+    command = [sys.executable, *starter, __file__, *words]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
+    if done.returncode:
+        sys.exit(done.stderr)
+    row: Row = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return row
+
+
+def iterations(machine: Machine) -> list[Row]:
+    rows = []
+    for case, (recipe, nodes, dim) in CASES.items():
+        for size in (1, 2, 4):
+            row = apart(0 if size == 1 else size, "--case", case)
+            model = predicted(machine, recipe, nodes, dim, size)
+            row = {"what": case, "ranks": size, **row, "model_seconds": model, "error": model / row["seconds"] - 1}
+            row["exchange_share"] = row["exchange_seconds"] / row["seconds"]
+            rows.append(row)
+            print(json.dumps(row), file=sys.stderr)
+    return rows
+
+
+def run_recipe() -> Row | None:
+    """The recipe mnist from start to end, on all ranks or in this process, with one thread each."""
+    sheets, host = [load("mnist", []).sheet], Host(device="cpu", threads=1, checkpoint_every=0)
+    with tempfile.TemporaryDirectory() as out, ranks(600, device="cpu") as group:
+        found = run_all(sheets, out, jobs=1, host=host) if group is None else run_together(sheets, out, group, host=host)
+    return {key: found[0][key] for key in ("seconds", "detection_seconds", "acc_scc")} if found else None
+
+
+def whole() -> list[Row]:
+    rows = [{"ranks": size, **apart(0 if size == 1 else size, "--recipe")} for size in (1, 2)]
+    return [{**row, "times_faster": rows[0]["seconds"] / row["seconds"]} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--core", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--wire", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--recipe", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--whole", action="store_true", help="also the recipe mnist from start to end")
+    parser.add_argument("--data", type=Path, help="folder of the data sets")
+    given = parser.parse_args()
+    if given.data is not None:
+        os.environ["BYMI_DATA"] = str(given.data)
+    parts = {"case": lambda: walk(given.case), "core": core, "wire": wire, "recipe": run_recipe}
+    for name, part in parts.items():
+        if getattr(given, name):
+            row = part()
+            if row is not None:
+                print(json.dumps(row), flush=True)
+            return
+    machine = Machine(**apart(0, "--core"), **apart(2, "--wire"))
+    rows = iterations(machine)
+    made = {
+        "environment": environment(),
+        "machine": asdict(machine),
+        "iterations": rows,
+        "whole": whole() if given.whole else [],
+    }
+    OUT.write_text(json.dumps(made, indent=2) + "\n")
+    show(made)
+
+
+def show(made: Row) -> None:
+    console = Console()
+    lines = [
+        [
+            *(row["what"], str(row["ranks"]), f"{1000 * row['seconds']:.1f}", f"{1000 * row['model_seconds']:.1f}"),
+            *(f"{100 * row['error']:+.0f} %", f"{100 * row['exchange_share']:.0f} %"),
+        ]
+        for row in made["iterations"]
+    ]
+    console.print(plain_table(["one iteration", "ranks", "ms", "model ms", "error", "exchange"], lines))
+    for row in made["whole"]:
+        console.print(f"bymi run mnist, {row['ranks']} process(es) of one thread: {row['seconds']:.0f} s")
+    missed = [row for row in made["iterations"] if abs(row["error"]) > ERROR]
+    missed += [row for row in made["iterations"] if row["what"].endswith("m = 150") and row["exchange_share"] > SHARE]
+    missed += [row for row in made["whole"] if row["ranks"] == 2 and row["times_faster"] < TIMES]
+    if missed:
+        sys.exit(f"limits missed: {json.dumps(missed)}")
+
+
+if __name__ == "__main__":
+    main()
