@@ -1,7 +1,8 @@
 """Ways to compute the gradients of many models, each on its own mini-batch. All give the same numbers, to rounding.
 
-`loop`: one model after the other, spread over threads: the fastest on a CPU. `batched`: all at once through torch.func.
-`captured`: the batched program recorded as a CUDA graph and replayed, without the time to launch it: the fastest on a GPU.
+`loop`: one model after the other, spread over threads. `stacked` (stacked.py): several in one pass, for chains of known layers:
+the fastest on a CPU. `batched`: all at once through torch.func. `captured`: the batched program recorded as a CUDA graph and
+replayed, without the time to launch it: the fastest on a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Program = Callable[..., Tensor]
 """What one call computes from tensors of fixed shapes."""
 
-Path = Literal["auto", "loop", "batched", "captured"]
+Path = Literal["auto", "loop", "stacked", "batched", "captured"]
 
 _SAMPLES = 8192  # samples in one batched program: bounds its memory
 _SAMPLES_FORWARD = 65536  # the same for losses alone
