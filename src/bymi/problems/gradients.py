@@ -72,7 +72,7 @@ class Loop:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradients", initializer=_one_thread)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        output = torch.empty_like(theta)
+        output = theta.new_empty(theta.shape)  # rows of their own, even where those of theta are one and the same
 
         def work(models: Models, rows: range) -> None:
             for row in rows:
@@ -177,7 +177,7 @@ def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) 
     parts = _pieces(len(theta), _SAMPLES // max(1, inputs.shape[1]))
     if len(parts) == 1:
         return program(theta, inputs, targets)
-    output = torch.empty_like(theta)
+    output = theta.new_empty(theta.shape)
     for part in parts:
         output[part] = program(theta[part], inputs[part], targets[part])
     return output

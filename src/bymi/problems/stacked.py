@@ -17,7 +17,7 @@ from torch.nn import functional as nnf
 from bymi.problems.gradients import Loop, Models
 
 _SAMPLES = 256  # in one pass: far fewer, and Python shows; many more, and they leave a CPU's cache
-_SPLIT = 4  # rows that are no more than a few passes are cut into a multiple of this, so that 2 or 4 threads get equal shares
+_SPLIT = 4  # the number of passes is a multiple of this, so that 2 or 4 threads get equal shares
 _PLAIN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity, nn.AvgPool2d)
 
 
@@ -33,11 +33,12 @@ class Stacked:
         return type(model) is nn.Sequential and all(Stacked.fits(layer) or _known(layer) for layer in model)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        output = torch.empty_like(theta)
+        output = theta.new_empty(theta.shape)  # rows of their own, even where those of theta are one and the same
         parts = _passes(theta, inputs.shape[1])
+        left = iter(parts)  # threads take what is left: one that is held up holds nobody up
 
-        def work(models: Models, some: range) -> None:
-            for part, common in parts[some.start : some.stop]:
+        def work(models: Models, _: range) -> None:
+            for part, common in left:
                 found = _gradients(models, theta[part], inputs[part], targets[part], common=common)
                 places = models.layout.split(output[part])
                 for place, value in zip(places.values(), found, strict=True):
@@ -59,12 +60,13 @@ def _known(layer: nn.Module) -> bool:
 
 def _passes(theta: Tensor, samples: int) -> list[tuple[slice, bool]]:
     """The rows of each pass, and whether they are at one point. By the rows alone: threads change no bit."""
-    edges = [0, *(row for row in range(1, len(theta)) if not torch.equal(theta[row], theta[row - 1])), len(theta)]
+    changes = range(1, len(theta) if theta.stride(0) else 1)  # none where all rows are one and the same
+    edges = [0, *(row for row in changes if not torch.equal(theta[row], theta[row - 1])), len(theta)]
     common = 2 * (len(edges) - 1) <= len(theta)  # else most rows have a point of their own
     found = []
     for first, last in pairwise(edges if common else [0, len(theta)]):
         count = -(-(last - first) * samples // _SAMPLES)
-        count = min(last - first, count if common else _SPLIT * -(-count // _SPLIT))
+        count = min(last - first, _SPLIT * -(-count // _SPLIT))
         bounds = [first + (last - first) * at // count for at in range(count + 1)] if count else []
         found += [(slice(*pair), common) for pair in pairwise(bounds)]
     return found
