@@ -139,8 +139,8 @@ class LocalNetwork:
         places = [row.nonzero().flatten() for row in self.arcs.cpu()]
         numbers = self.graph.lists.at if self.graph.lists is not None else None
         largest = 1 + max(len(some) for some in places)
-        numbers_each = largest * points.shape[1]
-        size = 1 if numbers_each >= _LONG and points.device.type == "cpu" else max(1, _NUMBERS // numbers_each)
+        alone = points.device.type == "cpu" and largest * points.shape[1] >= _LONG
+        size = 1 if alone else max(1, _NUMBERS // (largest * points.shape[1]))
         for some in self._nodes[who].split(size):
             columns = [places[node].to(some) for node in some.tolist()]
             senders = columns if numbers is None else [numbers[node, at] for node, at in zip(some, columns, strict=True)]
@@ -149,7 +149,7 @@ class LocalNetwork:
             counts = [len(nodes) for nodes in asked]
             askers = some.repeat_interleave(torch.tensor(counts, device=some.device))
             # One point for all who answer one question, without a copy for each.
-            answers = answer(points[some].expand(len(askers), -1) if size == 1 else points[askers], torch.cat(asked), askers)
+            answers = answer(points[some].expand(len(askers), -1) if alone else points[askers], torch.cat(asked), askers)
             parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
             for place, node in enumerate(some.tolist()):
                 weight = self._plain.weight[node, columns[place]][None]
