@@ -69,7 +69,7 @@ def test_an_unknown_way_of_gradients_is_one_line(what: tuple[str, ...], data: Pa
     """Before anything is run, and whether or not the task would look at it."""
     words = ("method=dsgd", "--gradients", "fast", "--data", data, "--jobs", 1, "--out", tmp_path / "runs")
     line = mistake("run", *what, *words)
-    assert line == "gradients: got 'fast', allowed: auto, loop, batched, captured"
+    assert line == "gradients: got 'fast', allowed: auto, loop, stacked, batched, captured"
     assert not (tmp_path / "runs").exists()
 
 

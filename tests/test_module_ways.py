@@ -79,7 +79,7 @@ REFUSED: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         nn.Linear(7, 3),
         small(),
         {"gradients": "fast"},
-        r"^gradients: got 'fast', allowed: auto, loop, batched, captured$",
+        r"^gradients: got 'fast', allowed: auto, loop, stacked, batched, captured$",
     ),
     "start": (nn.Linear(7, 3), small(), {"start": torch.zeros(5)}, rf"^start: got \[5\], allowed: \[{START}\]"),
     "start matrix": (nn.Linear(7, 3), small(), {"start": torch.zeros(1, START)}, rf"^start: got \[1, {START}\]"),

@@ -237,8 +237,9 @@ def test_everybody_is_asked_once_by_each_receiver() -> None:
 def test_how_many_are_handled_at_a_time_does_not_matter(centre: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, detector = room(nodes=17, dim=6, directed=True), detector_of(centre, "pca")
     whole = judge(place, detector, monkeypatch).verdict
-    for numbers, receivers in ((1, 1), (6 * 18 * 3, 5), (1 << 25, 16)):
+    for numbers, receivers, long in ((1, 1, 1 << 20), (6 * 18 * 3, 5, 1 << 20), (1 << 25, 16, 1 << 20), (1 << 25, 5, 1)):
         monkeypatch.setattr(networks, "_NUMBERS", numbers)
+        monkeypatch.setattr(networks, "_LONG", long)
         monkeypatch.setattr(asked, "_RECEIVERS", receivers)
         parts = judge(place, detector, monkeypatch).verdict
         torch.testing.assert_close(parts.scores, whole.scores, rtol=0, atol=1e-10, equal_nan=True)

@@ -25,7 +25,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for the run folders.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one a core.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda. auto: a GPU for models that gain from one.")]
 Gradients = Annotated[
-    str, typer.Option("--gradients", help="auto, loop, batched or captured: how those of all nodes are made.")
+    str, typer.Option("--gradients", help="auto, loop, stacked, batched or captured: how those of all nodes are made.")
 ]
 DataFolder = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets. Default: BYMI_DATA, the cache, else a download.")

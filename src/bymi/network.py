@@ -17,6 +17,7 @@ from bymi.lists import Lists
 from bymi.sparse import SparseGraph
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
+_LONG = 1 << 20  # numbers in the answers to one question from which on a CPU handles it alone: they stay in its cache
 
 
 class Answer(Protocol):
@@ -138,7 +139,8 @@ class LocalNetwork:
         places = [row.nonzero().flatten() for row in self.arcs.cpu()]
         numbers = self.graph.lists.at if self.graph.lists is not None else None
         largest = 1 + max(len(some) for some in places)
-        size = max(1, _NUMBERS // (largest * points.shape[1]))
+        alone = points.device.type == "cpu" and largest * points.shape[1] >= _LONG
+        size = 1 if alone else max(1, _NUMBERS // (largest * points.shape[1]))
         for some in self._nodes[who].split(size):
             columns = [places[node].to(some) for node in some.tolist()]
             senders = columns if numbers is None else [numbers[node, at] for node, at in zip(some, columns, strict=True)]
@@ -146,7 +148,8 @@ class LocalNetwork:
             asked = [torch.cat([others, node[None]]) for others, node in zip(senders, some, strict=True)]
             counts = [len(nodes) for nodes in asked]
             askers = some.repeat_interleave(torch.tensor(counts, device=some.device))
-            answers = answer(points[askers], torch.cat(asked), askers)
+            # One point for all who answer one question, without a copy for each.
+            answers = answer(points[some].expand(len(askers), -1) if alone else points[askers], torch.cat(asked), askers)
             parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
             for place, node in enumerate(some.tolist()):
                 weight = self._plain.weight[node, columns[place]][None]

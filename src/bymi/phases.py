@@ -151,7 +151,8 @@ def _forge_each(forge: Forge, vectors: Tensor, nodes: Tensor, askers: Tensor, to
     """Answers really given, question by question: whoever lies knows what the others answer to the same one."""
     numbers, counts = torch.unique_consecutive(askers, return_counts=True)
     parts = zip(vectors.split(counts.tolist()), nodes.split(counts.tolist()), numbers.tolist(), strict=True)
-    return torch.cat([forge.gradients(part, who, f"{topic} for {asker}", step) for part, who, asker in parts])
+    told = [forge.gradients(part, who, f"{topic} for {asker}", step) for part, who, asker in parts]
+    return told[0] if len(told) == 1 else torch.cat(told)
 
 
 def optimise(

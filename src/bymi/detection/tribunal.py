@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
+from bymi.detection.aside import Aside
 from bymi.detection.deeds import belying, drifting
 from bymi.detection.evidence import Evidence, Seats, pick, stack, stack_rows
 from bymi.detection.identify import Detector, Verdict
@@ -21,7 +22,7 @@ from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
 from bymi.inbox import Inbox, Replies
-from bymi.vectors import Rows, inner, inner_of_sets
+from bymi.vectors import Rows, inner, inner_of_both, inner_of_sets
 
 _FEW_ROUNDS = 10  # of fewer, one refused message says nothing
 _RECEIVERS = 128  # whose products are held at a time
@@ -82,8 +83,11 @@ class Answers:
 
     def before(self, seats: Seats, rows: Tensor | None) -> tuple[Evidence, Tensor | None]:
         there = torch.zeros_like(seats.taken)
-        products, points, crossed = [], [], []
-        for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
+        points: list[tuple[Tensor, Tensor]] = []
+        products: list[tuple[Tensor, Tensor, Tensor]] = []
+        crossed: list[Tensor] = []
+
+        def condense(place: int, reply: Replies) -> None:
             first, second = reply.inboxes
             products.append(_multiply(first, second))
             there[place, : len(reply.senders) + 1] = first.member[0]
@@ -91,6 +95,10 @@ class Answers:
                 points.append(near)
             if self._deeds is not None and rows is not None:
                 crossed.append(_cross(self._deeds[rows[place, : len(reply.senders) + 1]], first, second))
+
+        with Aside() as aside:
+            for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
+                aside(partial(condense, place, reply), worth=reply.inboxes[0].messages)
         size = seats.taken.shape[1]
         one, two, cross = (stack([each[part] for each in products], size) for part in range(3))
         both = None
@@ -101,8 +109,7 @@ class Answers:
 
 
 def _multiply(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor, Tensor]:
-    origin, one, two = first.rows.origin, first.rows.vectors, second.rows.vectors
-    return first.rows.gram, inner(two, two, origin), inner(one, two, origin)
+    return inner_of_both(first.rows.vectors, second.rows.vectors, first.rows.origin)
 
 
 def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:

@@ -1,7 +1,8 @@
 """Ways to compute the gradients of many models, each on its own mini-batch. All give the same numbers, to rounding.
 
-`loop`: one model after the other, spread over threads: the fastest on a CPU. `batched`: all at once through torch.func.
-`captured`: the batched program recorded as a CUDA graph and replayed, without the time to launch it: the fastest on a GPU.
+`loop`: one model after the other, spread over threads. `stacked` (stacked.py): several in one pass, for chains of known layers:
+the fastest on a CPU. `batched`: all at once through torch.func. `captured`: the batched program recorded as a CUDA graph and
+replayed, without the time to launch it: the fastest on a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Program = Callable[..., Tensor]
 """What one call computes from tensors of fixed shapes."""
 
-Path = Literal["auto", "loop", "batched", "captured"]
+Path = Literal["auto", "loop", "stacked", "batched", "captured"]
 
 _SAMPLES = 8192  # samples in one batched program: bounds its memory
 _SAMPLES_FORWARD = 65536  # the same for losses alone
@@ -71,7 +72,7 @@ class Loop:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradients", initializer=_one_thread)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        output = torch.empty_like(theta)
+        output = theta.new_empty(theta.shape)  # rows of their own, even where those of theta are one and the same
 
         def work(models: Models, rows: range) -> None:
             for row in rows:
@@ -176,7 +177,7 @@ def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) 
     parts = _pieces(len(theta), _SAMPLES // max(1, inputs.shape[1]))
     if len(parts) == 1:
         return program(theta, inputs, targets)
-    output = torch.empty_like(theta)
+    output = theta.new_empty(theta.shape)
     for part in parts:
         output[part] = program(theta[part], inputs[part], targets[part])
     return output

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bymi.errors import InputError, require
 from bymi.problems.gradients import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.layout import Layout
+from bymi.problems.stacked import Stacked
 from bymi.vectors import gather_members
 
 _POOLED = 2048  # samples in one pass over pooled data
@@ -53,6 +54,8 @@ class ModuleProblem:
         device = shards.inputs.device
         if gradients == "captured" and device.type != "cuda":
             raise InputError(f"gradients: got 'captured' on {device.type}, allowed: a CUDA device only")
+        if gradients == "stacked" and not Stacked.fits(model):
+            raise InputError("gradients: got 'stacked', allowed for a Sequential of layers that it knows; take loop or batched")
         self._together = _refuse_state(model, shards.inputs[0, :2].to("cpu"))
         self._models = Models(copy.deepcopy(model).to(device).requires_grad_(False), loss)
         dtype = next(model.parameters()).dtype
@@ -75,7 +78,7 @@ class ModuleProblem:
 
     @property
     def way(self) -> str:
-        """How gradients are computed: loop, batched or captured."""
+        """How gradients are computed: loop, stacked, batched or captured."""
         return type(self._ways[0]).__name__.lower()
 
     def initial(self, nodes: Tensor) -> Tensor:
@@ -153,8 +156,13 @@ class ModuleProblem:
 
     def _order(self, path: Path, device: torch.device) -> list[Gradients]:
         """The ways to try, best first."""
+        stacked = Stacked(self._loop)
+        if path == "auto" and device.type == "cpu" and Stacked.fits(self._models.model):
+            return [stacked, self._loop]
         if path == "loop" or (path == "auto" and device.type == "cpu"):
             return [self._loop]
+        if path == "stacked":
+            return [stacked]
         if path == "batched":
             return [self._batched]
         captured = Captured(self._batched)

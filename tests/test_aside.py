@@ -1,0 +1,83 @@
+"""Work beside what comes next, and products in one go."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp, network
+from bymi.detection import Panel, Watch, aside
+from bymi.detection.aside import Aside
+from bymi.engine import simulate
+from bymi.problems import linear_problem, linear_shard
+from bymi.vectors import inner, inner_of_both
+from tests.modules import draw
+
+LONG, SHORT = torch.zeros(1).expand(aside._LONG), torch.zeros(3)
+
+
+@pytest.mark.parametrize("worth", [[LONG] * 5, [SHORT] * 5, [LONG, SHORT, LONG, SHORT, LONG]], ids=["long", "short", "mixed"])
+def test_all_work_is_done_in_order(worth: list[torch.Tensor]) -> None:
+    done: list[int] = []
+    with Aside() as beside:
+        for number, vectors in enumerate(worth):
+            beside(partial(done.append, number), worth=vectors)
+    assert done == list(range(5))
+
+
+def test_at_most_one_piece_is_behind() -> None:
+    gate, behind = threading.Event(), 0
+
+    def wait() -> None:
+        nonlocal behind
+        behind += 1
+        gate.wait(10)
+        behind -= 1
+
+    with Aside() as beside:
+        beside(wait, worth=LONG)
+        threading.Timer(0.05, gate.set).start()
+        beside(lambda: None, worth=LONG)  # waits for the one before
+        assert behind == 0
+
+
+@pytest.mark.parametrize("worth", [LONG, SHORT], ids=["long", "short"])
+def test_what_fails_aside_fails_here(worth: torch.Tensor) -> None:
+    with pytest.raises(ZeroDivisionError), Aside() as beside:
+        beside(lambda: 1 // 0, worth=worth)  # type: ignore[arg-type, return-value]
+
+
+def test_products_of_both_are_those_of_each() -> None:
+    left, right = draw(5, 9000, seed=0, dtype=torch.float32), draw(4, 9000, seed=1, dtype=torch.float32)
+    one, two, cross = inner_of_both(left, right, left[2])
+    assert torch.equal(one, inner(left, left, left[2]))
+    assert torch.equal(two, inner(right, right, left[2]))
+    assert torch.equal(cross, inner(left, right, left[2]))
+
+
+def test_a_hardened_run_whose_answers_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One question at a time, products aside: the numbers of a run in which nothing is."""
+    problem = linear_problem(linear_shard(torch.arange(12), dim=5, samples=40, seed=1), seed=1)
+    plan = Plan(
+        steps=12,
+        warm_up_steps=4,
+        warm_up=WarmUp(BALANCE(), StepSize(0.05), 8),
+        detector=Detector(point="receiver", cross_fit=True, panel=Panel(), probe=True, sample=20, pruning="mutual"),
+        optimisation=Optimisation(StepSize(0.1), 8, max_local_step=0.2),
+        watch=Watch(every=4),
+        identification=20,
+    )
+    graph = ErdosRenyi(0.8).draw(12, seed=3)
+    usual = list(simulate(problem, graph, plan))
+    monkeypatch.setattr(aside, "_LONG", 1)
+    monkeypatch.setattr(network, "_LONG", 1)
+    long = list(simulate(problem, graph, plan))
+    torch.testing.assert_close(long[-1].theta, usual[-1].theta, rtol=1e-12, atol=1e-12)
+    verdicts = [[snapshot.verdict for snapshot in run if snapshot.verdict is not None] for run in (usual, long)]
+    assert len(verdicts[0]) > 1
+    for one, other in zip(*verdicts, strict=True):
+        torch.testing.assert_close(one.scores, other.scores, rtol=1e-9, atol=1e-9, equal_nan=True)
+        assert torch.equal(one.why, other.why)
