@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import Moment, PerReceiver, VectorAttack, is_finite_row
+from bymi.attacks.base import Moment, PerReceiver, VectorAttack, all_finite, is_finite_row
 from bymi.attacks.data import DataAttack
 from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
 from bymi.attacks.message import MessageAttack
@@ -19,7 +19,7 @@ from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
 from bymi.inbox import Inbox
 from bymi.sparse import SparseGraph
-from bymi.streams import stream
+from bymi.streams import Stream, stream
 
 _RECEIVERS = 256  # for whom messages are made at a time on a large graph
 Attack = DataAttack | VectorAttack | PerReceiver | MessageAttack
@@ -76,6 +76,22 @@ class Adversary:
         return self.attack if isinstance(self.attack, PerReceiver) and self.attack.tailored else None
 
     @cached_property
+    def _shared(self) -> Stream:
+        """One stream a run."""
+        return stream(self.seed, "attack", device=self.members.device)
+
+    @cached_property
+    def _known(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        return []
+
+    def _sides(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Places of its own among the nodes, and of the others. Rounds ask for the same nodes again and again."""
+        if not self._known or self._known[0][0] is not nodes:
+            under = self.members[nodes]
+            self._known[:] = [(nodes, under.nonzero().flatten(), (~under).nonzero().flatten())]
+        return self._known[0][1:]
+
+    @cached_property
     def fooled(self) -> Tensor:
         """Receivers to whom the attack is shown [M]: with one face everybody honest, with two a random half of them."""
         if self.faces == "one":
@@ -105,7 +121,7 @@ class Adversary:
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
             return mixed
-        mine = self.members[nodes].nonzero().flatten()
+        mine = self._sides(nodes)[0]
         ours = inbox.of(mine)
         kept = ours.own if self.mixing == "none" else ours.mix(ours.average())
         return mixed.index_copy(0, mine, kept)
@@ -194,22 +210,20 @@ class Adversary:
 
     def _forged(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, part: Part) -> Tensor:
         """The vectors with those of its own nodes replaced."""
-        under = self.members[nodes]
-        mine, others = under.nonzero().flatten(), (~under).nonzero().flatten()
+        mine, others = self._sides(nodes)
         if not len(mine):
             return vectors
         honest = vectors.index_select(0, others)
-        sane = is_finite_row(honest)
-        if not bool(sane.all()):
+        if not all_finite(honest):
+            sane = is_finite_row(honest)
             honest, others = honest[sane], others[sane]
         if not len(honest):
             return vectors
         assert isinstance(self.attack, VectorAttack)
-        device, own = vectors.device, nodes[mine]
-        shared = stream(self.seed, "attack", device=device)
-        fresh = stream(self.seed, f"attack {topic}", node=own, step=step, device=device)
+        own = nodes[mine]
+        fresh = stream(self.seed, f"attack {topic}", node=own, step=step, device=vectors.device)
         moment = Moment(part, nodes[others], own, self.members, self.seed)
-        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), shared, fresh, moment))
+        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph) -> Tensor:
         """One message for each honest node, in order."""
@@ -221,7 +235,7 @@ class Adversary:
         own = torch.where(sane[:, None], own, torch.zeros_like(own))
         weight = graph.weight.index_select(0, honest)
         within, outside = weight.index_select(1, honest) * sane, (weight * self.members).sum(1)
-        return attack.tailor(own, within, outside, stream(self.seed, "attack", device=vectors.device))
+        return attack.tailor(own, within, outside, self._shared)
 
     def _tailor_some(self, attack: PerReceiver, vectors: Tensor, graph: SparseGraph, some: Tensor) -> Tensor:
         """The same for some of them, with the nodes that any of these hears."""
@@ -234,8 +248,7 @@ class Adversary:
         among = weight.new_zeros(len(some), len(heard)).scatter_add(1, place, weight)
         liars = self.members[heard]
         outside, own = (among * liars).sum(1), held[column[-len(some) :]]
-        shared = stream(self.seed, "attack", device=vectors.device)
-        return attack.tailor(own, among * (sane & ~liars), outside, shared, held)
+        return attack.tailor(own, among * (sane & ~liars), outside, self._shared, held)
 
 
 def check_options(attack: Attack | None, level: Level | None, start: int, period: int | None, faces: Shown) -> None:
