@@ -228,8 +228,11 @@ class Inbox:
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
             return dist2(rows.vectors[at], rows.vectors[:count], rows.origin)
-        square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
-        return (square[None, :count] + square[at][:, None] - 2 * products).clamp_min(0.0)
+        square = rows.gram.diagonal()
+        if self.own is rows.vectors:  # place i of both is node i
+            return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)
+        products = rows.gram[at][:, :count]
+        return torch.add(square[at][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)
 
     def _dist2_by_lists(self, lists: Lists) -> Tensor:
         """Straight from the differences: there are few, and nothing cancels."""

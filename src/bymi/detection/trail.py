@@ -97,14 +97,25 @@ class _Fate:
             wide = told.new_zeros(*told.shape[:2], crowd.total).index_copy(2, crowd.columns, told)
             share, expected, heard = crowd.gather(wide).unbind(1)
             expected, heard = expected > 0, heard > 0
-        left = torch.where(expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
         most = expected.sum(0)
+        left = _usual(share, expected, most)
         usable = most > 0 if inbox.complete and crowd is None else (2 * heard.sum(0) >= most) & (most > 0)
         shortened = bool((left < 1).any())
         if crowd is None:
             return _Fate(left, usable, expected, shortened)
         here = crowd.columns
         return _Fate(left[here], usable[here], expected[:, here], shortened)
+
+
+def _usual(share: Tensor, expected: Tensor, most: Tensor) -> Tensor:
+    """The (lower) median over those who expect each message [J] of what they left of it: sought only where it is not all."""
+    low = ((share < 1) & expected).sum(0)
+    short = ((2 * low >= most) & (most > 0)).nonzero().flatten()
+    left = torch.ones_like(share[0])
+    if not len(short):
+        return left
+    there, parts = expected.index_select(1, short), share.index_select(1, short)
+    return left.index_copy(0, short, torch.where(there, parts, torch.nan).nanmedian(0).values)
 
 
 def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
@@ -119,7 +130,7 @@ def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
     short = (fate.left < 1).nonzero().flatten()
     if not len(short):
         return inbox.messages
-    sane = _near(everyone)
+    sane = _near(everyone, inbox.rows if everyone is inbox.messages else None)
     own = torch.where(sane[:, None], everyone, torch.zeros_like(everyone))  # what is not finite would spoil the product
     who = (fate.receivers[:, short] & sane[:, None]).to(own.dtype)
     towards = (who.T @ own) / who.sum(0).clamp_min(1)[:, None]
@@ -144,10 +155,14 @@ def _as_used_by_lists(inbox: Inbox, share: Tensor, lists: Lists) -> Tensor:
     return torch.where((left < 1)[:, None], moved, inbox.messages)
 
 
-def _near(own: Tensor) -> Tensor:
-    """Receivers [B] that are not far beyond the others, by their own vectors; all where that leaves nobody."""
-    # A finite sum has finite terms, and is much sooner found than the lengths of all rows.
-    usable = None if bool(torch.isfinite(own.sum())) else norms(own) < OVERFLOW
-    away = norms(own - Rows(own, usable).origin)
+def _near(own: Tensor, rows: Rows | None = None) -> Tensor:
+    """Receivers [B] that are not far beyond the others, by their own vectors; all where that leaves nobody.
+
+    `rows`: the same vectors, if their midst may be known already.
+    """
+    if rows is None:
+        # A finite sum has finite terms, and is much sooner found than the lengths of all rows.
+        rows = Rows(own, None if bool(torch.isfinite(own.sum())) else norms(own) < OVERFLOW)
+    away = norms(own - rows.origin)
     near = away <= _FAR * away.nanmedian()  # NaN compares false
     return near if bool(near.any()) else torch.isfinite(away)
