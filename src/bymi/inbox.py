@@ -185,10 +185,12 @@ class Inbox:
         alone = self.own_at < 0
         if not bool(alone.any()):
             return Rows(self.messages, None if self.complete else self._present), self.own_at
+        place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
+        if self.complete:
+            return Rows(torch.cat([self.messages, self.own[alone]])), place
         # A vector that has diverged takes part in nothing; zero keeps the products of the others clean.
         sane = norms(self.own[alone]) < OVERFLOW
         extra = torch.where(sane[:, None], self.own[alone], torch.zeros_like(self.own[:1]))
-        place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
         return Rows(torch.cat([self.messages, extra]), torch.cat([self._present, sane])), place
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,21 @@ def norms(vectors: Tensor) -> Tensor:
         return total.sqrt_()
     lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float64)
     return lengths
+
+
+def ascending(values: Tensor) -> Tensor:
+    """Values sorted along the last dimension, NaN last."""
+    if values.device.type == "cpu":
+        # A tenth of torch's time: it also orders places, and without vector instructions.
+        return torch.from_numpy(np.sort(values.numpy(), axis=-1))
+    return values.sort(-1).values
+
+
+def lower_median(values: Tensor, among: Tensor) -> Tensor:
+    """The (lower) median along the last dimension of the values that are `among`, NaN without any."""
+    ordered = ascending(torch.where(among, values, torch.nan))
+    count = (~ordered.isnan()).sum(-1, keepdim=True)
+    return ordered.gather(-1, (count - 1).clamp_min(0) // 2).squeeze(-1)
 
 
 def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
@@ -107,6 +123,16 @@ class Rows:
     def points(self, at: Tensor) -> Tensor:
         """The rows of sets [b, n] themselves about the origin, in float64 [b, n, D]."""
         return _gather(self.vectors, at) - self.origin.to(torch.float64)
+
+
+def midst(points: Tensor, valid: Tensor) -> Tensor:
+    """Of each set of points [b, n, d] in few dimensions the valid one nearest to their coordinate-wise median [b, d].
+
+    What `Rows.origin` is to one set.
+    """
+    middle = lower_median(points.mT, valid[:, None, :]).nan_to_num(0.0)
+    away = (points - middle[:, None, :]).square().sum(2).masked_fill(~valid, torch.inf)
+    return points.gather(1, away.argmin(1)[:, None, None].expand(-1, 1, points.shape[2])).squeeze(1)
 
 
 def gather_members(member: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.detection.robust import log
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox, Mixture
-from bymi.vectors import gather_members
+from bymi.vectors import ascending
 
 _REACH = 1.25  # median distances that a message may pull
 _SPREADS = 5.0
@@ -81,15 +81,9 @@ class _Arcs:
         return self.heard.to(torch.float64)
 
     @cached_property
-    def packed(self) -> tuple[Tensor, Tensor]:
-        """Which messages carry weight at each receiver, padded [B, n], with infinity to be added to the padding."""
-        at, there = gather_members(self.kept)
-        return at, torch.where(there, 0.0, torch.inf).to(torch.float64)
-
-    @cached_property
-    def half(self) -> int:
-        """So many of the smallest distances hold every receiver's median."""
-        return (int(self.count.max()) - 1) // 2 + 1
+    def idle(self) -> Tensor:
+        """Infinity where no weight is carried, else zero."""
+        return torch.where(self.kept, 0.0, torch.inf).to(self.weight)
 
     @cached_property
     def share(self) -> Tensor:
@@ -128,8 +122,10 @@ def _beyond_reach(distance: Tensor, arcs: _Arcs) -> Tensor:
 
 def _limited(distance: Tensor, arcs: _Arcs, receivers: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Shares and who is blown [b, J] at some receivers [b], from the distances [b, J] there."""
-    at, padding, count, heard = (part.index_select(0, receivers) for part in (*arcs.packed, arcs.count, arcs.heard))
-    ordered = (distance.gather(1, at) + padding).topk(arcs.half, dim=1, largest=False).values
+    heard, idle, count = arcs.heard, arcs.idle, arcs.count
+    if len(receivers) < len(heard):
+        heard, idle, count = (part.index_select(0, receivers) for part in (heard, idle, count))
+    ordered = ascending(distance + idle)
     last = count[:, None] - 1
     middle = ordered.gather(1, last // 2)
     lower = ordered.gather(1, last // 4).clamp_min(_NEAR * middle)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bymi.inbox import OVERFLOW, Inbox
 from bymi.lists import Lists
-from bymi.vectors import Rows, norms
+from bymi.vectors import Rows, lower_median, norms
 
 _ARCS = 1 << 14  # whose receivers' vectors are copied at a time
 _FAR = 3.0  # times the median distance from the midst
@@ -114,8 +114,8 @@ def _usual(share: Tensor, expected: Tensor, most: Tensor) -> Tensor:
     left = torch.ones_like(share[0])
     if not len(short):
         return left
-    there, parts = expected.index_select(1, short), share.index_select(1, short)
-    return left.index_copy(0, short, torch.where(there, parts, torch.nan).nanmedian(0).values)
+    parts, there = (matrix.T.index_select(0, short) for matrix in (share, expected))
+    return left.index_copy(0, short, lower_median(parts, there))
 
 
 def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
