@@ -44,8 +44,11 @@ def lower_median(values: Tensor, among: Tensor) -> Tensor:
 
 def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     """Float64 inner products <left_r - origin, right_s - origin> [R, S], a block of coordinates at a time."""
-    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
     columns = _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
+    if left.shape[1] <= columns:  # short vectors come by in every round: no sum to begin
+        first = left.to(torch.float64) - origin.to(torch.float64)
+        return first @ (first if right is left else right.to(torch.float64) - origin.to(torch.float64)).T
+    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
     for start in range(0, left.shape[1], columns):
         part = slice(start, start + columns)
         centre = origin[part].to(torch.float64)
@@ -109,7 +112,8 @@ class Rows:
         rows = self.vectors if self.usable is None or not bool(self.usable.any()) else self.vectors[self.usable]
         stride = max(1, rows.shape[1] // _SAMPLED)
         sample = rows[:, ::stride].to(torch.float64)
-        return rows[(sample - sample.median(dim=0).values).square().sum(1).argmin()]
+        middle = ascending(sample.T)[:, (len(sample) - 1) // 2]
+        return rows[(sample - middle).square().sum(1).argmin()]
 
     @cached_property
     def gram(self) -> Tensor:

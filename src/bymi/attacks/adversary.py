@@ -92,6 +92,10 @@ class Adversary:
         return self._known[0][1:]
 
     @cached_property
+    def _honest(self) -> Tensor:
+        return (~self.members).nonzero().flatten()
+
+    @cached_property
     def fooled(self) -> Tensor:
         """Receivers to whom the attack is shown [M]: with one face everybody honest, with two a random half of them."""
         if self.faces == "one":
@@ -175,8 +179,7 @@ class Adversary:
         if not self.differs(topic) or not self.acts(step):
             return vectors[faces.senders]
         if self._tailored is not None:
-            place = torch.cumsum(~self.members, 0) - 1
-            return self._tailor(self._tailored, vectors, graph)[place[faces.receivers]]
+            return self._tailor(self._tailored, vectors, graph).index_select(0, self._rank(faces))
         sent = self._sent(vectors, torch.arange(len(vectors), device=vectors.device), topic, step)
         if isinstance(sent, Tensor):
             return sent[faces.senders]
@@ -227,15 +230,36 @@ class Adversary:
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph) -> Tensor:
         """One message for each honest node, in order."""
-        honest = (~self.members).nonzero().flatten()
+        honest = self._honest
         if isinstance(graph, SparseGraph):
             return torch.cat([self._tailor_some(attack, vectors, graph, some) for some in honest.split(_RECEIVERS)])
         own = vectors.index_select(0, honest)
-        sane = is_finite_row(own)
-        own = torch.where(sane[:, None], own, torch.zeros_like(own))
-        weight = graph.weight.index_select(0, honest)
-        within, outside = weight.index_select(1, honest) * sane, (weight * self.members).sum(1)
+        within, outside = self._weights(graph, honest)
+        if not all_finite(own):
+            sane = is_finite_row(own)
+            own, within = torch.where(sane[:, None], own, torch.zeros_like(own)), within * sane
         return attack.tailor(own, within, outside, self._shared)
+
+    def _rank(self, faces: Faces | ListedFaces) -> Tensor:
+        """Which of the honest nodes each further message is for [C]: the same in every round."""
+        if not self._ranks or self._ranks[0][0] is not faces:
+            self._ranks[:] = [(faces, (torch.cumsum(~self.members, 0) - 1)[faces.receivers])]
+        return self._ranks[0][1]
+
+    def _weights(self, graph: Graph, honest: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of honest nodes on each other, and on attackers: the same until the next pruning."""
+        if not self._weighed or self._weighed[0][0] is not graph:
+            weight = graph.weight.index_select(0, honest)
+            self._weighed[:] = [(graph, weight.index_select(1, honest), (weight * self.members).sum(1))]
+        return self._weighed[0][1:]
+
+    @cached_property
+    def _ranks(self) -> list[tuple[Faces | ListedFaces, Tensor]]:
+        return []
+
+    @cached_property
+    def _weighed(self) -> list[tuple[Graph, Tensor, Tensor]]:
+        return []
 
     def _tailor_some(self, attack: PerReceiver, vectors: Tensor, graph: SparseGraph, some: Tensor) -> Tensor:
         """The same for some of them, with the nodes that any of these hears."""

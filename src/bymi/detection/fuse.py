@@ -46,13 +46,19 @@ class Fuse:
         if self._arcs is None or not self._arcs.are_of(inbox):
             self._arcs = _Arcs(inbox.heard, inbox.weight)
         arcs, distance = self._arcs, _distances(inbox)
-        some = _beyond_reach(distance, arcs).nonzero().flatten()
-        if not len(some):  # at all these there is nothing to sort
+        ordered = ascending(distance + arcs.idle)
+        middle = ordered.gather(1, arcs.last // 2)
+        reach = _REACH * middle
+        far = arcs.heard & (distance > reach)
+        if not bool(far.any()):
             return arcs.share, arcs.blown
-        if len(some) == len(distance):
-            return _limited(distance, arcs, some, self._factor)
-        share, blown = _limited(distance.index_select(0, some), arcs, some, self._factor)
-        return arcs.share.index_copy(0, some, share), arcs.blown.index_copy(0, some, blown)
+        lower = ordered.gather(1, arcs.last // 4).clamp_min(_NEAR * middle)
+        limits = math.log(self._factor), math.log(max(self._factor, _WIDEST))
+        wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(*limits)
+        share = torch.div(reach, distance.clamp_min_(1e-300)).clamp_max_(1.0)
+        if not inbox.complete:  # an own vector that is not finite has no distances, and hears nobody
+            share = share.nan_to_num(nan=1.0)
+        return share, far & (distance > middle * wide.exp())
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,23 +73,18 @@ class _Arcs:
         return all(known is now or (known.shape == now.shape and torch.equal(known, now)) for known, now in pairs)
 
     @cached_property
-    def kept(self) -> Tensor:
-        return self.heard & (self.weight > 0)
-
-    @cached_property
-    def count(self) -> Tensor:
-        """How many carry weight at each receiver [B]."""
-        return self.kept.sum(1)
-
-    @cached_property
-    def loud(self) -> Tensor:
-        """One where a message is heard, else zero: a product with it is much faster than a choice."""
-        return self.heard.to(torch.float64)
-
-    @cached_property
     def idle(self) -> Tensor:
-        """Infinity where no weight is carried, else zero."""
-        return torch.where(self.kept, 0.0, torch.inf).to(self.weight)
+        """Infinity where no weight is carried, else zero.
+
+        A receiver at which nobody does has no usual distance, but an infinite one: nothing is shortened there, or all would be
+        flagged for it later.
+        """
+        return torch.where(self.heard & (self.weight > 0), 0.0, torch.inf).to(self.weight)
+
+    @cached_property
+    def last(self) -> Tensor:
+        """The place of the longest distance of those who carry weight, from 0 [B, 1]."""
+        return ((self.idle == 0).sum(1, keepdim=True) - 1).clamp_min(0)
 
     @cached_property
     def share(self) -> Tensor:
@@ -108,27 +109,3 @@ def _distances(inbox: Inbox) -> Tensor:
         return inbox.dist2_to_own().sqrt()
     own, messages = inbox.own.to(torch.float64), inbox.messages.to(torch.float64)
     return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _beyond_reach(distance: Tensor, arcs: _Arcs) -> Tensor:
-    """Receivers [B] at which some message is out of reach.
-
-    One that nobody carries weight at has no usual distance: nothing is shortened there, or all would be flagged for it later.
-    """
-    farthest = (distance * arcs.loud).amax(1, keepdim=True)
-    near = (arcs.kept & (distance <= farthest / _REACH)).sum(1)
-    return (2 * near >= arcs.count) & (arcs.count > 0)
-
-
-def _limited(distance: Tensor, arcs: _Arcs, receivers: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Shares and who is blown [b, J] at some receivers [b], from the distances [b, J] there."""
-    heard, idle, count = arcs.heard, arcs.idle, arcs.count
-    if len(receivers) < len(heard):
-        heard, idle, count = (part.index_select(0, receivers) for part in (heard, idle, count))
-    ordered = ascending(distance + idle)
-    last = count[:, None] - 1
-    middle = ordered.gather(1, last // 2)
-    lower = ordered.gather(1, last // 4).clamp_min(_NEAR * middle)
-    wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(math.log(factor), math.log(max(factor, _WIDEST)))
-    share = (_REACH * middle / distance.clamp_min(1e-300)).clamp_max_(1.0)
-    return share, heard & (distance > middle * wide.exp())
