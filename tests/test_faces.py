@@ -13,6 +13,7 @@ from bymi.attacks import ATTACKS, Adversary, Dissensus, Isolation, Poison, Shift
 from bymi.engine import simulate
 from bymi.experiment import load
 from bymi.inbox import fold
+from bymi.lists import Table
 from bymi.runs.scene import build_scene
 from bymi.streams import stream
 from bymi.topology import ErdosRenyi
@@ -27,12 +28,21 @@ def network_of(adversary: Adversary, graph: Graph = GRAPH) -> LocalNetwork:
     return LocalNetwork(graph, adversary.tamper, adversary)
 
 
+def by_column(inbox: Inbox, values: Tensor) -> Tensor:
+    """Values for all messages [B, J], also where the inbox keeps them place by place."""
+    return inbox.lists.wide(values, len(inbox.messages)) if isinstance(inbox.lists, Table) else values
+
+
 def assert_wired(inbox: Inbox, graph: Graph) -> None:
     """Each receiver expects exactly one column of each node it hears, with the weight of the arc."""
     assert inbox.senders is not None
-    counts = torch.zeros(len(inbox.own), graph.size, dtype=torch.int64).index_add_(1, inbox.senders, inbox.expected.long())
+    counts = torch.zeros(len(inbox.own), graph.size, dtype=torch.int64).index_add_(
+        1, inbox.senders, by_column(inbox, inbox.expected).long()
+    )
     assert torch.equal(counts, graph.hears.long())
-    weights = torch.zeros(len(inbox.own), graph.size, dtype=torch.float64).index_add_(1, inbox.senders, inbox.weight)
+    weights = torch.zeros(len(inbox.own), graph.size, dtype=torch.float64).index_add_(
+        1, inbox.senders, by_column(inbox, inbox.weight)
+    )
     assert torch.equal(weights, graph.mixing * graph.hears)
     assert inbox.senders[: graph.size].tolist() == list(range(graph.size))
 
@@ -40,7 +50,7 @@ def assert_wired(inbox: Inbox, graph: Graph) -> None:
 def heard_from(inbox: Inbox, receiver: int, sender: int) -> Tensor:
     """The one message that a receiver heard of a sender."""
     assert inbox.senders is not None
-    (column,) = (inbox.heard[receiver] & (inbox.senders == sender)).nonzero().flatten().tolist()
+    (column,) = (by_column(inbox, inbox.heard)[receiver] & (inbox.senders == sender)).nonzero().flatten().tolist()
     return inbox.messages[column]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from bymi.crowd import Crowd
 from bymi.errors import InputError
-from bymi.lists import Lists
+from bymi.lists import Lists, Table
 from bymi.vectors import Rows, dist2, norms
 
 ABSURD = 1e6
@@ -31,7 +31,6 @@ OVERFLOW = 1e100
 _NO_MATRIX = (
     "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
 )
-_AT_ONCE = 1 << 17  # coordinates of differences formed at a time: what fits a CPU's cache
 
 
 class Losses(Protocol):
@@ -185,10 +184,12 @@ class Inbox:
         alone = self.own_at < 0
         if not bool(alone.any()):
             return Rows(self.messages, None if self.complete else self._present), self.own_at
+        place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
+        if self.complete:
+            return Rows(torch.cat([self.messages, self.own[alone]])), place
         # A vector that has diverged takes part in nothing; zero keeps the products of the others clean.
         sane = norms(self.own[alone]) < OVERFLOW
         extra = torch.where(sane[:, None], self.own[alone], torch.zeros_like(self.own[:1]))
-        place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
         return Rows(torch.cat([self.messages, extra]), torch.cat([self._present, sane])), place
 
     @property
@@ -211,10 +212,13 @@ class Inbox:
     @property
     def member(self) -> Tensor:
         """[B, R] bool: the messages heard, plus the receiver's own vector. Not by lists: it would be too large."""
-        if self.lists is not None:
+        size = len(self.rows.vectors)
+        if isinstance(self.lists, Table):
+            wide = self.lists.wide(self.heard, size)
+        elif self.lists is not None:
             raise InputError(_NO_MATRIX)
-        wide = torch.zeros(len(self.own), len(self.rows.vectors), dtype=torch.bool, device=self.heard.device)
-        wide[:, : self.heard.shape[1]] = self.heard
+        else:
+            wide = torch.nn.functional.pad(self.heard, (0, size - self.heard.shape[1]))
         return wide.scatter(1, self.own_row[:, None], True)
 
     def dist2_to_own(self) -> Tensor:
@@ -224,23 +228,19 @@ class Inbox:
     @cached_property
     def _dist2_to_own(self) -> Tensor:
         if self.lists is not None:
-            return self._dist2_by_lists(self.lists)
+            if not isinstance(self.lists, Table):
+                return self.lists.dist2(self.own, self.messages)
+            usual = self.messages[: self.heard.shape[1]]
+            midst = Rows(usual, None if self.complete else self._present[: len(usual)]).origin
+            return self.lists.correct(dist2(self.own, usual, midst), self.own, self.messages)
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
             return dist2(rows.vectors[at], rows.vectors[:count], rows.origin)
-        square, products = rows.gram.diagonal(), rows.gram[at][:, :count]
-        return (square[None, :count] + square[at][:, None] - 2 * products).clamp_min(0.0)
-
-    def _dist2_by_lists(self, lists: Lists) -> Tensor:
-        """Straight from the differences: there are few, and nothing cancels."""
-        found, size = [], max(1, _AT_ONCE // max(1, self.own.shape[1]))
-        for receivers, columns in zip(*(part.split(size) for part in lists.flat), strict=True):
-            away = self.messages.index_select(0, columns).to(torch.float64)
-            away = away - self.own.index_select(0, receivers).to(torch.float64)
-            found.append(torch.linalg.vecdot(away, away))
-        output = torch.zeros_like(self.weight)
-        output[lists.there] = torch.cat(found) if found else output.new_zeros(0)
-        return output
+        square = rows.gram.diagonal()
+        if self.own is rows.vectors:  # place i of both is node i
+            return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)
+        products = rows.gram[at][:, :count]
+        return torch.add(square[at][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)
 
     def average(self) -> Mixture:
         """The mixing weights, shared over what was heard (rows sum to one)."""
@@ -251,10 +251,12 @@ class Inbox:
 
     def split(self, coefficients: Tensor) -> Mixture:
         """Read coefficients over `rows` [B, R] as a mixture: own vector and messages apart. Not by lists."""
-        if self.lists is not None:
+        if self.lists is not None and not isinstance(self.lists, Table):
             raise InputError(_NO_MATRIX)
         own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
         others = coefficients.scatter(1, self.own_row[:, None], 0.0)
+        if self.lists is not None:
+            return Mixture(own, self.lists.narrow(others))
         return Mixture(own, others[:, : self.heard.shape[1]])
 
     def mix(self, mixture: Mixture) -> Tensor:

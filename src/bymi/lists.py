@@ -8,6 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+_AT_ONCE = 1 << 17  # coordinates of differences formed at a time: what fits a CPU's cache
+_FEW = 256  # dimensions up to which weighted copies of vectors are cheap
+
 
 @dataclass(frozen=True, eq=False)
 class Lists:
@@ -44,7 +47,27 @@ class Lists:
 
     def count(self, mask: Tensor, size: int) -> Tensor:
         """How many receivers mark each number [size], from a mask over places [B, n]."""
+        if mask is self.there:
+            return self._counted(size)
         return torch.bincount(self.at[mask & self.there], minlength=size)
+
+    @cached_property
+    def _counts(self) -> dict[int, Tensor]:
+        return {}
+
+    def _counted(self, size: int) -> Tensor:
+        """How many receivers have each number: asked for in every round."""
+        if size not in self._counts:
+            self._counts[size] = torch.bincount(self.flat[1], minlength=size)
+        return self._counts[size]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        return self.there.flatten().nonzero().flatten()
+
+    def flatten(self, values: Tensor) -> Tensor:
+        """Of values over places [B, n] those that are not at an empty one [E]."""
+        return values.flatten().index_select(0, self._places)
 
     @cached_property
     def flat(self) -> tuple[Tensor, Tensor]:
@@ -64,17 +87,109 @@ class Lists:
             return vectors.new_zeros(len(weight), vectors.shape[1])
         # The sum of each row runs over its own places in order: bits do not depend on who else is held here.
         return torch.nn.functional.embedding_bag(
-            numbers, vectors, self._starts, mode="sum", per_sample_weights=weight[self.there].to(vectors.dtype)
+            numbers, vectors, self._starts, mode="sum", per_sample_weights=self.flatten(weight).to(vectors.dtype)
         )
+
+    def dist2(self, own: Tensor, messages: Tensor) -> Tensor:
+        """Squared distances of the messages at each place to the receivers' own vectors [B, n], float64, zero at empty ones."""
+        # Straight from the differences: there are few, and nothing cancels.
+        output = torch.zeros(self.there.shape, dtype=torch.float64, device=own.device)
+        output[self.there] = _apart(own, self.flat[0], messages, self.flat[1])
+        return output
 
     def median(self, values: Tensor, size: int, fill: float) -> Tensor:
         """The (lower) median over the receivers of each number [size] of values at places [B, n]; `fill` where none has it."""
-        numbers, flat = self.flat[1], values[self.there]
-        order = torch.argsort(flat)
-        order = order[torch.argsort(numbers[order], stable=True)]
-        counts = torch.bincount(numbers, minlength=size)
-        middle = torch.cumsum(counts, 0) - counts + (counts - 1).clamp_min(0) // 2
-        if not len(flat):
-            return values.new_full((size,), fill)
-        found = flat[order][middle.clamp_max(len(flat) - 1)]
-        return torch.where(counts > 0, found, fill)
+        return median_by_number(self.flat[1], self.flatten(values), size, fill)
+
+
+@dataclass(frozen=True, eq=False)
+class _Moved:
+    """The arcs that have a further message, receiver by receiver."""
+
+    receivers: Tensor  # [C]
+    numbers: Tensor  # [C] which message
+    at: Tensor  # [C] where in a flattened matrix of receivers and places
+    starts: Tensor  # [B] the first of each receiver
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Lists):
+    """Lists as long as there are nodes: place j is node j and holds its message j or, on some arcs, a further one of it.
+
+    Where many messages are for one receiver each, that is far less than a matrix of receivers and messages.
+    """
+
+    @cached_property
+    def _moved(self) -> _Moved:
+        count = self.at.shape[1]
+        receivers, places = (self.there & (self.at >= count)).nonzero(as_tuple=True)
+        starts = torch.searchsorted(receivers, torch.arange(len(self.at), device=receivers.device))
+        return _Moved(receivers, self.at[receivers, places], receivers * count + places, starts)
+
+    @cached_property
+    def _parts(self) -> list[tuple[Tensor, Table]]:
+        return []
+
+    @cached_property
+    def _usual(self) -> Tensor:
+        """One where the message of place j is message j, else zero [B, n]."""
+        return (self.at < self.at.shape[1]).to(torch.float64)
+
+    def of(self, receivers: Tensor) -> Table:
+        # The same some are asked for in every round.
+        if not self._parts or self._parts[0][0] is not receivers:
+            part = Table(self.at.index_select(0, receivers), self.there.index_select(0, receivers))
+            self._parts[:] = [(receivers, part)]
+        return self._parts[0][1]
+
+    def correct(self, dist2: Tensor, own: Tensor, messages: Tensor) -> Tensor:
+        """Squared distances of message j to the receivers' own vectors [B, n], put right where a further one is heard."""
+        found = _apart(own, self._moved.receivers, messages, self._moved.numbers)
+        return dist2.flatten().index_copy(0, self._moved.at, found).view_as(dist2)
+
+    def total(self, weight: Tensor, vectors: Tensor) -> Tensor:
+        if vectors.shape[1] > _FEW:  # no copies of long vectors
+            wide = weight.new_zeros(len(weight), len(vectors)).scatter_(1, self.at, weight)
+            return wide.to(vectors.dtype) @ vectors
+        output = (weight * self._usual).to(vectors.dtype) @ vectors[: self.at.shape[1]]
+        if not len(self._moved.numbers):
+            return output
+        part = weight.flatten().index_select(0, self._moved.at).to(vectors.dtype)
+        return output + torch.nn.functional.embedding_bag(
+            self._moved.numbers, vectors, self._moved.starts, mode="sum", per_sample_weights=part
+        )
+
+    def wide(self, values: Tensor, size: int) -> Tensor:
+        """Values over places [B, n] as values for all messages [B, size], zero where there is no arc."""
+        return values.new_zeros(len(values), size).scatter_(1, self.at, values * self.there)
+
+    def narrow(self, values: Tensor) -> Tensor:
+        """Values for all messages [B, J] as values over places [B, n]."""
+        return values.gather(1, self.at) * self.there
+
+
+def _apart(own: Tensor, receivers: Tensor, messages: Tensor, numbers: Tensor) -> Tensor:
+    """Squared distances |own_r - message_s|^2 of pairs [E], float64."""
+    found = []
+    size = max(1, _AT_ONCE // max(1, own.shape[1]))
+    for some, which in zip(receivers.split(size), numbers.split(size), strict=True):
+        away = messages.index_select(0, which).to(torch.float64) - own.index_select(0, some).to(torch.float64)
+        found.append(torch.linalg.vecdot(away, away))
+    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64, device=own.device)
+
+
+def median_by_number(numbers: Tensor, values: Tensor, size: int, fill: float) -> Tensor:
+    """The (lower) median of the values [E] of each number [E], `fill` for one without any: [size]."""
+    if not len(values):
+        return values.new_full((size,), fill)
+    counts = torch.bincount(numbers, minlength=size)
+    alone = counts[numbers] == 1  # nothing to sort
+    output = values.new_full((size,), fill).index_copy(0, numbers[alone], values[alone])
+    if bool(alone.all()):
+        return output
+    numbers, values, counts = numbers[~alone], values[~alone], torch.where(counts == 1, 0, counts)
+    order = torch.argsort(values)
+    order = order[torch.argsort(numbers[order], stable=True)]
+    middle = torch.cumsum(counts, 0) - counts + (counts - 1).clamp_min(0) // 2
+    found = values[order][middle.clamp_max(len(values) - 1)]
+    return torch.where(counts > 0, found, output)

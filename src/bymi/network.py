@@ -13,7 +13,7 @@ from torch import Tensor
 from bymi.faces import Faces, ListedFaces, Sent, Tamper, TwoFaced
 from bymi.graph import Graph
 from bymi.inbox import Inbox, Replies, fold
-from bymi.lists import Lists
+from bymi.lists import Lists, Table
 from bymi.sparse import SparseGraph
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
@@ -83,14 +83,15 @@ class _Wiring:
     expected: Tensor  # [M, J] bool
     weight: Tensor  # [M, J] float64
     senders: Tensor | None  # [J]
-    lists: Lists | None  # of columns; then the others are [M, n]
+    lists: Lists | None  # of columns; then the two above are [M, n]
 
 
 class LocalNetwork:
     """All nodes in this process: B = J = M, nothing is copied unless somebody tampers.
 
     With senders of two faces an exchange in which they may differ has their further messages as columns after the first M:
-    the same ones in every round and after any pruning, each arc in exactly one of its sender's columns.
+    the same ones in every round and after any pruning, each arc in exactly one of its sender's columns. If they are many, the
+    inbox has them in a Table.
     """
 
     def __init__(
@@ -191,6 +192,11 @@ class LocalNetwork:
             at = torch.where(self._faces.at >= 0, self.size + self._faces.at, plain.lists.at)
             return _Wiring(plain.expected, plain.weight, numbers, Lists(at, plain.lists.there))
         senders, audience = self._faces.senders, self._faces.audience
+        if len(senders) > self.size:  # more columns for some than for all: most entries of a matrix would be empty
+            receivers, columns = (audience & self.arcs.index_select(1, senders)).nonzero(as_tuple=True)
+            at = self._nodes.expand(self.size, -1).clone()
+            at[receivers, senders[columns]] = self.size + columns
+            return _Wiring(plain.expected, plain.weight, numbers, Table(at, plain.expected))
         first = ~fold(audience, senders, self.size)
         extra = audience & self.arcs.index_select(1, senders)
         weight = plain.weight

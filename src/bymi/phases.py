@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection import REASONS, Answers, Claims, Record, Trail, identify_asked, identify_neighbours, sit
-from bymi.detection.fuse import fused, shorten
+from bymi.detection.fuse import Fuse, fused
 from bymi.forge import Forge, NoForge
 from bymi.inbox import Inbox, Round
 from bymi.network import Network, Settles
@@ -139,7 +139,7 @@ def judge(
     else:
         first, second = network.exchange(step, **told(theta, ""))
         claims = Claims(first, second, deeds)
-    trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
+    trail = trail.beside(parameters)
     asking = asks.nonzero().flatten()
     verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)
     record, verdict = record.add(verdict)
@@ -176,7 +176,7 @@ def optimise(
     pool = torch.arange(problem.samples, device=theta.device).expand(len(nodes), -1)
     first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
     even = plan.detector is not None and plan.detector.pruning == "mutual"
-    fuse = None if plan.watch is None else plan.watch.fuse
+    fuse = None if plan.watch is None or plan.watch.fuse is None else Fuse(plan.watch.fuse)
     steps = range(first, plan.steps) if steps is None else steps
     if tracker is None and not even:
         tracker, settled = premix(network, settings, step=steps.start)
@@ -190,7 +190,7 @@ def optimise(
         parameters, tracker = _exchange(network, step, theta, tracker, settled)
         mixture, share, blown = parameters.average(), None, None
         if fuse is not None:
-            share, blown = shorten(parameters, fuse)
+            share, blown = fuse(parameters)
             mixture = fused(parameters, share)
         theta = forge.keep(parameters, parameters.mix(mixture), nodes, averaged=fuse is None, step=step)
         if not adapt_first:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -37,11 +39,26 @@ def _mix(bits: Tensor) -> Tensor:
     return _shift(bits, 31).bitwise_xor_(bits)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stream:
     """An endless sequence of numbers per key. A scalar key draws [*shape]; keys [B] draw [B, *shape]."""
 
-    keys: Tensor
+    source: Tensor | Callable[[], Tensor]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Found at the first draw: many streams are handed to somebody who draws nothing."""
+        return self.source if isinstance(self.source, Tensor) else self.source()
+
+    @cached_property
+    def _made(self) -> dict[tuple[object, ...], Tensor]:
+        return {}
+
+    def once(self, key: tuple[object, ...], make: Callable[[Stream], Tensor]) -> Tensor:
+        """What `make` draws from the start of this stream, drawn once: for streams that are asked the same in every round."""
+        if key not in self._made:
+            self._made[key] = make(self)
+        return self._made[key]
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words."""
@@ -84,10 +101,14 @@ def stream(
     >>> torch.equal(stream(0, "batch", node=torch.tensor([3, 7])).bits(4)[1], stream(0, "batch", node=7).bits(4))
     True
     """
-    digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()
-    keys = torch.tensor(_signed(int.from_bytes(digest, "little")), device=device, dtype=torch.int64)
-    if node is not None:
-        keys = _mix(keys + (torch.as_tensor(node, device=device, dtype=torch.int64) + 1) * _GOLDEN)
-    if step is not None:
-        keys = _mix((keys ^ _FIRST) + (torch.as_tensor(step, device=device, dtype=torch.int64) + 1) * _SECOND)
-    return Stream(keys)
+
+    def find() -> Tensor:
+        digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()
+        keys = torch.tensor(_signed(int.from_bytes(digest, "little")), device=device, dtype=torch.int64)
+        if node is not None:
+            keys = _mix(keys + (torch.as_tensor(node, device=device, dtype=torch.int64) + 1) * _GOLDEN)
+        if step is not None:
+            keys = _mix((keys ^ _FIRST) + (torch.as_tensor(step, device=device, dtype=torch.int64) + 1) * _SECOND)
+        return keys
+
+    return Stream(find)

@@ -143,7 +143,9 @@ class Sets:
 def sets(inbox: Inbox) -> Iterator[Sets]:
     """All receivers in groups of alike degree, so that little is padded and [b, n, n] temporaries stay bounded."""
     assert inbox.lists is not None
-    lengths = inbox.lists.there.sum(1)
+    there = inbox.lists.there
+    # Up to the last place taken: a list may have gaps.
+    lengths = (there * torch.arange(1, there.shape[1] + 1, device=there.device)).amax(1) if there.numel() else there.sum(1)
     order = torch.argsort(lengths, stable=True)
     start = 0
     while start < len(order):

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from bymi.aggregation.base import SetRule
 from bymi.errors import require
+from bymi.vectors import lower_median
+
+_SURELY = 2.5  # times the longest: farther apart than any two points, whatever is rounded
 
 
 @dataclass(frozen=True)
@@ -30,13 +33,15 @@ class GeometricMedian(SetRule):
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
-        floor = self.smoothing * _spread(gram, valid)[:, None]
-        # Half of the points in one place: any scale that is not zero finds it.
-        usual = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
-        floor = torch.where(floor > 0, floor, torch.where(usual > 0, usual, 1.0))
+        # No two points are farther apart than twice the longest: as long as y stays away from all of them by so much, nu does
+        # not matter, and the median of medians that it is made of need not be found.
+        longest = (gram.diagonal(dim1=1, dim2=2) * valid).amax(1, keepdim=True).clamp_min(0.0).sqrt()
+        floor, known = _SURELY * self.smoothing * longest, False
         settled = torch.zeros_like(valid[:, :1])
         for _ in range(self.iterations):
             distance = self._dist2(weight, gram, valid).sqrt()
+            if not known and bool((valid & (distance <= floor)).any()):
+                floor, known = self._floor(gram, valid), True
             pull = valid / torch.maximum(distance, floor)
             update = pull / pull.sum(1, keepdim=True)
             change = (update - weight).abs().amax(1, keepdim=True)
@@ -46,6 +51,14 @@ class GeometricMedian(SetRule):
             if bool(settled.all()):
                 break
         return weight
+
+    def _floor(self, gram: Tensor, valid: Tensor) -> Tensor:
+        """nu of each set [b, 1]."""
+        floor = self.smoothing * _spread(gram, valid)[:, None]
+        # Half of the points in one place: any scale that is not zero finds it.
+        weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
+        usual = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
+        return torch.where(floor > 0, floor, torch.where(usual > 0, usual, 1.0))
 
     @staticmethod
     def _dist2(weight: Tensor, gram: Tensor, valid: Tensor) -> Tensor:
@@ -60,5 +73,5 @@ def _spread(gram: Tensor, valid: Tensor) -> Tensor:
     square = gram.diagonal(dim1=1, dim2=2)
     dist2 = (square[:, :, None] + square[:, None, :] - 2 * gram).clamp_min(0.0)
     others = valid[:, :, None] & valid[:, None, :] & ~torch.eye(valid.shape[1], dtype=torch.bool, device=gram.device)
-    each = torch.where(others, dist2.sqrt(), torch.nan).nanmedian(2).values
-    return torch.where(valid, each, torch.nan).nanmedian(1).values.nan_to_num(0.0)
+    each = lower_median(dist2, others).sqrt()
+    return lower_median(each, valid).nan_to_num(0.0)

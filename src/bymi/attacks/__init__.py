@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from bymi.attacks.adversary import Adversary, Attack, Shown, check_options
+from bymi.attacks.adversary import Adversary
 from bymi.attacks.base import Moment, PerReceiver, Plot, VectorAttack
 from bymi.attacks.collusion import Deed, Shift, Steer, Victim
 from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
 from bymi.attacks.gradient import GradientAttack, InnerProductManipulation
 from bymi.attacks.levels import Level
 from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
+from bymi.attacks.options import Attack, Shown, check_options
 from bymi.attacks.pair import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
 from bymi.attacks.placement import PLACEMENTS, Placement, place

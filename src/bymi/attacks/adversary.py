@@ -10,22 +10,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import Moment, PerReceiver, VectorAttack, is_finite_row
-from bymi.attacks.data import DataAttack
+from bymi.attacks.base import Moment, PerReceiver, VectorAttack, all_finite, is_finite_row
 from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
 from bymi.attacks.message import MessageAttack
+from bymi.attacks.options import Attack, Mixing, Pruning, Shown, check_options
 from bymi.errors import require
 from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
 from bymi.inbox import Inbox
 from bymi.sparse import SparseGraph
-from bymi.streams import stream
+from bymi.streams import Stream, stream
 
 _RECEIVERS = 256  # for whom messages are made at a time on a large graph
-Attack = DataAttack | VectorAttack | PerReceiver | MessageAttack
-Mixing = Literal["plain", "none", "rule"]
-Pruning = Literal["none", "all", "rule"]
-Shown = Literal["one", "two"]
 Sent = Mapping[int, Tensor | None] | Tensor
 
 
@@ -76,6 +72,26 @@ class Adversary:
         return self.attack if isinstance(self.attack, PerReceiver) and self.attack.tailored else None
 
     @cached_property
+    def _shared(self) -> Stream:
+        """One stream a run."""
+        return stream(self.seed, "attack", device=self.members.device)
+
+    @cached_property
+    def _known(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        return []
+
+    def _sides(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
+        """Places of its own among the nodes, and of the others. Rounds ask for the same nodes again and again."""
+        if not self._known or self._known[0][0] is not nodes:
+            under = self.members[nodes]
+            self._known[:] = [(nodes, under.nonzero().flatten(), (~under).nonzero().flatten())]
+        return self._known[0][1:]
+
+    @cached_property
+    def _honest(self) -> Tensor:
+        return (~self.members).nonzero().flatten()
+
+    @cached_property
     def fooled(self) -> Tensor:
         """Receivers to whom the attack is shown [M]: with one face everybody honest, with two a random half of them."""
         if self.faces == "one":
@@ -109,7 +125,7 @@ class Adversary:
 
     def total(self, vectors: Tensor, nodes: Tensor) -> Tensor:
         """The sum of the vectors that are not its own, and in one more place how many they are [D + 1]."""
-        others = vectors.index_select(0, (~self.members[nodes]).nonzero().flatten())
+        others = vectors.index_select(0, self._sides(nodes)[1])
         found = others.sum(0)
         if not bool(torch.isfinite(found).all()):
             others = others[is_finite_row(others)]
@@ -118,7 +134,7 @@ class Adversary:
 
     def gradients_about(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, mean: Tensor) -> Tensor:
         """As `gradients`, of some nodes, for an attack that sees no more of others than their mean [D]."""
-        part, mine = part_of(topic), self.members[nodes].nonzero().flatten()
+        part, mine = part_of(topic), self._sides(nodes)[0]
         if part is None or not len(mine):
             return vectors
         return self._replaced(vectors, nodes, mine, mean[None], nodes[:0], topic, step, part)
@@ -126,7 +142,7 @@ class Adversary:
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
             return mixed
-        mine = self.members[nodes].nonzero().flatten()
+        mine = self._sides(nodes)[0]
         ours = inbox.of(mine)
         kept = ours.own if self.mixing == "none" else ours.mix(ours.average())
         return mixed.index_copy(0, mine, kept)
@@ -180,8 +196,7 @@ class Adversary:
         if not self.differs(topic) or not self.acts(step):
             return vectors[faces.senders]
         if self._tailored is not None:
-            place = torch.cumsum(~self.members, 0) - 1
-            return self._tailor(self._tailored, vectors, graph)[place[faces.receivers]]
+            return self._tailor(self._tailored, vectors, graph).index_select(0, self._rank(faces))
         sent = self._sent(vectors, torch.arange(len(vectors), device=vectors.device), topic, step)
         if isinstance(sent, Tensor):
             return sent[faces.senders]
@@ -215,13 +230,12 @@ class Adversary:
 
     def _forged(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, part: Part) -> Tensor:
         """The vectors with those of its own nodes replaced."""
-        under = self.members[nodes]
-        mine, others = under.nonzero().flatten(), (~under).nonzero().flatten()
+        mine, others = self._sides(nodes)
         if not len(mine):
             return vectors
         honest = vectors.index_select(0, others)
-        sane = is_finite_row(honest)
-        if not bool(sane.all()):
+        if not all_finite(honest):
+            sane = is_finite_row(honest)
             honest, others = honest[sane], others[sane]
         if not len(honest):
             return vectors
@@ -231,23 +245,43 @@ class Adversary:
         self, vectors: Tensor, nodes: Tensor, mine: Tensor, honest: Tensor, whose: Tensor, topic: str, step: int, part: Part
     ) -> Tensor:
         assert isinstance(self.attack, VectorAttack)
-        device, own = vectors.device, nodes[mine]
-        shared = stream(self.seed, "attack", device=device)
-        fresh = stream(self.seed, f"attack {topic}", node=own, step=step, device=device)
+        own = nodes[mine]
+        fresh = stream(self.seed, f"attack {topic}", node=own, step=step, device=vectors.device)
         moment = Moment(part, whose, own, self.members, self.seed)
-        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), shared, fresh, moment))
+        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph) -> Tensor:
         """One message for each honest node, in order."""
-        honest = (~self.members).nonzero().flatten()
+        honest = self._honest
         if isinstance(graph, SparseGraph):
             return torch.cat([self._tailor_some(attack, vectors, graph, some) for some in honest.split(_RECEIVERS)])
         own = vectors.index_select(0, honest)
-        sane = is_finite_row(own)
-        own = torch.where(sane[:, None], own, torch.zeros_like(own))
-        weight = graph.weight.index_select(0, honest)
-        within, outside = weight.index_select(1, honest) * sane, (weight * self.members).sum(1)
-        return attack.tailor(own, within, outside, stream(self.seed, "attack", device=vectors.device))
+        within, outside = self._weights(graph, honest)
+        if not all_finite(own):
+            sane = is_finite_row(own)
+            own, within = torch.where(sane[:, None], own, torch.zeros_like(own)), within * sane
+        return attack.tailor(own, within, outside, self._shared)
+
+    def _rank(self, faces: Faces | ListedFaces) -> Tensor:
+        """Which of the honest nodes each further message is for [C]: the same in every round."""
+        if not self._ranks or self._ranks[0][0] is not faces:
+            self._ranks[:] = [(faces, (torch.cumsum(~self.members, 0) - 1)[faces.receivers])]
+        return self._ranks[0][1]
+
+    def _weights(self, graph: Graph, honest: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of honest nodes on each other, and on attackers: the same until the next pruning."""
+        if not self._weighed or self._weighed[0][0] is not graph:
+            weight = graph.weight.index_select(0, honest)
+            self._weighed[:] = [(graph, weight.index_select(1, honest), (weight * self.members).sum(1))]
+        return self._weighed[0][1:]
+
+    @cached_property
+    def _ranks(self) -> list[tuple[Faces | ListedFaces, Tensor]]:
+        return []
+
+    @cached_property
+    def _weighed(self) -> list[tuple[Graph, Tensor, Tensor]]:
+        return []
 
     def _tailor_some(self, attack: PerReceiver, vectors: Tensor, graph: SparseGraph, some: Tensor) -> Tensor:
         """The same for some of them, with the nodes that any of these hears."""
@@ -260,24 +294,4 @@ class Adversary:
         among = weight.new_zeros(len(some), len(heard)).scatter_add(1, place, weight)
         liars = self.members[heard]
         outside, own = (among * liars).sum(1), held[column[-len(some) :]]
-        shared = stream(self.seed, "attack", device=vectors.device)
-        return attack.tailor(own, among * (sane & ~liars), outside, shared, held)
-
-
-def check_options(attack: Attack | None, level: Level | None, start: int, period: int | None, faces: Shown) -> None:
-    """An InputError, in the words of a spec, unless the attack can be used like that."""
-    require(level is None or level in PARTS, "byzantine_level", level, ", ".join(PARTS))
-    require(start >= 0, "byzantine_start", start, "0 or more")
-    require(period is None or period >= 2, "byzantine_period", period, "2 or more")
-    require(faces in get_args(Shown), "byzantine_faces", faces, ", ".join(get_args(Shown)))
-    if isinstance(attack, DataAttack):
-        only = "with attacks on vectors or messages, not on data, which are rewritten before the run"
-        require(level is None, "byzantine_level", level, only)
-        require(start == 0, "byzantine_start", start, f"{only}; 0 here")
-        require(period is None, "byzantine_period", period, only)
-        require(faces == "one", "byzantine_faces", faces, only)
-    elif isinstance(attack, PerReceiver) and attack.tailored:
-        require(level in (None, "message"), "byzantine_level", level, "message for an attack that differs by receiver")
-    elif isinstance(attack, MessageAttack):
-        allowed = [name for name in PARTS if name != "training"]
-        require(level in (None, *allowed), "byzantine_level", level, f"{', '.join(allowed)}: training gradients are not sent")
+        return attack.tailor(own, among * (sane & ~liars), outside, self._shared, held)

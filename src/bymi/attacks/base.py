@@ -96,15 +96,24 @@ def spread_of(vectors: Tensor) -> Tensor:
 
 def directions(source: Stream, count: int, dim: int, like: Tensor) -> Tensor:
     """Random unit vectors at right angles to each other [*keys, count, dim]; with more than `dim` of them some are zero."""
-    found: list[Tensor] = []
-    for draw in source.normal(count, dim).unbind(-2):
-        for other in found:
-            draw = draw - (draw * other).sum(-1, keepdim=True) * other
-        length = torch.linalg.vector_norm(draw, dim=-1, keepdim=True)
-        found.append(torch.where(length > 1e-9, draw / length.clamp_min(1e-300), torch.zeros_like(draw)))
-    return torch.stack(found, -2).to(like)
+
+    def draw(source: Stream) -> Tensor:
+        found: list[Tensor] = []
+        for draw in source.normal(count, dim).unbind(-2):
+            for other in found:
+                draw = draw - (draw * other).sum(-1, keepdim=True) * other
+            length = torch.linalg.vector_norm(draw, dim=-1, keepdim=True)
+            found.append(torch.where(length > 1e-9, draw / length.clamp_min(1e-300), torch.zeros_like(draw)))
+        return torch.stack(found, -2)
+
+    return source.once(("directions", count, dim), draw).to(like)
 
 
 def is_finite_row(vectors: Tensor) -> Tensor:
     """Which rows hold numbers only [R]: an attacker does not learn from honest nodes that have diverged."""
     return torch.isfinite(vectors).all(1)
+
+
+def all_finite(vectors: Tensor) -> bool:
+    """Whether that is every row. A finite sum has finite terms, and is much sooner found."""
+    return bool(torch.isfinite(vectors.sum())) or bool(is_finite_row(vectors).all())

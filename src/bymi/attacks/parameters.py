@@ -13,7 +13,7 @@ from bymi.attacks.levels import Level
 from bymi.attacks.statistical import ALIE
 from bymi.errors import require
 from bymi.streams import Stream
-from bymi.vectors import Rows
+from bymi.vectors import Rows, lower_median
 
 _How = Literal["large", "fuse", "alie"]
 _EXACT = "donot_use_mm_for_euclid_dist"  # no cancellation
@@ -53,10 +53,10 @@ class Poison(VectorAttack, PerReceiver):
         if others is None:
             gram = Rows(own).gram
             square = gram.diagonal()
-            away = (square[:, None] + square - 2 * gram).clamp_min(0).sqrt()
+            away = torch.add(square[:, None], square).sub_(gram, alpha=2).clamp_min_(0).sqrt_()
         else:
             away = torch.cdist(own.to(torch.float64), others.to(torch.float64), compute_mode=_EXACT)
-        middle = torch.where(within > 0, away, torch.nan).nanmedian(1).values.nan_to_num(nan=0.0)
+        middle = lower_median(away, within > 0).nan_to_num(nan=0.0)
         along = directions(shared, 1, own.shape[1], own)[0]
         return own + (_BELOW * self.factor * middle).to(own)[:, None] * along
 

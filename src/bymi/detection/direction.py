@@ -32,8 +32,14 @@ def shifted(
     if not len(at):
         return flagged, largest
     valid, judged, weights = evidence.valid[at], evidence.judged[at], centre.weights[at]
-    first, second, cross = evidence.first[at], evidence.second[at], evidence.cross[at]
-    points = (None, None) if evidence.points is None else (evidence.points[0][at], evidence.points[1][at])
+    first, second, cross = evidence.first, evidence.second, evidence.cross
+    points: tuple[Tensor | None, Tensor | None] = (None, None)
+    if evidence.points is not None:
+        points = evidence.points[0][at], evidence.points[1][at]
+    if len(at) < len(flagged):
+        cross = cross[at]
+        if evidence.points is None:  # beside points these are not looked at
+            first, second = first[at], second[at]
     ones = directions(first, points[0], uniform(valid), _DIRECTIONS)
     usual = median(evidence.difference2[at], valid)
     louder = (evidence.difference2[at] / usual).clamp_min(1.0).sqrt()

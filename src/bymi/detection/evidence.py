@@ -49,6 +49,9 @@ class Evidence:
     @property
     def middle(self) -> Tensor:
         """Products of (x1 + x2) / 2."""
+        if self.points is not None:
+            points = (self.points[0] + self.points[1]) / 2
+            return points @ points.mT
         return (self.first + self.second + self.cross + self.cross.mT) / 4
 
     @property

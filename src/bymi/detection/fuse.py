@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from bymi.detection.robust import log
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox, Mixture
+from bymi.vectors import ascending
 
 _REACH = 1.25  # median distances that a message may pull
 _SPREADS = 5.0
@@ -26,16 +29,72 @@ def shorten(inbox: Inbox, factor: float) -> tuple[Tensor, Tensor]:
     Blown is what lies beyond `factor` medians, or beyond five spreads of the logarithm where distances of one round differ
     widely, as those of networks late in training do; a few liars close by cannot stretch that beyond `_WIDEST`.
     """
-    distance = _distances(inbox)
-    kept = inbox.heard & (inbox.weight > 0)
-    share, blown = torch.ones_like(distance), torch.zeros_like(kept)
-    some = _beyond_reach(distance, inbox.heard, kept)
-    if bool(some.any()):
-        far, heard, carrying = distance[some], inbox.heard[some], kept[some]
-        middle, limit = _limits(far, carrying, factor)
-        share[some] = (_REACH * middle / far.clamp_min(1e-300)).clamp_max(1.0)
-        blown[some] = heard & (far > limit)
-    return share, blown
+    return Fuse(factor)(inbox)
+
+
+class Fuse:
+    """`shorten` for round after round: what hangs on arcs and their weights alone is found once.
+
+    What it gives out may be the same tensors in many rounds: not to be written to.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self._factor = factor
+        self._arcs: _Arcs | None = None
+
+    def __call__(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
+        if self._arcs is None or not self._arcs.are_of(inbox):
+            self._arcs = _Arcs(inbox.heard, inbox.weight)
+        arcs, distance = self._arcs, _distances(inbox)
+        ordered = ascending(distance + arcs.idle)
+        middle = ordered.gather(1, arcs.last // 2)
+        reach = _REACH * middle
+        far = arcs.heard & (distance > reach)
+        if not bool(far.any()):
+            return arcs.share, arcs.blown
+        lower = ordered.gather(1, arcs.last // 4).clamp_min(_NEAR * middle)
+        limits = math.log(self._factor), math.log(max(self._factor, _WIDEST))
+        wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(*limits)
+        share = torch.div(reach, distance.clamp_min_(1e-300)).clamp_max_(1.0)
+        if not inbox.complete:  # an own vector that is not finite has no distances, and hears nobody
+            share = share.nan_to_num(nan=1.0)
+        return share, far & (distance > middle * wide.exp())
+
+
+@dataclass(frozen=True, eq=False)
+class _Arcs:
+    """Who is heard, and who carries weight."""
+
+    heard: Tensor  # [B, J]
+    weight: Tensor  # [B, J]
+
+    def are_of(self, inbox: Inbox) -> bool:
+        pairs = ((self.heard, inbox.heard), (self.weight, inbox.weight))
+        return all(known is now or (known.shape == now.shape and torch.equal(known, now)) for known, now in pairs)
+
+    @cached_property
+    def idle(self) -> Tensor:
+        """Infinity where no weight is carried, else zero.
+
+        A receiver at which nobody does has no usual distance, but an infinite one: nothing is shortened there, or all would be
+        flagged for it later.
+        """
+        return torch.where(self.heard & (self.weight > 0), 0.0, torch.inf).to(self.weight)
+
+    @cached_property
+    def last(self) -> Tensor:
+        """The place of the longest distance of those who carry weight, from 0 [B, 1]."""
+        return ((self.idle == 0).sum(1, keepdim=True) - 1).clamp_min(0)
+
+    @cached_property
+    def share(self) -> Tensor:
+        """Nothing shortened."""
+        return torch.ones_like(self.weight)
+
+    @cached_property
+    def blown(self) -> Tensor:
+        """Nothing blown."""
+        return torch.zeros_like(self.heard)
 
 
 def fused(inbox: Inbox, share: Tensor) -> Mixture:
@@ -46,27 +105,7 @@ def fused(inbox: Inbox, share: Tensor) -> Mixture:
 
 def _distances(inbox: Inbox) -> Tensor:
     """Of each message to the receiver's own vector [B, J]."""
-    if inbox.own.shape[1] > FEW_DIMENSIONS or inbox.lists is not None:
+    if inbox.own.shape[1] > FEW_DIMENSIONS or inbox.lists is not None or inbox.own is inbox.messages:
         return inbox.dist2_to_own().sqrt()
     own, messages = inbox.own.to(torch.float64), inbox.messages.to(torch.float64)
     return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _beyond_reach(distance: Tensor, heard: Tensor, kept: Tensor) -> Tensor:
-    """Receivers [B] at which some message is out of reach: at all others there is nothing to sort.
-
-    One that nobody carries weight at has no usual distance: nothing is shortened there, or all would be flagged for it later.
-    """
-    farthest = torch.where(heard, distance, 0.0).amax(1, keepdim=True)
-    near = (kept & (distance <= farthest / _REACH)).sum(1)
-    return (2 * near >= kept.sum(1)) & kept.any(1)
-
-
-def _limits(distance: Tensor, kept: Tensor, factor: float) -> tuple[Tensor, Tensor]:
-    """Median distance of those who carry weight, and the distance beyond which a message is blown, each [b, 1]."""
-    ordered = torch.where(kept, distance, torch.inf).sort(1).values
-    last = (kept.sum(1, keepdim=True) - 1).clamp_min(0)
-    middle = ordered.gather(1, last // 2)
-    lower = ordered.gather(1, last // 4).clamp_min(_NEAR * middle)
-    wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(math.log(factor), math.log(max(factor, _WIDEST)))
-    return middle, middle * wide.exp()

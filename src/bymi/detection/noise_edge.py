@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bymi.detection.evidence import Evidence
 from bymi.detection.robust import median
-from bymi.detection.spectrum import uniform, widest
+from bymi.detection.spectrum import uniform, variance, widest
 from bymi.errors import require
 
 _EMPTY = 1e-9  # of a row's first weight: with so little left it counts as gone
@@ -41,7 +41,7 @@ class NoiseEdge:
         """Largest variance that noise alone gives one half [b, 1]: that of (x1 - x2) / sqrt 2, where all means cancel."""
         points = evidence.difference_points
         products = evidence.difference if points is None else evidence.first  # not looked at beside points
-        return widest(products, points, uniform(evidence.valid))[0] / 2
+        return variance(products, points, uniform(evidence.valid)) / 2
 
     def weights(self, evidence: Evidence) -> Centre:
         """Weights of the rows, found on first halves."""
@@ -55,7 +55,9 @@ class NoiseEdge:
         for turn in range(evidence.valid.shape[1]):
             some = kept[active]
             share = some / some.sum(1, keepdim=True).clamp_min(_TINY)
-            value, along = widest(evidence.first[active], None if points is None else points[active], share)
+            # Products are not looked at beside points, and large.
+            first = evidence.first[active] if points is None else evidence.first
+            value, along = widest(first, None if points is None else points[active], share)
             value = value.squeeze(1)
             # From the median, not the mean: a large and far minority drags the mean towards itself, and the good rows would
             # lose weight with it until nothing more may be taken.

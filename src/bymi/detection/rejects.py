@@ -7,6 +7,7 @@ from torch import Tensor
 
 from bymi.detection.evidence import Evidence
 from bymi.detection.robust import median
+from bymi.vectors import lower_median
 
 _CROWD = 5
 
@@ -23,20 +24,36 @@ def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
 
     Nobody knows who copied whom, but for copies of oneself. A few do no harm, and to cut them would let every liar kill a good
     node by repeating it; so a group must have `_CROWD` members, and its first stays. Also each row's distance to its nearest,
-    as a part of the usual one.
+    as a part of the usual one; infinite at receivers whose rows are all far apart.
     """
-    square = evidence.first.diagonal(dim1=1, dim2=2)
-    distance = square[:, :, None] + square[:, None, :] - 2 * evidence.first
-    pairs = evidence.valid[:, :, None] & evidence.valid[:, None, :]
-    size = distance.shape[1]
-    pairs = pairs & ~torch.eye(size, dtype=torch.bool, device=pairs.device)
-    usual = torch.where(pairs, distance, torch.nan).flatten(1).nanmedian(1).values[:, None, None]
+    distance = _distances(evidence)
+    flagged, nearest = torch.zeros_like(evidence.valid), torch.full_like(distance[:, 0], torch.inf)
+    # The usual distance is no longer than the longest: most receivers have no pair that could be close, and need no median.
+    shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
+    at = (shortest < closeness**2 * longest).nonzero().flatten()
+    if len(at):
+        flagged[at], nearest[at] = _copies(distance[at], evidence.valid[at], evidence.judged[at], closeness)
+    return flagged, nearest
+
+
+def _distances(evidence: Evidence) -> Tensor:
+    """Squared distances of first halves [b, n, n], NaN for what is no pair."""
+    gone = torch.where(evidence.valid, 0.0, torch.nan).to(evidence.first)
+    square = evidence.first.diagonal(dim1=1, dim2=2) + gone
+    distance = torch.add(square[:, :, None], square[:, None, :]).sub_(evidence.first, alpha=2)
+    distance.diagonal(dim1=1, dim2=2).fill_(torch.nan)
+    return distance
+
+
+def _copies(distance: Tensor, valid: Tensor, judged: Tensor, closeness: float) -> tuple[Tensor, Tensor]:
+    size, pairs = distance.shape[1], ~distance.isnan()
+    usual = lower_median(distance.flatten(1), pairs.flatten(1))[:, None, None]
     same = pairs & (distance < closeness**2 * usual)
     # The receiver's own row comes before all others: whoever repeats it is the copy.
-    own = evidence.valid & ~evidence.judged
+    own = valid & ~judged
     place = torch.arange(size, device=pairs.device)
     rank = torch.where(own, -1, place)
     earlier = rank[:, None, :] < rank[:, :, None]
     nearest = torch.where(pairs, (distance / usual).clamp_min(0.0).sqrt(), torch.inf).amin(2)
     crowd = (same.sum(2) >= _CROWD - 1) | (same & own[:, None, :]).any(2)
-    return crowd & (same & earlier).any(2) & evidence.judged, nearest
+    return crowd & (same & earlier).any(2) & judged, nearest

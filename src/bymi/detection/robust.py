@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bymi.vectors import ascending
+
 _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal variable
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -15,7 +17,7 @@ def median(values: Tensor, among: Tensor) -> Tensor:
     Of an even number it is the mean of the middle two: the signs of values along an eigenvector are arbitrary, and torch's
     lower one would depend on them.
     """
-    ordered = torch.where(among & ~values.isnan(), values, torch.nan).sort(1).values  # NaN comes last
+    ordered = ascending(torch.where(among, values, torch.nan))  # NaN comes last
     count = (~ordered.isnan()).sum(1, keepdim=True)
     lower, upper = (ordered.gather(1, place.clamp_min(0)) for place in ((count - 1) // 2, count // 2 - (count == 0).to(count)))
     return lower + (upper - lower) / 2

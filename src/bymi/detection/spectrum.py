@@ -49,6 +49,15 @@ def widest(products: Tensor, points: Tensor | None, weights: Tensor) -> tuple[Te
     return value, (about @ (root * vector)[:, :, None]).squeeze(2) / value.clamp_min(_TINY).sqrt()
 
 
+def variance(products: Tensor, points: Tensor | None, weights: Tensor) -> Tensor:
+    """The largest variance alone [b, 1]."""
+    if points is None or points.device.type != "cpu":
+        return widest(products, points, weights)[0]
+    scaled = weights.sqrt()[:, :, None] * (points - weights[:, None, :] @ points)
+    values: Tensor = torch.linalg.eigvalsh(scaled.mT @ scaled)
+    return values[:, -1:]
+
+
 def directions(products: Tensor, points: Tensor | None, weights: Tensor, most: int) -> list[tuple[Tensor, Tensor]]:
     """The widest directions, each as its variance [b, 1] and coefficients a [b, n]: u = sum_r a_r x_r has length one.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from bymi.vectors import ascending
+
 
 def threshold(scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:
     """R = inf{r > 0: (offset + #{S <= -r}) / max(1, #{S >= r}) <= fdr_level} for each row of scores [B, n], as [B].
@@ -16,9 +18,9 @@ def threshold(scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) 
     size = scores.shape[1]
     if size == 0:
         return torch.full((len(scores),), torch.inf, dtype=torch.float64, device=scores.device)
-    candidates = torch.where(scored, scores.abs(), 0.0).sort(dim=1).values
-    upward = torch.where(scored, scores, -torch.inf).sort(dim=1).values
-    downward = torch.where(scored, -scores, -torch.inf).sort(dim=1).values
+    candidates = ascending(torch.where(scored, scores.abs(), 0.0))
+    upward = ascending(torch.where(scored, scores, -torch.inf))
+    downward = ascending(torch.where(scored, -scores, -torch.inf))
     positive = size - torch.searchsorted(upward, candidates)
     negative = size - torch.searchsorted(downward, candidates)
     qualifies = (candidates > 0) & ((offset + negative) / positive.clamp_min(1).to(torch.float64) <= fdr_level)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from bymi.inbox import OVERFLOW, Inbox
-from bymi.lists import Lists
-from bymi.vectors import Rows, norms
+from bymi.lists import Lists, Table, median_by_number
+from bymi.vectors import Rows, ascending, norms
 
 _ARCS = 1 << 14  # whose receivers' vectors are copied at a time
 _FAR = 3.0  # times the median distance from the midst
@@ -34,10 +34,30 @@ class Trail:
         )
         return Trail(self.rounds, self.steps, messages, own, times, refused, self.inbox)
 
+    def beside(self, inbox: Inbox) -> Trail:
+        """The same, with an inbox that says who sits where: a trail that was stored has none."""
+        trail = replace(self, inbox=inbox)
+        trail._fit(inbox)
+        return trail
+
+    def _fit(self, inbox: Inbox) -> None:
+        """One that was stored counts what was refused for all columns."""
+        if isinstance(inbox.lists, Table) and self.refused is not None and self.refused.shape != inbox.heard.shape:
+            self.refused = inbox.lists.narrow(self.refused)
+
+    @property
+    def refused_columns(self) -> Tensor | None:
+        """What was refused for all columns of the inboxes, as it is stored: engines differ in how they hold it."""
+        inbox, refused = self.inbox, self.refused
+        if inbox is None or refused is None or not isinstance(inbox.lists, Table) or refused.shape != inbox.heard.shape:
+            return refused
+        return inbox.lists.wide(refused, len(inbox.messages))
+
     def see(self, inbox: Inbox, rate: float, share: Tensor, blown: Tensor) -> None:
         """Take in one round of parameters with its step size, how far messages were shortened and which were blown [B, J]."""
         if rate <= 0:  # nobody moved by itself
             return
+        self._fit(inbox)
         used, heard = _used_and_heard(inbox, share)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
             # In float64: late in a run theta is far longer than what nodes differ by.
@@ -97,14 +117,26 @@ class _Fate:
             wide = told.new_zeros(*told.shape[:2], crowd.total).index_copy(2, crowd.columns, told)
             share, expected, heard = crowd.gather(wide).unbind(1)
             expected, heard = expected > 0, heard > 0
-        left = torch.where(expected, share, torch.nan).nanmedian(0).values.nan_to_num(1.0)
         most = expected.sum(0)
+        left = _usual(share, expected, most)
         usable = most > 0 if inbox.complete and crowd is None else (2 * heard.sum(0) >= most) & (most > 0)
         shortened = bool((left < 1).any())
         if crowd is None:
             return _Fate(left, usable, expected, shortened)
         here = crowd.columns
         return _Fate(left[here], usable[here], expected[:, here], shortened)
+
+
+def _usual(share: Tensor, expected: Tensor, most: Tensor) -> Tensor:
+    """The (lower) median over those who expect each message [J] of what they left of it: sought only where it is not all."""
+    low = ((share < 1) & expected).sum(0)
+    short = ((2 * low >= most) & (most > 0)).nonzero().flatten()
+    left = torch.ones_like(share[0])
+    if not len(short):
+        return left
+    parts, there = share.index_select(1, short).T, expected.index_select(1, short).T
+    ordered = ascending(parts.masked_fill(~there, torch.inf))
+    return left.index_copy(0, short, ordered.gather(1, (most[short, None] - 1) // 2).squeeze(1))
 
 
 def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
@@ -119,7 +151,7 @@ def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
     short = (fate.left < 1).nonzero().flatten()
     if not len(short):
         return inbox.messages
-    sane = _near(everyone)
+    sane = _near(everyone, inbox.rows if everyone is inbox.messages else None)
     own = torch.where(sane[:, None], everyone, torch.zeros_like(everyone))  # what is not finite would spoil the product
     who = (fate.receivers[:, short] & sane[:, None]).to(own.dtype)
     towards = (who.T @ own) / who.sum(0).clamp_min(1)[:, None]
@@ -129,25 +161,36 @@ def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
 
 def _as_used_by_lists(inbox: Inbox, share: Tensor, lists: Lists) -> Tensor:
     """The same, with those who hear a message found in their lists."""
-    if not bool((share[inbox.expected] < 1).any()):
-        return inbox.messages
-    arcs = Lists(lists.at, inbox.expected)
-    left = arcs.median(share, len(inbox.messages), 1.0)
+    arcs = lists if inbox.expected is lists.there else Lists(lists.at, inbox.expected)
     receivers, numbers = arcs.flat
-    used = (left[numbers] < 1) & _near(inbox.own)[receivers]
-    towards, count = torch.zeros_like(inbox.messages), left.new_zeros(len(left)).to(inbox.own.dtype)
-    for some, which in zip(receivers[used].split(_ARCS), numbers[used].split(_ARCS), strict=True):
-        towards.index_add_(0, which, inbox.own[some])
-        count.index_add_(0, which, torch.ones_like(which, dtype=count.dtype))
+    parts, size = arcs.flatten(share), len(inbox.messages)
+    # Where less than half of its receivers shortened a message, the median is one.
+    low = torch.bincount(numbers[parts < 1], minlength=size)
+    short = (2 * low >= arcs.count(arcs.there, size)) & (low > 0)
+    some = short[numbers].nonzero().flatten()
+    if not len(some):
+        return inbox.messages
+    which, place = short.nonzero().flatten(), torch.cumsum(short, 0) - 1
+    receivers, numbers = receivers[some], place[numbers[some]]
+    left = median_by_number(numbers, parts[some], len(which), 1.0).to(inbox.own.dtype)
+    near = _near(inbox.own)[receivers]
+    towards, count = inbox.own.new_zeros(len(which), inbox.own.shape[1]), torch.zeros_like(left)
+    for at, of in zip(receivers[near].split(_ARCS), numbers[near].split(_ARCS), strict=True):
+        towards.index_add_(0, of, inbox.own[at])
+        count.index_add_(0, of, torch.ones_like(of, dtype=count.dtype))
     towards = towards / count.clamp_min(1)[:, None]
-    moved = towards + left[:, None].to(inbox.own.dtype) * (inbox.messages - towards)
-    return torch.where((left < 1)[:, None], moved, inbox.messages)
+    moved = towards + left[:, None] * (inbox.messages[which] - towards)
+    return inbox.messages.index_copy(0, which, moved)
 
 
-def _near(own: Tensor) -> Tensor:
-    """Receivers [B] that are not far beyond the others, by their own vectors; all where that leaves nobody."""
-    # A finite sum has finite terms, and is much sooner found than the lengths of all rows.
-    usable = None if bool(torch.isfinite(own.sum())) else norms(own) < OVERFLOW
-    away = norms(own - Rows(own, usable).origin)
+def _near(own: Tensor, rows: Rows | None = None) -> Tensor:
+    """Receivers [B] that are not far beyond the others, by their own vectors; all where that leaves nobody.
+
+    `rows`: the same vectors, if their midst may be known already.
+    """
+    if rows is None:
+        # A finite sum has finite terms, and is much sooner found than the lengths of all rows.
+        rows = Rows(own, None if bool(torch.isfinite(own.sum())) else norms(own) < OVERFLOW)
+    away = norms(own - rows.origin)
     near = away <= _FAR * away.nanmedian()  # NaN compares false
     return near if bool(near.any()) else torch.isfinite(away)

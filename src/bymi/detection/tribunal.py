@@ -22,7 +22,7 @@ from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
 from bymi.inbox import Inbox, Replies
-from bymi.vectors import Rows, inner, inner_of_both, inner_of_sets
+from bymi.vectors import Rows, inner, inner_of_both, inner_of_sets, midst
 
 _FEW_ROUNDS = 10  # of fewer, one refused message says nothing
 _RECEIVERS = 128  # whose products are held at a time
@@ -40,9 +40,11 @@ class Claims:
         at, there = seats.rows(self._first)
         if self._first.lists is not None:
             return self._before_few(at, there, seats, rows)
-        first, second, cross = (pick(products, at) for products in self._products)
-        points = None if self._points is None else (self._points[0][at], self._points[1][at])
-        evidence = Evidence(first, second, cross, there, there & seats.judged, points)
+        if self._points is not None:
+            evidence = _from_points(self._points[0][at], self._points[1][at], there, seats)
+        else:
+            first, second, cross = (pick(products, at) for products in self._products)
+            evidence = Evidence(first, second, cross, there, there & seats.judged)
         if self._deeds is None or rows is None:
             return evidence, None
         return evidence, self._crossed[rows[:, :, None], at[:, None, :]]
@@ -83,29 +85,40 @@ class Answers:
 
     def before(self, seats: Seats, rows: Tensor | None) -> tuple[Evidence, Tensor | None]:
         there = torch.zeros_like(seats.taken)
-        points: list[tuple[Tensor, Tensor]] = []
+        deeds, size = None if rows is None else self._deeds, seats.taken.shape[1]
+        halves: list[tuple[Tensor, Tensor]] = []
         products: list[tuple[Tensor, Tensor, Tensor]] = []
         crossed: list[Tensor] = []
 
         def condense(place: int, reply: Replies) -> None:
             first, second = reply.inboxes
             products.append(_multiply(first, second))
-            there[place, : len(reply.senders) + 1] = first.member[0]
-            if (near := _points(first, second)) is not None:
-                points.append(near)
-            if self._deeds is not None and rows is not None:
-                crossed.append(_cross(self._deeds[rows[place, : len(reply.senders) + 1]], first, second))
+            if deeds is not None and rows is not None:
+                crossed.append(_cross(deeds[rows[place, : len(reply.senders) + 1]], first, second))
 
         with Aside() as aside:
             for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
-                aside(partial(condense, place, reply), worth=reply.inboxes[0].messages)
-        size = seats.taken.shape[1]
-        one, two, cross = (stack([each[part] for each in products], size) for part in range(3))
-        both = None
-        if points:
-            both = (stack_rows([each[0] for each in points], size), stack_rows([each[1] for each in points], size))
-        evidence = Evidence(one, two, cross, there, there & seats.judged, both)
-        return evidence, stack(crossed, size) if crossed else None
+                first, second = reply.inboxes
+                there[place, : len(reply.senders)] = first.heard[0]
+                there[place, len(reply.senders)] = True  # its own
+                if first.own.shape[1] <= FEW_DIMENSIONS:
+                    halves.append((first.rows.vectors, second.rows.vectors))
+                else:
+                    aside(partial(condense, place, reply), worth=first.messages)
+        if not halves:
+            one, two, cross = (stack([each[part] for each in products], size) for part in range(3))
+            return Evidence(one, two, cross, there, there & seats.judged), stack(crossed, size) if crossed else None
+        one, two = (stack_rows([each[half] for each in halves], size).to(torch.float64) for half in range(2))
+        origin, taken = midst(one, there)[:, None], seats.taken[:, :, None]
+        evidence = _from_points((one - origin) * taken, (two - origin) * taken, there, seats)
+        if deeds is None or rows is None:
+            return evidence, None
+        return evidence, (deeds[rows].to(torch.float64) * taken) @ ((one + two) / 2).mT
+
+
+def _from_points(one: Tensor, two: Tensor, there: Tensor, seats: Seats) -> Evidence:
+    """Evidence of halves [b, n, d] about one point a receiver, in few dimensions."""
+    return Evidence(one @ one.mT, two @ two.mT, one @ two.mT, there, there & seats.judged, (one, two))
 
 
 def _multiply(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor, Tensor]:

@@ -162,7 +162,8 @@ class Recorder:
         return None
 
     def _in_bounds(self, theta: Tensor) -> bool:
-        return not is_lost(torch.linalg.vector_norm(theta[self._honest], dim=1))
+        lengths = torch.linalg.vector_norm(theta, dim=1)
+        return bool(lengths.max() < RUNAWAY) or not is_lost(lengths[self._honest])  # NaN compares false
 
     @staticmethod
     def due(step: int, phase: str, steps: int, every: int) -> bool:

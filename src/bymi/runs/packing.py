@@ -71,7 +71,8 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if state.trail is not None:
         trail = state.trail
         words.update(rounds=trail.rounds, steps=trail.steps)
-        tensors.update({f"trail.{key}": getattr(trail, key) for key in ("messages", "own", "times", "refused")})
+        tensors.update({f"trail.{key}": getattr(trail, key) for key in ("messages", "own", "times")})
+        tensors["trail.refused"] = trail.refused_columns
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, words
 
 
