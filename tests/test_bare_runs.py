@@ -96,7 +96,7 @@ def test_sheets_run_without_them(bare: Bare) -> None:
         assert summary["steps_done"] == spec.steps
         assert store.read_json(folder / store.SPEC) == spec.sheet.values
     where = [store.read_json(folder / store.ENVIRONMENT) for folder in bare.folders()]
-    assert [(entry["device"], entry["gradients"]) for entry in where] == [("cpu", "closed form")] * 2 + [("cpu", "loop")]
+    assert [(entry["device"], entry["gradients"]) for entry in where] == [("cpu", "closed form")] * 2 + [("cpu", "stacked")]
 
 
 def test_experiments_find_the_folders_complete(bare: Bare) -> None:

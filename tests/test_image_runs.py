@@ -99,7 +99,7 @@ def test_every_attack_and_method_finishes(attack: str, method: str, data: Path, 
     assert all(summary[key] is None for key in ("gap", "gap_weighted", "gap_true", "gap_population"))
     assert all((summary[key] is None) != detection for key in ("fdp", "pa", "core_size", "core_closed", "capped"))
     assert (folder / store.VERDICT).exists() == detection
-    assert store.read_json(folder / store.ENVIRONMENT)["gradients"] == "loop"
+    assert store.read_json(folder / store.ENVIRONMENT)["gradients"] == "stacked"
 
 
 def test_threads_do_not_change_the_bits(data: Path, tmp_path: Path) -> None:
@@ -112,16 +112,17 @@ def test_threads_do_not_change_the_bits(data: Path, tmp_path: Path) -> None:
     assert made[0] == made[1]
 
 
-def test_both_ways_of_gradients_give_the_same_run(data: Path, tmp_path: Path) -> None:
+def test_all_ways_of_gradients_give_the_same_run(data: Path, tmp_path: Path) -> None:
     spec, rows = tiny("attack=ipm", "method=rule", "warm_up.rule=ubar", "steps=4"), []
-    for way in ("loop", "batched"):
+    for way in ("loop", "stacked", "batched"):
         run(spec, tmp_path / way, host=Host(device="cpu", data=data, gradients=way))  # type: ignore[arg-type]
         folder = store.folder_of(tmp_path / way, spec)
         rows.append(store.read_rows(folder / store.METRICS))
         assert store.read_json(folder / store.ENVIRONMENT)["gradients"] == way
-    for left, right in zip(*rows, strict=True):
-        assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-4)
-        assert left["consensus"] == pytest.approx(right["consensus"], rel=1e-4, abs=1e-7)
+    for left, *others in zip(*rows, strict=True):
+        for right in others:
+            assert left["grad_norm"] == pytest.approx(right["grad_norm"], rel=1e-4)
+            assert left["consensus"] == pytest.approx(right["consensus"], rel=1e-4, abs=1e-7)
 
 
 def test_without_attackers_the_model_learns(data: Path, tmp_path: Path) -> None:
