@@ -20,7 +20,7 @@ from torch import Tensor
 from bymi.crowd import Crowd
 from bymi.errors import InputError
 from bymi.lists import Lists, Table
-from bymi.vectors import Rows, dist2, norms
+from bymi.vectors import Rows, dist2, dist2_from, norms
 
 ABSURD = 1e6
 """A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
@@ -235,7 +235,7 @@ class Inbox:
             return self.lists.correct(dist2(self.own, usual, midst), self.own, self.messages)
         rows, at, count = self.rows, self.own_row, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
-            return dist2(rows.vectors[at], rows.vectors[:count], rows.origin)
+            return dist2_from(rows.vectors, at, count, rows.origin)
         square = rows.gram.diagonal()
         if self.own is rows.vectors:  # place i of both is node i
             return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)

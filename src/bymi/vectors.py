@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_COLUMNS = 4096  # coordinates converted to float64 at a time: bounds the copies that `inner` makes, and fits a CPU's cache
+_COLUMNS = 1024  # coordinates converted to float64 at a time: bounds the copies that `inner` makes, and fits a core's cache
 _COLUMNS_AT_ONCE = 1 << 16  # the same elsewhere: few large kernels
 _NUMBERS = 1 << 21  # in the copies of vectors that products of sets are made of: 16 MB
 _SAMPLED = 512  # coordinates looked at to find a central row
@@ -108,6 +108,19 @@ def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
         for length, rows in zip(lengths, (first, second), strict=True):
             length.add_(torch.linalg.vecdot(rows, rows))
     return (lengths[0][:, None] + lengths[1] - 2 * total).clamp_min(0.0)
+
+
+def dist2_from(vectors: Tensor, at: Tensor, count: int, origin: Tensor) -> Tensor:
+    """The same from some of the rows, given by number [R], to the first `count` of them: each is converted once."""
+    total = torch.zeros(len(at), count, dtype=torch.float64, device=vectors.device)
+    length = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
+    columns = _COLUMNS if vectors.device.type == "cpu" else _COLUMNS_AT_ONCE
+    for start in range(0, vectors.shape[1], columns):
+        part = slice(start, start + columns)
+        rows = vectors[:, part].to(torch.float64) - origin[part].to(torch.float64)
+        total.addmm_(rows.index_select(0, at), rows[:count].T)
+        length.add_(torch.linalg.vecdot(rows, rows))
+    return (length[at][:, None] + length[:count] - 2 * total).clamp_min(0.0)
 
 
 @dataclass(frozen=True, eq=False)
