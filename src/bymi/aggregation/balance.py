@@ -37,5 +37,5 @@ class BALANCE(WeightedRule):
         bound = self.gamma * math.exp(-self.kappa * round.step / round.steps) * norms(inbox.own) + self.absolute
         accepted = inbox.heard & (inbox.dist2_to_own() <= (bound**2)[:, None])
         number = accepted.sum(1).to(torch.float64)
-        own = torch.where(number > 0, self.self_weight, 1.0).to(number)
+        own = torch.where(number > 0, torch.full_like(number, self.self_weight), 1.0)
         return Mixture(own, accepted * ((1 - own) / number.clamp_min(1))[:, None])
