@@ -139,7 +139,7 @@ def judge(
     else:
         first, second = network.exchange(step, **told(theta, ""))
         claims = Claims(first, second, deeds)
-    trail = trail.beside(parameters)
+    trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
     asking = asks.nonzero().flatten()
     verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)
     record, verdict = record.add(verdict)

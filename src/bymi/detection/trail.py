@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ class Trail:
     messages: Tensor | None = None  # [J, D] sums of theta over the rounds in which they were usable
     own: Tensor | None = None  # [B, D]
     times: Tensor | None = None  # [J] rounds in which a message was usable
-    refused: Tensor | None = None  # [B, J] rounds in which it was not heard or blew the fuse
+    refused: Tensor | None = None  # [B, J] rounds in which it was not heard or blew the fuse; for a Table also all columns
     inbox: Inbox | None = field(default=None, repr=False)  # the last one: who sits where
 
     def copy(self) -> Trail:
@@ -34,43 +34,26 @@ class Trail:
         )
         return Trail(self.rounds, self.steps, messages, own, times, refused, self.inbox)
 
-    def beside(self, inbox: Inbox) -> Trail:
-        """The same, with an inbox that says who sits where: a trail that was stored has none."""
-        trail = replace(self, inbox=inbox)
-        trail._fit(inbox)
-        return trail
-
-    def _fit(self, inbox: Inbox) -> None:
-        """One that was stored counts what was refused for all columns."""
-        if isinstance(inbox.lists, Table) and self.refused is not None and self.refused.shape != inbox.heard.shape:
-            self.refused = inbox.lists.narrow(self.refused)
-
-    @property
-    def refused_columns(self) -> Tensor | None:
-        """What was refused for all columns of the inboxes, as it is stored: engines differ in how they hold it."""
-        inbox, refused = self.inbox, self.refused
-        if inbox is None or refused is None or not isinstance(inbox.lists, Table) or refused.shape != inbox.heard.shape:
-            return refused
-        return inbox.lists.wide(refused, len(inbox.messages))
-
     def see(self, inbox: Inbox, rate: float, share: Tensor, blown: Tensor) -> None:
         """Take in one round of parameters with its step size, how far messages were shortened and which were blown [B, J]."""
         if rate <= 0:  # nobody moved by itself
             return
-        self._fit(inbox)
         used, heard = _used_and_heard(inbox, share)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
             # In float64: late in a run theta is far longer than what nodes differ by.
             self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (inbox.messages, inbox.own))
             self.times = torch.zeros(len(heard), dtype=torch.int64, device=heard.device)
-            self.refused = torch.zeros(inbox.heard.shape, dtype=torch.int32, device=heard.device)
+            columns = len(heard) if isinstance(inbox.lists, Table) else inbox.heard.shape[1]
+            self.refused = torch.zeros(len(inbox.own), columns, dtype=torch.int32, device=heard.device)
         self.messages.add_(used if bool(heard.all()) else used * heard[:, None])
         self.own.add_(inbox.own)
         self.steps += rate
         self.times += heard
-        if not inbox.complete:
-            self.refused += inbox.unheard
-        self.refused += blown
+        for mask in (blown,) if inbox.complete else (inbox.unheard, blown):
+            if not isinstance(inbox.lists, Table):
+                self.refused += mask
+            elif bool(mask.any()):
+                self.refused.scatter_add_(1, inbox.lists.at, mask.to(self.refused.dtype))
         self.rounds += 1
         self.inbox = inbox
 

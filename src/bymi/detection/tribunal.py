@@ -22,6 +22,7 @@ from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
 from bymi.inbox import Inbox, Replies
+from bymi.lists import Table
 from bymi.vectors import Rows, inner, inner_of_both, inner_of_sets, midst
 
 _FEW_ROUNDS = 10  # of fewer, one refused message says nothing
@@ -244,7 +245,9 @@ class _Deeds:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Codes and figures with those of the tests on deeds, and whether the guard dropped these [b]."""
         rows, before = self.rows(seats), (code, figure)
-        refused = torch.gather(self._refused[seats.receivers], 1, seats.places(self._inbox)) / max(_FEW_ROUNDS, self._rounds)
+        by_place = self._inbox.lists is not None and not isinstance(self._inbox.lists, Table)
+        places = seats.at if by_place else seats.columns(self._inbox)
+        refused = torch.gather(self._refused[seats.receivers], 1, places) / max(_FEW_ROUNDS, self._rounds)
         blown = asked & (refused > watch.fuse_share) & (code == 0)
         code, figure = torch.where(blown, reason("fuse"), code), torch.where(blown, refused.to(figure), figure)
         trail = pick(self._rows.gram, rows) if self._inbox.lists is None else self._rows.among(rows)

@@ -71,8 +71,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     if state.trail is not None:
         trail = state.trail
         words.update(rounds=trail.rounds, steps=trail.steps)
-        tensors.update({f"trail.{key}": getattr(trail, key) for key in ("messages", "own", "times")})
-        tensors["trail.refused"] = trail.refused_columns
+        tensors.update({f"trail.{key}": getattr(trail, key) for key in ("messages", "own", "times", "refused")})
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, words
 
 
