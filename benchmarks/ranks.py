@@ -170,6 +170,34 @@ def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int) ->
     return compute + 4 * machine.latency + here * dim * bytes_ * (size - 1) / machine.bandwidth * max(1.0, size / CORES)
 
 
+# What many machines would take.
+
+MACHINES, HERE, GIGABYTES, NETWORK, AWAY, DEGREE = 100, 16, 64, 1.25e9, 1e-4, 20  # cores and memory of each; 10 Gbit/s, 0.1 ms
+
+
+def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int) -> Row:
+    """One iteration on a random regular graph over lists, a rank a core, with the cores measured here; bytes of a machine.
+
+    A rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. What each rank holds of the whole: the lists (60 bytes an arc)
+    and, of the linear model, the data of all nodes. A trail is in float64 and as long as the rows heard.
+    """
+    size, bytes_ = MACHINES * HERE, 4 if recipe == "mnist" else 8
+    here = nodes / size
+    heard = nodes * (1 - 1 / size) * (1 - (1 - 1 / size) ** DEGREE)
+    compute = here * machine.gradient[recipe] + 3 * DEGREE * here * dim * bytes_ / machine.passes + machine.rest
+    exchange = HERE * heard * dim * bytes_ / NETWORK + 4 * AWAY
+    data = 8 * nodes * samples * (2 * dim + 2) if recipe == "linear" else 4 * 784 * 60000
+    rows, trail = (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
+    parts = {"lists": 60 * nodes * DEGREE, "data": data, "rows": rows, "trail": trail}
+    return {
+        "what": f"{'LeNet' if recipe == 'mnist' else 'linear'}, d = {dim:,}",
+        "nodes": nodes,
+        "compute_seconds": compute,
+        "exchange_seconds": exchange,
+        **{f"{name}_gigabytes": HERE * part / 1e9 for name, part in parts.items()},
+    }
+
+
 # All of it.
 
 
@@ -251,6 +279,11 @@ def show(made: Row) -> None:
         for row in made["iterations"]
     ]
     console.print(plain_table(["one iteration", "ranks", "ms", "model ms", "error", "exchange"], lines))
+    columns = ("compute_seconds", "exchange_seconds", "lists_gigabytes", "data_gigabytes", "rows_gigabytes", "trail_gigabytes")
+    lines = [[row["what"], f"{row['nodes']:,}", *(f"{row[key]:.2g}" for key in columns)] for row in made["projected"]]
+    title = f"{MACHINES} machines of {HERE} cores and {GIGABYTES} GB, 10 Gbit/s, degree {DEGREE}: an iteration, GB a machine"
+    headings = ["model", "nodes", "compute s", "exchange s", "lists", "data", "rows", "trails"]
+    console.print(plain_table(headings, lines, title))
     for row in made["whole"]:
         console.print(f"bymi run mnist, {row['ranks']} process(es) of one thread: {row['seconds']:.0f} s")
     missed = [row for row in made["iterations"] if abs(row["error"]) > ERROR]
