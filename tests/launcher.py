@@ -4,8 +4,8 @@
 "sheets", "out"}, many runs one after the other in one group with a checkpoint "every" so many rounds, and a file of what each
 rank sent. "breaks": [what, rank, name, time] does something to one rank when it sends something of that name, or is about to
 store a "checkpoint", for the nth time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on.
-"said": a file for what is written to stderr. A job starts when the one before has ended. Prints a line of JSON for each job
-that starts and for each rank that ends.
+"said": a file for what is written to stderr. "lists": graphs are lists of neighbours, however small. A job starts when the one
+before has ended. Prints a line of JSON for each job that starts and for each rank that ends.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch import Tensor
 import bymi.cli
 import bymi.experiment
 import bymi.report.figures
+from bymi import sparse
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
@@ -58,6 +59,8 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
             os.dup2(os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         if job.get("breaks", [None, None])[1] == rank:
             _break(*job["breaks"])
+        if job.get("lists"):
+            always_lists()
         if "sheets" in job:
             with ranks() as group:
                 assert group is not None
@@ -85,6 +88,11 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def always_lists() -> None:
+    """Graphs of any size and density are drawn as lists in this process."""
+    sparse.LISTS_FROM, sparse._SHORT = 1, 0
 
 
 def _break(what: str, rank: int, name: str, time: int) -> None:

@@ -16,6 +16,7 @@ from bymi.engine.layout import Layout, Routes
 from bymi.engine.placement import place, rows_sent
 from bymi.errors import InputError
 from bymi.graph import Graph
+from bymi.sparse import SparseGraph
 
 
 class Post:
@@ -127,15 +128,17 @@ def test_rows_sent_against_a_count_by_hand() -> None:
     for block in order.tensor_split(4):
         heard = {sender for node in block.tolist() for sender in range(30) if hears[node, sender]}
         slow += len(heard - set(block.tolist()))
-    assert rows_sent(hears, order, 4) == slow
+    graph = Graph.from_hears(hears)
+    assert rows_sent(graph, order, 4) == rows_sent(SparseGraph.of_graph(graph), order, 4) == slow
 
 
 @pytest.mark.parametrize("shards", [2, 4])
 def test_neighbours_share_a_shard_where_that_pays(shards: int) -> None:
-    grid = hears_of(nx.grid_2d_graph(12, 12), 1)
-    order = place(Graph.from_hears(grid), shards)
-    assert sorted(order.tolist()) == list(range(144))
-    assert rows_sent(grid, order, shards) < 0.3 * rows_sent(grid, torch.arange(144), shards)
+    grid = Graph.from_hears(hears_of(nx.grid_2d_graph(12, 12), 1))
+    for graph in (grid, SparseGraph.of_graph(grid)):
+        order = place(graph, shards)
+        assert sorted(order.tolist()) == list(range(144))
+        assert rows_sent(graph, order, shards) < 0.3 * rows_sent(graph, torch.arange(144), shards)
 
 
 def test_a_dense_graph_keeps_its_order() -> None:

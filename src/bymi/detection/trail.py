@@ -75,9 +75,10 @@ def _used_and_heard(inbox: Inbox, share: Tensor) -> tuple[Tensor, Tensor]:
     if inbox.lists is None:
         fate = _Fate.of(inbox, share)
         return _as_used(inbox, fate), fate.heard
-    most = inbox.count(inbox.expected)
-    heard = most > 0 if inbox.complete else (2 * inbox.count(inbox.heard) >= most) & (most > 0)
-    return _as_used_by_lists(inbox, share, inbox.lists), heard
+    places = _Places.of(inbox, share, inbox.lists)
+    if places is None:
+        return inbox.messages, torch.ones_like(inbox.messages[:, 0], dtype=torch.bool)
+    return _as_used_by_lists(inbox, places), places.usable(len(inbox.messages))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,11 +143,47 @@ def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
     return inbox.messages.index_copy(0, short, towards + part * (inbox.messages[short] - towards))
 
 
-def _as_used_by_lists(inbox: Inbox, share: Tensor, lists: Lists) -> Tensor:
-    """The same, with those who hear a message found in their lists."""
-    arcs = lists if inbox.expected is lists.there else Lists(lists.at, inbox.expected)
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """The same by lists: what all receivers, also those held elsewhere, did to the messages heard here."""
+
+    arcs: Lists  # [M, n], or [B, n] where all receivers are held here: which message of the inbox is at each place
+    share: Tensor  # of it that was used, at each place
+    heard: Tensor  # bool
+    shortened: bool  # whether any message of the round was, here or elsewhere
+
+    @staticmethod
+    def of(inbox: Inbox, share: Tensor, lists: Lists) -> _Places | None:
+        """None if all is whole, here and elsewhere: in most rounds there is nothing to tell."""
+        crowd, expected, heard = inbox.crowd, inbox.expected, inbox.heard
+        shortened = bool(((share < 1) & expected).any())
+        if crowd is None:
+            arcs = lists if expected is lists.there else Lists(lists.at, expected)
+            return _Places(arcs, share, heard, shortened)
+        if crowd.agree(inbox.complete and not shortened):
+            return None
+        # Each shard counts its own columns: others are told those of the round, -1 for none.
+        number = torch.where(expected, crowd.columns[lists.at], -1)
+        told = crowd.gather(torch.stack([number.to(share), share, heard.to(share)], 1))
+        number, share, heard = told[:, 0].to(torch.int64), told[:, 1], told[:, 2] > 0
+        here = torch.full((crowd.total + 1,), -1, device=number.device)  # the last one is for none
+        at = here.index_copy(0, crowd.columns, torch.arange(len(crowd.columns), device=number.device))[number]
+        return _Places(Lists(at.clamp_min(0), at >= 0), share, heard, bool((share[number >= 0] < 1).any()))
+
+    def usable(self, count: int) -> Tensor:
+        """Which messages [J] at least half of their receivers heard."""
+        most = self.arcs.count(self.arcs.there, count)
+        return (2 * self.arcs.count(self.heard, count) >= most) & (most > 0)
+
+
+def _as_used_by_lists(inbox: Inbox, places: _Places) -> Tensor:
+    """As `_as_used`, with those who hear a message found in their lists."""
+    if not places.shortened:
+        return inbox.messages
+    everyone = inbox.own if inbox.crowd is None else inbox.crowd.gather(inbox.own)
+    arcs, size = places.arcs, len(inbox.messages)
     receivers, numbers = arcs.flat
-    parts, size = arcs.flatten(share), len(inbox.messages)
+    parts = arcs.flatten(places.share)
     # Where less than half of its receivers shortened a message, the median is one.
     low = torch.bincount(numbers[parts < 1], minlength=size)
     short = (2 * low >= arcs.count(arcs.there, size)) & (low > 0)
@@ -156,10 +193,10 @@ def _as_used_by_lists(inbox: Inbox, share: Tensor, lists: Lists) -> Tensor:
     which, place = short.nonzero().flatten(), torch.cumsum(short, 0) - 1
     receivers, numbers = receivers[some], place[numbers[some]]
     left = median_by_number(numbers, parts[some], len(which), 1.0).to(inbox.own.dtype)
-    near = _near(inbox.own)[receivers]
+    near = _near(everyone)[receivers]
     towards, count = inbox.own.new_zeros(len(which), inbox.own.shape[1]), torch.zeros_like(left)
     for at, of in zip(receivers[near].split(_ARCS), numbers[near].split(_ARCS), strict=True):
-        towards.index_add_(0, of, inbox.own[at])
+        towards.index_add_(0, of, everyone[at])
         count.index_add_(0, of, torch.ones_like(of, dtype=count.dtype))
     towards = towards / count.clamp_min(1)[:, None]
     moved = towards + left[:, None] * (inbox.messages[which] - towards)

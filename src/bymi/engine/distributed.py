@@ -23,6 +23,7 @@ from bymi.inbox import Inbox, Replies
 from bymi.network import Answer
 from bymi.plan import Plan
 from bymi.problems import Problem
+from bymi.sparse import SparseGraph
 from bymi.state import Snapshot, State
 
 _SHARDS = 4  # of a run that is to give the same bits on 1, 2 and 4 ranks
@@ -42,7 +43,7 @@ class ShardNetwork:
         return self.wires.graph.size
 
     @property
-    def graph(self) -> Graph:
+    def graph(self) -> Graph | SparseGraph:
         return self.wires.graph
 
     def meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
@@ -82,6 +83,23 @@ class ShardNetwork:
             return self.wires.over(whole.prune_mutually(cut, exile=exile) if mutual else whole.prune(cut), whole=whole)
 
         return self._over(flagged, weighed)
+
+    def settle(self, step: int) -> Tensor | None:
+        """As in one process: each rank works out the limit of all, from the weights that every shard really uses."""
+        graph = self.graph
+        if not isinstance(graph, SparseGraph):
+            return None
+        ones = torch.ones(len(self.nodes), 1, dtype=torch.float64, device=self.nodes.device)
+        (inbox,) = self.exchange(step, premix=ones)
+        used = inbox.average()
+
+        def act(parts: list[Tensor]) -> list[Tensor]:
+            whole = self.wires.gather(parts, "premix")
+            limit = graph.tracker_limit(whole[:, :-1], whole[:, -1])
+            return [limit[nodes] for nodes in self.wires.nodes]
+
+        entries: Tensor = self.meet(torch.cat([used.weight, used.own[:, None]], 1), act)
+        return entries
 
     def _over(self, flagged: Tensor, make: Callable[[Tensor], Wires]) -> ShardNetwork:
         self.finish()
@@ -146,7 +164,7 @@ class Spread:
     def __init__(
         self,
         problem: Problem,
-        graph: Graph,
+        graph: Graph | SparseGraph,
         adversary: Adversary | None = None,
         group: Group | None = None,
         *,

@@ -45,6 +45,13 @@ class Layout:
         return torch.cat([self.shards[shard] for shard in self.held[rank]])
 
     @cached_property
+    def home(self) -> Tensor:
+        """The shard of each node [M]."""
+        counts = torch.tensor([len(nodes) for nodes in self.shards], device=self.shards[0].device)
+        numbers = torch.arange(len(self.shards), device=counts.device).repeat_interleave(counts)
+        return torch.empty_like(numbers).index_copy_(0, torch.cat(self.shards), numbers)
+
+    @cached_property
     def holder(self) -> Tensor:
         """The rank that holds each node [M]."""
         ranks = torch.empty(self.size, dtype=torch.int64, device=self.shards[0].device)

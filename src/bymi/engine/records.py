@@ -62,7 +62,7 @@ def whole_rounds(
 
 def _brief(parts: list[Snapshot], wires: Wires, wants: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Whether anybody wants something, lengths of all models [M], what happened to messages and steps: all in one message."""
-    size = wires.graph.size
+    size, width = wires.graph.size, wires.whole.hears.shape[1]
     columns: list[Tensor] = []
     for part in parts:
         lengths = norms(part.theta)[:, None].contiguous().view(torch.uint8)
@@ -73,20 +73,26 @@ def _brief(parts: list[Snapshot], wires: Wires, wants: bool) -> tuple[Tensor, Te
         columns.append(torch.cat([lengths, *(word.to(torch.uint8) for word in words)], 1))
     whole = wires.gather(columns, "records")
     lengths = whole[:, :8].contiguous().view(torch.float64).squeeze(1)
-    found, at = {"unheard": whole[:, 8 : 8 + size].bool()}, 8 + size
+    found, at = {"unheard": whole[:, 8 : 8 + width].bool()}, 8 + width
     if parts[0].capped is not None:
         found["capped"], found["floored"], at = whole[:, at].bool(), whole[:, at + 1].bool(), at + 2
     if parts[0].blown is not None:
-        found["blown"] = whole[:, at : at + size].bool()
+        found["blown"] = whole[:, at : at + width].bool()
     return whole[:, -1].any(), lengths, found
 
 
 def _assemble(parts: list[Snapshot], wires: Wires, theta: Tensor, flags: dict[str, Tensor]) -> Snapshot:
-    first, hears = parts[0], wires.whole.hears
-    unheard, nothing = flags["unheard"], theta[:, :0]
-    heard = hears & ~unheard
-    weights = wires.graph.mixing
-    inbox = Inbox(nothing, nothing, hears, heard, weights, weights.diagonal(), torch.full_like(wires.everybody, -1))
+    first, whole, nothing = parts[0], wires.whole, theta[:, :0]
+    inbox = Inbox(
+        nothing,
+        nothing,
+        whole.hears,
+        whole.hears & ~flags["unheard"],
+        wires.weight,
+        wires.self_weight,
+        torch.full_like(wires.everybody, -1),
+        lists=whole.lists,
+    )
     verdict, network = None, None
     if first.verdict is not None:
         verdict = _verdict([part.verdict for part in parts if part.verdict is not None], wires)

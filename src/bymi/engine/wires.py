@@ -11,44 +11,44 @@ from torch import Tensor
 
 from bymi.attacks import Adversary
 from bymi.engine.board import Board
+from bymi.engine.ears import Ear, Messages, arcs_to, ear_of, heard_by
 from bymi.engine.layout import Routes
-from bymi.faces import Faces
+from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
-from bymi.inbox import Inbox, fold
-
-Messages = Tensor | list[Tensor | None]
-
-
-@dataclass(frozen=True, eq=False)
-class _Ear:
-    """The columns of a shard's inboxes, and who of its nodes hears which."""
-
-    nodes: Tensor  # [B]
-    columns: Tensor  # [J] among all columns of a round: nodes first, then further messages
-    senders: Tensor  # [J]
-    expected: Tensor  # [B, J] bool
-    weight: Tensor  # [B, J] float64
-    self_weight: Tensor  # [B]
-    own_at: Tensor  # [B]
+from bymi.inbox import Inbox
+from bymi.sparse import SparseGraph
 
 
 class Wires:
     """One graph's arcs as seen by this rank. Messages also travel over arcs of the `whole` that the graph lacks."""
 
     def __init__(
-        self, board: Board, graph: Graph, adversary: Adversary | None, *, faces: Faces | None = None, whole: Graph | None = None
+        self,
+        board: Board,
+        graph: Graph | SparseGraph,
+        adversary: Adversary | None,
+        *,
+        faces: Faces | ListedFaces | None = None,
+        whole: Graph | SparseGraph | None = None,
     ) -> None:
         self.board, self.graph, self.adversary = board, graph, adversary
         self.whole = graph if whole is None else whole
-        found = adversary.layout(graph) if adversary is not None and faces is None else faces
-        assert found is None or isinstance(found, Faces)
-        self.faces = found
+        self.faces = adversary.layout(graph) if adversary is not None and faces is None else faces
         layout = board.layout
         self.nodes = [layout.shards[shard] for shard in layout.held[board.group.rank]]
         self.everybody = torch.arange(graph.size, device=graph.hears.device)
 
-    def over(self, graph: Graph, *, whole: Graph | None = None) -> Wires:
+    def over(self, graph: Graph | SparseGraph, *, whole: Graph | SparseGraph | None = None) -> Wires:
         return Wires(self.board, graph, self.adversary, faces=self.faces, whole=whole)
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """Mixing weights of arcs, [M, M] or [M, n]: a graph of matrices makes them anew each time."""
+        return self.graph.weight
+
+    @cached_property
+    def self_weight(self) -> Tensor:
+        return self.graph.self_weight
 
     @cached_property
     def all_rows(self) -> Routes:
@@ -73,8 +73,10 @@ class Wires:
     @cached_property
     def points(self) -> list[Tensor]:
         """Of each shard of the network: itself and those who hear any of its nodes, whose points it is sent."""
-        hears, shards = self.whole.hears, self.board.layout.shards
-        return [_members(hears[:, nodes].any(1), nodes) for nodes in shards]
+        layout = self.board.layout
+        receivers, senders = arcs_to(self.whole, self.everybody)
+        home = layout.home[senders]
+        return [torch.cat([receivers[home == shard], nodes]).unique() for shard, nodes in enumerate(layout.shards)]
 
     @cached_property
     def to_points(self) -> Routes:
@@ -100,7 +102,7 @@ class Wires:
             messages = [_chosen(sent, ear.columns) for ear in ears]
         total = self.graph.size + (len(self.faces.senders) if split and self.faces is not None else 0)
         return [
-            _receive(ear, own, heard, true, _Crowd(self, place, ear.columns, total))
+            replace(ear.receive(own, heard, true), crowd=_Crowd(self, place, ear.columns, total))
             for place, (ear, own, heard) in enumerate(zip(ears, parts, messages, strict=True))
         ]
 
@@ -126,44 +128,16 @@ class Wires:
 
     @cached_property
     def _needed(self) -> Routes:
-        hears = self.whole.hears
-        wanted = [_members(hears[nodes].any(0), nodes) for nodes in self.board.layout.shards]
+        wanted = [heard_by(self.whole, nodes) for nodes in self.board.layout.shards]
         return Routes(self.board.layout, self.board.group, wanted)
 
     @cached_property
-    def _weight(self) -> Tensor:
-        return self.graph.mixing * self.graph.hears
+    def _ears(self) -> list[Ear]:
+        return [ear_of(nodes, self.whole, self.weight, self.self_weight, None) for nodes in self.nodes]
 
     @cached_property
-    def _ears(self) -> list[_Ear]:
-        ears = []
-        for nodes in self.nodes:
-            arcs = self.whole.hears[nodes]
-            columns = _members(arcs.any(0), nodes)
-            ears.append(self._ear(nodes, columns, columns, arcs[:, columns], self._weight[nodes][:, columns]))
-        return ears
-
-    @cached_property
-    def _split_ears(self) -> list[_Ear]:
-        """With the further messages as columns: each arc is in exactly one of its sender's."""
-        assert self.faces is not None
-        senders, audience = self.faces.senders, self.faces.audience
-        first = ~fold(audience, senders, self.graph.size)
-        ears = []
-        for nodes in self.nodes:
-            arcs, weight = self.whole.hears[nodes], self._weight[nodes]
-            columns = _members(arcs.any(0), nodes)
-            extra = audience[nodes] & arcs[:, senders]
-            more = extra.any(0).nonzero().flatten()
-            expected = torch.cat([(arcs & first[nodes])[:, columns], extra[:, more]], 1)
-            weights = torch.cat([(weight * first[nodes])[:, columns], (weight[:, senders] * extra)[:, more]], 1)
-            places = torch.cat([columns, self.graph.size + more])
-            ears.append(self._ear(nodes, places, torch.cat([columns, senders[more]]), expected, weights))
-        return ears
-
-    def _ear(self, nodes: Tensor, columns: Tensor, senders: Tensor, expected: Tensor, weight: Tensor) -> _Ear:
-        own_at = torch.searchsorted(columns, nodes)
-        return _Ear(nodes, columns, senders, expected, weight, self.graph.mixing.diagonal()[nodes], own_at)
+    def _split_ears(self) -> list[Ear]:
+        return [ear_of(nodes, self.whole, self.weight, self.self_weight, self.faces) for nodes in self.nodes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,26 +160,7 @@ class _Crowd:
         return whole
 
 
-def _receive(ear: _Ear, own: Tensor, messages: Messages, true: Tensor | None, crowd: _Crowd) -> Inbox:
-    """`true` [M] says who sent what it holds; None for all."""
-    inbox = Inbox.receive(
-        own,
-        messages,
-        expected=ear.expected,
-        weight=ear.weight,
-        self_weight=ear.self_weight,
-        own_at=ear.own_at if true is None else torch.where(true[ear.nodes], ear.own_at, -1),
-        senders=ear.senders,
-    )
-    return replace(inbox, crowd=crowd)
-
-
 def _chosen(messages: Messages, columns: Tensor) -> Messages:
     if isinstance(messages, Tensor):
         return messages.index_select(0, columns)
     return [messages[column] for column in columns.tolist()]
-
-
-def _members(mask: Tensor, nodes: Tensor) -> Tensor:
-    """Numbers of the nodes in a mask [M], and of these nodes themselves, upwards."""
-    return mask.index_fill(0, nodes, True).nonzero().flatten()

@@ -14,7 +14,6 @@ from bymi.engine.distributed import Spread, usual_shards
 from bymi.engine.group import Group
 from bymi.engine.records import Due, Moment, whole_rounds
 from bymi.engine.simulate import local_network
-from bymi.graph import Graph
 from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder
 from bymi.runs.outcome import is_lost
@@ -59,9 +58,8 @@ class Together:
     """The nodes spread over all ranks of a group."""
 
     def __init__(self, scene: Scene, sheet: Sheet, group: Group) -> None:
-        scene = replace(scene.by_matrices(), yardstick=scene.yardstick.shared(group))
+        scene = replace(scene, yardstick=scene.yardstick.shared(group))
         self.scene, self.group, self._sheet = scene, group, sheet
-        assert isinstance(scene.graph, Graph)
         self._spread = Spread(scene.problem, scene.graph, scene.adversary, group)
         networks, columns = self._spread.networks, self._spread.wires.columns("parameters")
         self.places: Sequence[Place] = [

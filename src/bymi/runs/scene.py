@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,10 +32,6 @@ class Scene:
     yardstick: Yardstick
     adversary: Adversary
     plan: Plan
-
-    def by_matrices(self) -> Scene:
-        """The same over a graph of matrices, for an engine that knows no lists."""
-        return replace(self, graph=self.graph.dense()) if isinstance(self.graph, SparseGraph) else self
 
 
 def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
