@@ -32,7 +32,7 @@ def place(graph: Graph | SparseGraph, shards: int) -> Tensor:
     arcs.add_nodes_from(own.tolist())
     arcs.add_edges_from(zip(receivers.tolist(), senders.tolist(), strict=True))
     tried = [list(nx.utils.reverse_cuthill_mckee_ordering(arcs))]
-    if isinstance(graph, Graph):  # with many nodes it would take longer than the run
+    if isinstance(graph, Graph):  # with many nodes it takes six times as long, and finds less: docs/scale.md
         tried.append(_halve(arcs, list(range(size)), shards))
     best = min((torch.tensor(order) for order in tried), key=lambda order: rows_sent(graph, order, shards))
     return best if rows_sent(graph, best, shards) < _PAYS * rows_sent(graph, own, shards) else own
