@@ -22,9 +22,11 @@ WHOLE = "method=drsgd-bymi"
 HARDENED = [WHOLE, "watch.every=2"]
 PAPER = [WHOLE, "profile=paper"]
 RECEIVER = [*PAPER, "detection.point=receiver"]
+LONG = ["data.dim=100", "graph.p=0.9"]  # slices of rows pay, and products of all pairs as well
 # Enough neighbours for medians and spreads that rounding does not decide.
 CASES: dict[str, list[str]] = {
     **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in RULES},
+    **{f"{rule} of long rows": ["method=rule", f"warm_up.rule={rule}", *LONG] for rule in RULES},
     "hardened": HARDENED,
     "paper": PAPER,
     "receiver": RECEIVER,
@@ -40,10 +42,17 @@ CASES: dict[str, list[str]] = {
     "tracker": [*PAPER, "attack=y-poison", "optimisation.premix_rounds=2"],
     "diverging": ["method=dsgd", "attack=same-value:value=1e12", "byzantine_level=message"],
     "who lies follows the rule": [*HARDENED, "byzantine_mixing=rule", "byzantine_pruning=rule", "byzantine_start=3"],
+    "paper, long rows": [*PAPER, *LONG],
+    "receiver, long rows": [*RECEIVER, *LONG],
+    "who lies follows the rule, long rows": [*PAPER, *LONG, "byzantine_mixing=rule", "byzantine_pruning=rule"],
+    "silent, long rows": ["method=rule", "attack=silent", "byzantine_start=2", *LONG],
+    "not a number, long rows": ["method=dsgd", "attack=nan", "byzantine_start=2", *LONG],
+    "diverging, long rows": ["method=dsgd", "attack=same-value:value=1e12", "byzantine_start=2", *LONG],
     "ring": ["method=rule", "graph=ring"],
     "ring, pruned": [*PAPER, "graph=ring"],
     "sparse, placed": [*RECEIVER, "nodes=24", "graph.p=0.12"],
 }
+SLICED = ("average of long rows", "median of long rows", "balance of long rows", "paper, long rows")
 IMAGES = [
     *("digits", "profile=paper", "nodes=5", "steps=3", "warm_up.steps=2", "record_every=1", "graph=complete"),
     *(WHOLE, "data.samples=40", "data.identification=20"),
@@ -82,7 +91,10 @@ def runs(specs: dict[str, Spec], image_spec: Spec, tmp_path_factory: pytest.Temp
     jobs.append({"size": 2, "sheets": str(place / "sheets.json"), "out": str(place / "apart"), "apart": True})
     write_sheets(place / "ring.json", [specs["ring"].sheet])
     jobs.append({"size": 2, "sheets": str(place / "ring.json"), "out": str(place / "ring")})
-    done = launch(jobs)
+    for name in SLICED:
+        write_sheets(place / f"{name}.json", [specs[name].sheet])
+        jobs.append({"size": 4, "sheets": str(place / f"{name}.json"), "out": str(place / name)})
+    done = launch(jobs, 480)
     codes = [json.loads(line).get("code", 0) for line in done.stdout.splitlines()]
     assert not any(codes), done.stderr[-3000:]
     assert all(isinstance(result, dict) for result in run_all(sheets, place / "alone", jobs=1))
@@ -119,6 +131,20 @@ def test_only_rows_that_somebody_needs_travel(specs: dict[str, Spec], runs: Path
     rounds, dim, number = specs["ring"].steps, 30, 8
     assert sum(rank["parameters"]["bytes"] for rank in sent) == rounds * 4 * dim * number
     assert sum(rank["parameters"]["messages"] for rank in sent) == rounds * 2
+    assert not any("mixtures" in rank for rank in sent)
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_slices_of_rows_travel_there_and_back(name: str, specs: dict[str, Spec], runs: Path) -> None:
+    """Of each row three quarters leave their rank, and of each mixed row; two of the 12 nodes mix once more, for themselves."""
+    sent = [json.loads((runs / name / f"traffic-{rank}.json").read_text()) for rank in range(4)]
+    spec, part = specs[name], 100 * 8 * 3 // 4
+    kept = (
+        spec.warm_up.steps if spec.method == "drsgd-bymi" else spec.steps
+    )  # rounds in which they do not keep what the rule gives
+    assert sum(rank["parameters"]["bytes"] for rank in sent) == spec.steps * 12 * part
+    assert sum(rank["mixtures"]["bytes"] for rank in sent) == (spec.steps * 12 + kept * 2) * part
+    assert all(("products" in rank) == (name not in SLICED[:2]) for rank in sent)
 
 
 def test_models_in_float32_agree_to_1e_5(image_spec: Spec, runs: Path) -> None:

@@ -9,7 +9,7 @@ entry for each place of a receiver's list instead of one for each message. What 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
@@ -241,6 +241,10 @@ class Inbox:
             return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)
         products = rows.gram[at][:, :count]
         return torch.add(square[at][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)
+
+    def by_coordinate(self, work: Callable[[Rows, Tensor], Tensor]) -> Tensor:
+        """What `work` makes of `rows` and `member` [B, D], if it looks at each coordinate alone."""
+        return work(self.rows, self.member)
 
     def average(self) -> Mixture:
         """The mixing weights, shared over what was heard (rows sum to one)."""

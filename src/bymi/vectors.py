@@ -123,6 +123,17 @@ def dist2_from(vectors: Tensor, at: Tensor, count: int, origin: Tensor) -> Tenso
     return (length[at][:, None] + length[:count] - 2 * total).clamp_min(0.0)
 
 
+def from_middle(vectors: Tensor, dim: int, first: int = 0) -> Tensor:
+    """Squared distance of each row to the coordinate-wise median [R], over a sample of coordinates.
+
+    Of rows of `dim` coordinates these may be a part, from `first` on: parts then sum up to the whole.
+    """
+    stride = max(1, dim // _SAMPLED)
+    sample = vectors[:, -first % stride :: stride].to(torch.float64)
+    middle = ascending(sample.T)[:, (len(sample) - 1) // 2]
+    return (sample - middle).square().sum(1)
+
+
 @dataclass(frozen=True, eq=False)
 class Rows:
     """A stack of finite vectors with what every rotation-equivariant rule needs of them, computed once.
@@ -135,13 +146,14 @@ class Rows:
     vectors: Tensor  # [R, D]
     usable: Tensor | None = None  # [R] bool: rows that stand for a vector; None for all
 
+    @property
+    def dim(self) -> int:
+        return self.vectors.shape[1]
+
     @cached_property
     def origin(self) -> Tensor:
         rows = self.vectors if self.usable is None or not bool(self.usable.any()) else self.vectors[self.usable]
-        stride = max(1, rows.shape[1] // _SAMPLED)
-        sample = rows[:, ::stride].to(torch.float64)
-        middle = ascending(sample.T)[:, (len(sample) - 1) // 2]
-        return rows[(sample - middle).square().sum(1).argmin()]
+        return rows[from_middle(rows, rows.shape[1]).argmin()]
 
     @cached_property
     def gram(self) -> Tensor:

@@ -108,7 +108,7 @@ class CoordinateRule(Rule):
         # A receiver that hears nobody keeps its own vector, whatever it is.
         lonely = ~inbox.heard.any(1, keepdim=True)
         if inbox.lists is None:
-            return torch.where(lonely, inbox.own, self.centre(inbox.rows, inbox.member))
+            return torch.where(lonely, inbox.own, inbox.by_coordinate(self.centre))
         output = torch.empty_like(inbox.own)
         for some in sets(inbox):
             output[some.receivers] = self.centre_of(inbox.rows, some.at, some.valid)

@@ -44,13 +44,13 @@ class Filtering(SetRule):
         return kept / kept.sum(1, keepdim=True)
 
     def weights_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
-        if rows.vectors.shape[1] > at.shape[1]:  # the smaller eigenproblem
+        if rows.dim > at.shape[1]:  # the smaller eigenproblem
             return super().weights_of(rows, at, valid)
         kept = self._filter(spread_of_points, rows.points(at), valid.to(torch.float64))
         return kept / kept.sum(1, keepdim=True)
 
     def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
-        dim, largest = rows.vectors.shape[1], int(member.sum(1).max())
+        dim, largest = rows.dim, int(member.sum(1).max())
         if dim > _FEW_DIMENSIONS:
             return super().coefficients(rows, member)
         points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)

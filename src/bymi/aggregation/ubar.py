@@ -36,12 +36,13 @@ class UBAR(WeightedRule):
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         if round.losses is None:
             raise InputError("UBAR compares losses on own samples: give Round(losses=...)")
+        vectors = inbox.rows.vectors  # tried below, so distances can be taken from them as well: ask for them first
         heard = inbox.heard
         count = heard.sum(1)
         keep = torch.floor(count - whole(self.share, count)).clamp_min(1).minimum(count)
         near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
 
-        losses, own_loss = (_losses if inbox.lists is None else _losses_by_lists)(inbox, near, round.losses)
+        losses, own_loss = (_losses if inbox.lists is None else _losses_by_lists)(inbox, vectors, near, round.losses)
         loss = torch.where(near, losses, torch.inf)
         good = near & (loss <= own_loss)
         best = near & (_rank(loss) == 0)
@@ -52,17 +53,17 @@ class UBAR(WeightedRule):
         return Mixture(own, (1 - own)[:, None] * chosen / number.clamp_min(1)[:, None])
 
 
-def _losses(inbox: Inbox, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
+def _losses(inbox: Inbox, vectors: Tensor, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
     """Losses of the messages that are near [B, J], and of the own vectors [B, 1]."""
-    rows, own_row = inbox.rows, inbox.own_row
+    own_row = inbox.own_row
     wanted = inbox.member
     wanted[:, : near.shape[1]] &= near
     wanted.scatter_(1, own_row[:, None], True)
-    found = _told(losses(rows.vectors, wanted))
+    found = _told(losses(vectors, wanted))
     return found[:, : near.shape[1]], torch.gather(found, 1, own_row[:, None])
 
 
-def _losses_by_lists(inbox: Inbox, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
+def _losses_by_lists(inbox: Inbox, vectors: Tensor, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
     """The same a few receivers at a time, with the vectors that any of these has near."""
     assert inbox.lists is not None
     output, own = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
@@ -71,7 +72,7 @@ def _losses_by_lists(inbox: Inbox, near: Tensor, losses: Losses) -> tuple[Tensor
         valid = torch.nn.functional.pad(near[some], (0, 1), value=True)
         used, column = torch.where(valid, at, at[:, -1:]).unique(return_inverse=True)
         wanted = torch.zeros(len(some), len(used), dtype=torch.bool, device=near.device).scatter(1, column, True)
-        found = _told(losses(inbox.rows.vectors.index_select(0, used), wanted, some)).gather(1, column)
+        found = _told(losses(vectors.index_select(0, used), wanted, some)).gather(1, column)
         output[some], own[some] = found[:, :-1], found[:, -1]
     return output, own[:, None]
 

@@ -181,6 +181,7 @@ class Spread:
 
     def walk(self, plan: Plan, states: Sequence[State] | None = None) -> Iterator[list[Snapshot]]:
         """Run this rank's part of a plan, after the `states` of its shards, if given; after every round their snapshots."""
+        self.wires.by_slices = plan.watch is None  # trails are made of whole messages
         given: Sequence[State | None] = [None] * self._board.count if states is None else states
         makers = [
             partial(drsgd_bymi, self._problem, network, plan, self._forge(network), state)

@@ -13,10 +13,15 @@ from bymi.attacks import Adversary
 from bymi.engine.board import Board
 from bymi.engine.ears import Ear, Messages, arcs_to, ear_of, heard_by
 from bymi.engine.layout import Routes
+from bymi.engine.sliced import SlicedInbox
+from bymi.engine.slices import Cut, Slices, usable
 from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
 from bymi.inbox import Inbox
 from bymi.sparse import SparseGraph
+from bymi.vectors import norms
+
+_SLICES = 3  # with two shards slices there and back are as many bytes as rows
 
 
 class Wires:
@@ -32,6 +37,7 @@ class Wires:
         whole: Graph | SparseGraph | None = None,
     ) -> None:
         self.board, self.graph, self.adversary = board, graph, adversary
+        self.by_slices = True  # where they are less to send; whoever keeps whole messages needs them anyway
         self.whole = graph if whole is None else whole
         self.faces = adversary.layout(graph) if adversary is not None and faces is None else faces
         layout = board.layout
@@ -39,7 +45,9 @@ class Wires:
         self.everybody = torch.arange(graph.size, device=graph.hears.device)
 
     def over(self, graph: Graph | SparseGraph, *, whole: Graph | SparseGraph | None = None) -> Wires:
-        return Wires(self.board, graph, self.adversary, faces=self.faces, whole=whole)
+        wires = Wires(self.board, graph, self.adversary, faces=self.faces, whole=whole)
+        wires.by_slices = self.by_slices
+        return wires
 
     @cached_property
     def weight(self) -> Tensor:
@@ -87,15 +95,48 @@ class Wires:
         adversary = self.adversary
         topics = list(given[0])
         split = adversary is not None and self.faces is not None and any(map(adversary.differs, topics))
-        by_topic = [self._topic([vectors[topic] for vectors in given], topic, step, split=split) for topic in topics]
+        true = not split and (adversary is None or not any(adversary.lies(topic, step) for topic in topics))
+        by_topic = []
+        for topic in topics:
+            parts = [vectors[topic] for vectors in given]
+            sliced = self._sliced(parts) if true and topic == "parameters" else None
+            by_topic.append(self._topic(parts, topic, step, split=split) if sliced is None else sliced)
         return [Inbox.together(inboxes) for inboxes in zip(*by_topic, strict=True)]
+
+    def _sliced(self, parts: list[Tensor]) -> list[Inbox] | None:
+        """Inboxes whose rows have not come, if that is less to send and everybody hears all neighbours."""
+        cut = self._cut
+        if cut is None or not cut.pays(parts[0]) or not usable(self.gather([norms(part) for part in parts], "lengths")):
+            return None
+        slices = Slices(cut, parts)
+        return [
+            SlicedInbox(
+                own,
+                ear.expected,
+                ear.expected,
+                ear.weight,
+                ear.self_weight,
+                ear.own_at,
+                ear.senders,
+                crowd=_Crowd(self, seat, ear.columns, self.graph.size),
+                nodes=ear.nodes,
+                slices=slices,
+                seat=seat,
+            )
+            for seat, (ear, own) in enumerate(zip(self._ears, parts, strict=True))
+        ]
+
+    @cached_property
+    def _cut(self) -> Cut | None:
+        many = len(self.board.layout.shards) >= _SLICES
+        return Cut(self) if self.by_slices and many and isinstance(self.whole, Graph) else None
 
     def _topic(self, parts: list[Tensor], topic: str, step: int, *, split: bool) -> list[Inbox]:
         ears = self._split_ears if split else self._ears
         messages: Sequence[Messages]
         true = None
         if not split and (self.adversary is None or not self.adversary.lies(topic, step)):
-            messages = self._needed.carry(torch.cat(parts), topic)
+            messages = self.needed.carry(torch.cat(parts), topic)
         else:
             # Who lies knows what all others hold, and its lie is the same wherever it is worked out.
             sent, true = self._sent(self.gather(parts, topic), topic, step, split=split)
@@ -127,7 +168,7 @@ class Wires:
         return messages, true
 
     @cached_property
-    def _needed(self) -> Routes:
+    def needed(self) -> Routes:
         wanted = [heard_by(self.whole, nodes) for nodes in self.board.layout.shards]
         return Routes(self.board.layout, self.board.group, wanted)
 

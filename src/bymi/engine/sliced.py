@@ -1,0 +1,134 @@
+"""An inbox without rows: rules ask it for products and mixtures as any other, and it gets them by slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.engine.slices import Slices, Work
+from bymi.inbox import Inbox, Mixture
+from bymi.vectors import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedInbox(Inbox):
+    """An inbox whose rows have not come. All receivers hear all their neighbours; every shard uses it alike, in one order."""
+
+    messages: Tensor = field(init=False, repr=False)  # come once somebody asks for them
+    nodes: Tensor = field(kw_only=True)  # [B] numbers of the receivers, upwards
+    slices: Slices = field(kw_only=True, repr=False)
+    seat: int = field(kw_only=True)  # of the shard, among those held by its process
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "messages":
+            raise AttributeError(name)
+        return self.fetch()
+
+    def fetch(self) -> Tensor:
+        """Whole rows, as in any other inbox."""
+        return self.once("messages", None, lambda given: self.slices.rows)
+
+    def once(self, name: str, given: Any, act: Callable[[list[Any]], Sequence[Tensor]]) -> Tensor:
+        """What all shards find together, kept under a name.
+
+        Not by cached_property: before Python 3.12 whoever waits in one keeps the other shards of its process out of it. For the
+        same reason rows are fetched before anything that an Inbox caches looks at them.
+        """
+        if name not in self.__dict__:
+            self.__dict__[name] = self._meet(given, act)
+        found: Tensor = self.__dict__[name]
+        return found
+
+    def _meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        return self.slices.cut.wires.board.meet(self.seat, given, act)
+
+    @property
+    def columns(self) -> Tensor:
+        """[J] numbers of the nodes whose messages the receivers of the shard hear, upwards."""
+        assert self.senders is not None
+        return self.senders
+
+    def of(self, receivers: Tensor) -> Inbox:
+        expected, nodes = self.expected.index_select(0, receivers), self.nodes.index_select(0, receivers)
+        assert bool((nodes.diff() > 0).all())  # what comes back does so by number
+        return replace(
+            self,
+            own=self.own.index_select(0, receivers),
+            expected=expected,
+            heard=expected if self.complete else self.heard.index_select(0, receivers),
+            weight=self.weight.index_select(0, receivers),
+            self_weight=self.self_weight.index_select(0, receivers),
+            own_at=self.own_at.index_select(0, receivers),
+            crowd=None,
+            nodes=nodes,
+        )
+
+    @cached_property
+    def _sources(self) -> tuple[Rows, Tensor]:
+        return SlicedRows(inbox=self), torch.searchsorted(self.columns, self.nodes)
+
+    @property
+    def member(self) -> Tensor:
+        return self.heard.scatter(1, self.own_row[:, None], True)
+
+    def dist2_to_own(self) -> Tensor:
+        if self.slices.whole or not self.slices.by_distances:
+            self.fetch()
+            return super().dist2_to_own()
+        return self.once("distances", self.nodes, self.slices.distances).index_select(1, self.columns)
+
+    def mix(self, mixture: Mixture) -> Tensor:
+        mixed: Tensor | None = None
+        if not self.slices.whole:
+            usual = self.complete and mixture.weight is self.weight and mixture.own is self.self_weight
+            mixed = self._meet((self.nodes, None if usual else self._wide(mixture)), self.slices.mix)
+        return super().mix(mixture) if mixed is None else mixed
+
+    def _wide(self, mixture: Mixture) -> Tensor:
+        """Weights on all nodes [B, M]."""
+        size = self.slices.cut.wires.graph.size
+        wide = torch.zeros(len(self.nodes), size, dtype=torch.float64, device=self.own.device)
+        return wide.index_copy_(1, self.columns, mixture.weight.to(wide)).scatter_(
+            1, self.nodes[:, None], mixture.own.to(wide)[:, None]
+        )
+
+    def by_coordinate(self, work: Work) -> Tensor:
+        found: Tensor | None = None
+        if not self.slices.whole:
+            found = self._meet((self.nodes, self.complete, work), self.slices.by_coordinate)
+        return super().by_coordinate(work) if found is None else found
+
+
+@dataclass(frozen=True, eq=False)
+class SlicedRows(Rows):
+    """The rows of such an inbox: products without the rows, if that is less to send, and the rows for whoever asks."""
+
+    vectors: Tensor = field(init=False, repr=False)
+    inbox: SlicedInbox = field(kw_only=True)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "vectors":
+            raise AttributeError(name)
+        return self.inbox.messages
+
+    @property
+    def dim(self) -> int:
+        return self.inbox.slices.dim
+
+    @property
+    def origin(self) -> Tensor:
+        self.inbox.fetch()
+        return super().origin
+
+    @property
+    def gram(self) -> Tensor:
+        slices = self.inbox.slices
+        if slices.whole or not slices.by_products:
+            self.inbox.fetch()
+            return super().gram
+        return self.inbox.once("products", self.inbox.columns, slices.gram)
