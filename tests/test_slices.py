@@ -13,10 +13,13 @@ from torch import Tensor
 from bymi import Graph, Inbox, LocalNetwork
 from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS, Adversary
+from bymi.engine import simulate
 from bymi.engine.distributed import ShardNetwork, Spread
 from bymi.engine.sliced import SlicedInbox
 from bymi.engine.slices import Cut
+from bymi.experiment import load
 from bymi.inbox import Mixture, Round
+from bymi.runs.scene import build_scene
 from bymi.topology import Complete, ErdosRenyi, Ring
 from tests.rounds import quadratic
 
@@ -171,3 +174,17 @@ def test_rows_that_cross_shards_decide() -> None:
             for shard in (nodes.tolist() for nodes in wires.board.layout.shards)
         )
         assert Cut(wires).pays(vectors_of(100)) == (crossing > 19.5)
+
+
+@pytest.mark.parametrize("profile", ["paper", "hardened"])
+def test_the_hardened_profile_has_whole_messages(profile: str) -> None:
+    """It keeps trails of them. The published one has slices in warm-up and, over the pruned graph, in the optimisation."""
+    words = ["method=drsgd-bymi", "nodes=12", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=24", "attack=ipm"]
+    (spec,) = load(None, [*words, "data.dim=100", f"profile={profile}"], 0).expand()
+    scene = build_scene(spec.sheet)
+    assert isinstance(scene.graph, Graph)
+    rounds = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
+    for whole, parts in zip(simulate(scene.problem, scene.graph, scene.plan, scene.adversary), rounds, strict=True):
+        torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta, rtol=1e-9, atol=1e-12)
+        if whole.phase != "detection":
+            assert {isinstance(part.inbox, SlicedInbox) for part in parts} == {profile == "paper"}
