@@ -53,8 +53,8 @@ def digits() -> Spec:
     return _look("digits", nodes=30, graph="erdos-renyi:p=0.8", identification=24)
 
 
-def _look(data: str, *, identification: int = 40, **changes: object) -> Spec:
-    """Fewer nodes, rounds and samples, and smaller batches than the paper's, so that no GPU is needed; two detections."""
+def _look(data: str, *, identification: int = 20, **changes: object) -> Spec:
+    """Fewer nodes, rounds and samples, and smaller batches than the paper's, so that no GPU is needed; four detections."""
     base = image_spec(data, "ipm", "balance", 0.2, "hardened", seed=0).model_dump(mode="json")
     short = {
         "nodes": 100,
