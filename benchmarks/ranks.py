@@ -5,8 +5,8 @@
 
 The model has seven constants, measured at the start in the same run: a gradient, products in both precisions, passes over
 memory, the time of a round that has nothing to do, latency and bandwidth of an exchange. The first five once on a core alone,
-for one process, and once while the other core does the same, for ranks: cores share their memory. Nothing is fitted to the
-rows that it is compared with.
+for one process, and once while the other core does the same, for ranks: cores share their memory. No constant is
+fitted to the rows that it is compared with; how often memory is passed over was counted again after a first look at them.
 """
 
 from __future__ import annotations
