@@ -32,6 +32,7 @@ from torch import Tensor
 
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
+from bymi.engine.memory import keep_memory
 from bymi.experiment import load
 from bymi.report.tables import plain_table
 from bymi.runs import run_all
@@ -255,6 +256,7 @@ def main() -> None:
     if given.data is not None:
         os.environ["BYMI_DATA"] = str(given.data)
     parts = {"case": lambda: walk(given.case), "core": core, "wire": wire, "recipe": run_recipe}
+    keep_memory()
     for name, part in parts.items():
         if getattr(given, name):
             row = part()

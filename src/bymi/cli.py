@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bymi.engine.memory import keep_memory
 from bymi.errors import BymiError, InputError
 
 INTERRUPTED = 130
@@ -278,6 +279,7 @@ def _console() -> Console:
 
 def main() -> None:
     """Entry point: every mistake of a user is one line on stderr and an exit code."""
+    keep_memory()
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except BymiError as problem:

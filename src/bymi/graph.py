@@ -162,14 +162,25 @@ class Graph:
 
     def core(self) -> Core:
         """The largest strongly connected component; of equally large ones, the one with the smallest node."""
-        components = nx.strongly_connected_components(self.to_networkx())
-        largest = max(components, key=lambda component: (len(component), -min(component)))
-        members = torch.zeros(self.size, dtype=torch.bool, device=self.hears.device)
-        members[list(largest)] = True
+        reached = _reach(self.hears)
+        together = reached & reached.T
+        numbers = torch.arange(self.size, device=together.device)
+        members = together[(together.sum(1) * (self.size + 1) - numbers).argmax()]
         closed = not bool(self.hears[members][:, ~members].any())
         perron = torch.zeros(self.size, dtype=torch.float64, device=self.hears.device)
         perron[members] = perron_vector(self.mixing[members][:, members])
         return Core(members, closed, perron)
+
+
+def _reach(hears: Tensor) -> Tensor:
+    """Whom each node hears over some path, itself among them [M, M] bool: paths twice as long in every turn."""
+    reached = hears | torch.eye(len(hears), dtype=torch.bool, device=hears.device)
+    while True:
+        paths = reached.to(torch.float32)
+        farther = paths @ paths > 0
+        if torch.equal(farther, reached):
+            return reached
+        reached = farther
 
 
 def metropolis(hears: Tensor) -> Tensor:

@@ -92,8 +92,8 @@ class Inbox:
         """
         stacked, present = _stack(messages, own)
         length = norms(stacked)
-        sent = stacked is own or (own_at is not None and bool((own_at >= 0).all()))
-        own_length = norms(own) if not sent else length if own_at is None else length[own_at]
+        sent = own_at is not None and stacked is not own and bool((own_at >= 0).all())
+        own_length = length if stacked is own else length[own_at] if sent else norms(own)
         reach = ABSURD * own_length.clamp_min(1.0)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):

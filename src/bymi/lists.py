@@ -103,7 +103,7 @@ class Lists:
 
 
 @dataclass(frozen=True, eq=False)
-class _Moved:
+class Further:
     """The arcs that have a further message, receiver by receiver."""
 
     receivers: Tensor  # [C]
@@ -120,15 +120,25 @@ class Table(Lists):
     """
 
     @cached_property
-    def _moved(self) -> _Moved:
+    def further(self) -> Further:
         count = self.at.shape[1]
         receivers, places = (self.there & (self.at >= count)).nonzero(as_tuple=True)
         starts = torch.searchsorted(receivers, torch.arange(len(self.at), device=receivers.device))
-        return _Moved(receivers, self.at[receivers, places], receivers * count + places, starts)
+        return Further(receivers, self.at[receivers, places], receivers * count + places, starts)
 
     @cached_property
     def _parts(self) -> list[tuple[Tensor, Table]]:
         return []
+
+    @cached_property
+    def first(self) -> Tensor:
+        """Arcs on which the message of place j is message j [B, n] bool."""
+        return self.there & (self.at < self.at.shape[1])
+
+    @cached_property
+    def alone(self) -> bool:
+        """Whether each further message has one receiver."""
+        return len(self.further.numbers.unique()) == len(self.further.numbers)
 
     @cached_property
     def _usual(self) -> Tensor:
@@ -144,19 +154,19 @@ class Table(Lists):
 
     def correct(self, dist2: Tensor, own: Tensor, messages: Tensor) -> Tensor:
         """Squared distances of message j to the receivers' own vectors [B, n], put right where a further one is heard."""
-        found = _apart(own, self._moved.receivers, messages, self._moved.numbers)
-        return dist2.flatten().index_copy(0, self._moved.at, found).view_as(dist2)
+        found = _apart(own, self.further.receivers, messages, self.further.numbers)
+        return dist2.flatten().index_copy(0, self.further.at, found).view_as(dist2)
 
     def total(self, weight: Tensor, vectors: Tensor) -> Tensor:
         if vectors.shape[1] > _FEW:  # no copies of long vectors
             wide = weight.new_zeros(len(weight), len(vectors)).scatter_(1, self.at, weight)
             return wide.to(vectors.dtype) @ vectors
         output = (weight * self._usual).to(vectors.dtype) @ vectors[: self.at.shape[1]]
-        if not len(self._moved.numbers):
+        if not len(self.further.numbers):
             return output
-        part = weight.flatten().index_select(0, self._moved.at).to(vectors.dtype)
+        part = weight.flatten().index_select(0, self.further.at).to(vectors.dtype)
         return output + torch.nn.functional.embedding_bag(
-            self._moved.numbers, vectors, self._moved.starts, mode="sum", per_sample_weights=part
+            self.further.numbers, vectors, self.further.starts, mode="sum", per_sample_weights=part
         )
 
     def wide(self, values: Tensor, size: int) -> Tensor:

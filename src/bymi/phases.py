@@ -53,10 +53,10 @@ def warm_up(
         moment = Round(step, plan.steps, losses)
         if rule.order == "adapt-then-combine":
             (inbox,) = network.exchange(step, parameters=theta - rate * gradient)
-            theta = forge.keep(inbox, rule(inbox, moment), nodes, step=step)
+            theta = forge.keep(inbox, rule(inbox, moment), nodes, averaged=rule.plain, step=step)
         else:
             (inbox,) = network.exchange(step, parameters=theta)
-            theta = forge.keep(inbox, rule(inbox, moment), nodes, step=step) - rate * gradient
+            theta = forge.keep(inbox, rule(inbox, moment), nodes, averaged=rule.plain, step=step) - rate * gradient
         yield Snapshot(step + 1, "warm-up", theta, inbox)
 
 
@@ -261,12 +261,13 @@ def local_steps(
 
 def _draw(pool: Tensor, nodes: Tensor, batch: int, seed: int, steps: range) -> Iterator[tuple[int, Tensor]]:
     """Each step with a mini-batch of each node [B, batch], drawn with replacement from its row of `pool` [B, P]."""
+    everything = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
     for start in range(steps.start, steps.stop, _STEPS_AT_ONCE):
         some = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
         moments = torch.arange(some.start, some.stop, device=nodes.device)[:, None]
         places = stream(seed, "batch", node=nodes, step=moments, device=nodes.device).integers(pool.shape[1], batch)
         for step, place in zip(some, places, strict=True):
-            yield step, torch.gather(pool, 1, place)
+            yield step, place if everything else torch.gather(pool, 1, place)
 
 
 __all__ = ["Forge", "NoForge", "Snapshot", "cut_off", "detect", "judge", "local_steps", "optimise", "premix", "warm_up"]

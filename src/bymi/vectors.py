@@ -35,11 +35,21 @@ def ascending(values: Tensor) -> Tensor:
     return values.sort(-1).values
 
 
+def ascending_among(values: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
+    """Values that are `among` in order along the last dimension, then infinities, and how many there are, without NaN [..., 1].
+
+    By sums: a choice number by number, as of `torch.where`, takes several times as long where a mask has no pattern.
+    """
+    beyond = among.to(torch.float64).reciprocal_().sub_(1)  # 0 or infinity
+    there = among & ~values.isnan()
+    return ascending(values + beyond), there.sum(-1, keepdim=True)
+
+
 def lower_median(values: Tensor, among: Tensor) -> Tensor:
     """The (lower) median along the last dimension of the values that are `among`, NaN without any."""
-    ordered = ascending(torch.where(among, values, torch.nan))
-    count = (~ordered.isnan()).sum(-1, keepdim=True)
-    return ordered.gather(-1, (count - 1).clamp_min(0) // 2).squeeze(-1)
+    ordered, count = ascending_among(values, among)
+    found = ordered.gather(-1, (count - 1).clamp_min(0) // 2)
+    return torch.where(count > 0, found, torch.nan).squeeze(-1).to(values.dtype)
 
 
 def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ class Average(WeightedRule):
     """
 
     order: ClassVar[Order] = "combine-then-adapt"
+    plain: ClassVar[bool] = True
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         return inbox.average()

@@ -31,6 +31,7 @@ class Rule(ABC):
     """
 
     order: ClassVar[Order] = "adapt-then-combine"
+    plain: ClassVar[bool] = False  # whether its output is the average by the mixing weights
 
     @abstractmethod
     def __call__(self, inbox: Inbox, round: Round) -> Tensor: ...

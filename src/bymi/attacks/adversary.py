@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from bymi.attacks.base import Moment, PerReceiver, VectorAttack, all_finite, is_
 from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
 from bymi.attacks.message import MessageAttack
 from bymi.attacks.options import Attack, Mixing, Pruning, Shown, check_options
+from bymi.attacks.tailor import tailor_by_lists
 from bymi.errors import require
 from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
@@ -21,7 +22,6 @@ from bymi.inbox import Inbox
 from bymi.sparse import SparseGraph
 from bymi.streams import Stream, stream
 
-_RECEIVERS = 256  # for whom messages are made at a time on a large graph
 Sent = Mapping[int, Tensor | None] | Tensor
 
 
@@ -77,15 +77,24 @@ class Adversary:
         return stream(self.seed, "attack", device=self.members.device)
 
     @cached_property
-    def _known(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        return []
+    def _made(self) -> dict[str, tuple[object, Any]]:
+        return {}
+
+    def _recall(self, what: str, key: object, make: Callable[[], Any]) -> Any:
+        """What was made of the same thing last time: round after round is about the same nodes and arcs."""
+        if what not in self._made or self._made[what][0] is not key:
+            self._made[what] = (key, make())
+        return self._made[what][1]
 
     def _sides(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Places of its own among the nodes, and of the others. Rounds ask for the same nodes again and again."""
-        if not self._known or self._known[0][0] is not nodes:
+        """Places of its own among the nodes, and of the others."""
+
+        def make() -> tuple[Tensor, Tensor]:
             under = self.members[nodes]
-            self._known[:] = [(nodes, under.nonzero().flatten(), (~under).nonzero().flatten())]
-        return self._known[0][1:]
+            return under.nonzero().flatten(), (~under).nonzero().flatten()
+
+        sides: tuple[Tensor, Tensor] = self._recall("sides", nodes, make)
+        return sides
 
     @cached_property
     def _honest(self) -> Tensor:
@@ -143,9 +152,15 @@ class Adversary:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
             return mixed
         mine = self._sides(nodes)[0]
+        if self.mixing == "none":
+            return mixed.index_copy(0, mine, inbox.own.index_select(0, mine))
+        if inbox.complete and inbox.lists is None and type(inbox) is Inbox:
+            weights = inbox.self_weight, inbox.weight
+            own, weight = self._recall("weights", inbox.weight, lambda: [part.index_select(0, mine) for part in weights])
+            held = own.to(mixed.dtype)[:, None] * inbox.own.index_select(0, mine)
+            return mixed.index_copy(0, mine, torch.addmm(held, weight.to(mixed.dtype), inbox.messages))
         ours = inbox.of(mine)
-        kept = ours.own if self.mixing == "none" else ours.mix(ours.average())
-        return mixed.index_copy(0, mine, kept)
+        return mixed.index_copy(0, mine, ours.mix(ours.average()))
 
     def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
         """Its nodes do not ask when they will not act on the answers."""
@@ -224,7 +239,7 @@ class Adversary:
         if not self._on_wire(part):
             return {}
         if isinstance(self.attack, MessageAttack):
-            return {row: self.attack(vectors[row]) for row in self.members[senders].nonzero().flatten().tolist()}
+            return self.attack.put_on(vectors, self._sides(senders)[0])
         assert part is not None
         return self._forged(vectors, senders, topic, step, part)
 
@@ -254,7 +269,7 @@ class Adversary:
         """One message for each honest node, in order."""
         honest = self._honest
         if isinstance(graph, SparseGraph):
-            return torch.cat([self._tailor_some(attack, vectors, graph, some) for some in honest.split(_RECEIVERS)])
+            return tailor_by_lists(attack, vectors, graph, honest, self.members, self._shared)
         own = vectors.index_select(0, honest)
         within, outside = self._weights(graph, honest)
         if not all_finite(own):
@@ -264,34 +279,15 @@ class Adversary:
 
     def _rank(self, faces: Faces | ListedFaces) -> Tensor:
         """Which of the honest nodes each further message is for [C]: the same in every round."""
-        if not self._ranks or self._ranks[0][0] is not faces:
-            self._ranks[:] = [(faces, (torch.cumsum(~self.members, 0) - 1)[faces.receivers])]
-        return self._ranks[0][1]
+        rank: Tensor = self._recall("rank", faces, lambda: (torch.cumsum(~self.members, 0) - 1)[faces.receivers])
+        return rank
 
     def _weights(self, graph: Graph, honest: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of honest nodes on each other, and on attackers: the same until the next pruning."""
-        if not self._weighed or self._weighed[0][0] is not graph:
+
+        def make() -> tuple[Tensor, Tensor]:
             weight = graph.weight.index_select(0, honest)
-            self._weighed[:] = [(graph, weight.index_select(1, honest), (weight * self.members).sum(1))]
-        return self._weighed[0][1:]
+            return weight.index_select(1, honest), (weight * self.members).sum(1)
 
-    @cached_property
-    def _ranks(self) -> list[tuple[Faces | ListedFaces, Tensor]]:
-        return []
-
-    @cached_property
-    def _weighed(self) -> list[tuple[Graph, Tensor, Tensor]]:
-        return []
-
-    def _tailor_some(self, attack: PerReceiver, vectors: Tensor, graph: SparseGraph, some: Tensor) -> Tensor:
-        """The same for some of them, with the nodes that any of these hears."""
-        lists, weight = graph.lists.of(some), graph.weight[some]
-        heard, column = torch.cat([lists.at[lists.there], some]).unique(return_inverse=True)
-        held = vectors.index_select(0, heard)
-        sane = is_finite_row(held)
-        held = torch.where(sane[:, None], held, torch.zeros_like(held))
-        place = torch.zeros_like(lists.at).masked_scatter(lists.there, column[: -len(some)])
-        among = weight.new_zeros(len(some), len(heard)).scatter_add(1, place, weight)
-        liars = self.members[heard]
-        outside, own = (among * liars).sum(1), held[column[-len(some) :]]
-        return attack.tailor(own, among * (sane & ~liars), outside, self._shared, held)
+        weights: tuple[Tensor, Tensor] = self._recall("weights of others", graph, make)
+        return weights

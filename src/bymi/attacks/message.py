@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 
 class MessageAttack(ABC):
-    """What an attacker that holds `vector` [D] puts on the wire, under every topic; None is silence."""
+    """What an attacker that holds `vector` [D] puts on the wire, under every topic; None is silence.
+
+    `stacks`: those of several attackers may be handed over as one stack [b, D].
+    """
+
+    stacks: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, vector: Tensor) -> Tensor | None: ...
+
+    def put_on(self, vectors: Tensor, rows: Tensor) -> dict[int, Tensor | None] | Tensor:
+        """What is on the wire of nodes that hold vectors [J, D], of whom some rows [b] are attackers."""
+        told = self(vectors.index_select(0, rows)) if self.stacks else None
+        return {row: self(vectors[row]) for row in rows.tolist()} if told is None else vectors.index_copy(0, rows, told)
 
 
 @dataclass(frozen=True)
 class NaN(MessageAttack):
     """All entries NaN."""
+
+    stacks: ClassVar[bool] = True
 
     def __call__(self, vector: Tensor) -> Tensor:
         return torch.full_like(vector, torch.nan)
@@ -28,6 +41,8 @@ class NaN(MessageAttack):
 class Inf(MessageAttack):
     """All entries plus infinity."""
 
+    stacks: ClassVar[bool] = True
+
     def __call__(self, vector: Tensor) -> Tensor:
         return torch.full_like(vector, torch.inf)
 
@@ -36,6 +51,7 @@ class Inf(MessageAttack):
 class Huge(MessageAttack):
     """All entries `value`, finite and absurd."""
 
+    stacks: ClassVar[bool] = True
     value: float = 1e30
 
     def __call__(self, vector: Tensor) -> Tensor:

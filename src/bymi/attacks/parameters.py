@@ -53,10 +53,10 @@ class Poison(VectorAttack, PerReceiver):
         if others is None:
             gram = Rows(own).gram
             square = gram.diagonal()
-            away = torch.add(square[:, None], square).sub_(gram, alpha=2).clamp_min_(0).sqrt_()
+            away2 = torch.add(square[:, None], square).sub_(gram, alpha=2).clamp_min_(0)
         else:
-            away = torch.cdist(own.to(torch.float64), others.to(torch.float64), compute_mode=_EXACT)
-        middle = lower_median(away, within > 0).nan_to_num(nan=0.0)
+            away2 = torch.cdist(own.to(torch.float64), others.to(torch.float64), compute_mode=_EXACT).square_()
+        middle = lower_median(away2, within > 0).sqrt().nan_to_num(nan=0.0)
         along = directions(shared, 1, own.shape[1], own)[0]
         return own + (_BELOW * self.factor * middle).to(own)[:, None] * along
 

@@ -55,11 +55,11 @@ class MinMax(VectorAttack):
         mean, spread = honest.mean(0), honest.std(0, correction=0)
         gram = Rows(honest).gram
         square = gram.diagonal()
-        allowed = (square[:, None] + square[None, :] - 2 * gram).max()
+        allowed = float((square[:, None] + square[None, :] - 2 * gram).max())
         # |x_j - mean + gamma s|^2 is a quadratic in gamma for each j: three numbers a node, no vectors in the search.
         away = honest.to(torch.float64) - mean.to(torch.float64)
-        along, size = away @ spread.to(torch.float64), spread.to(torch.float64).square().sum()
-        base = away.square().sum(1)
+        along, size = (away @ spread.to(torch.float64)).cpu().numpy(), float(spread.to(torch.float64).square().sum())
+        base = away.square().sum(1).cpu().numpy()
         low, high = 0.0, self.largest
         for _ in range(_HALVINGS):
             middle = (low + high) / 2

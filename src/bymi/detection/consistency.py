@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection.evidence import Evidence
-from bymi.detection.robust import log, median, standing
-from bymi.detection.spectrum import centred_diagonal
+from bymi.detection.robust import deviation, log, median, standing
 
 _TINY = torch.finfo(torch.float64).tiny
 _ALIKE, _EXCESS = 0.5, 2.5  # so six copies at least
@@ -29,7 +28,7 @@ def inconsistent(evidence: Evidence, high: Tensor, low: Tensor) -> tuple[Tensor,
 
 def too_good(evidence: Evidence, weights: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     """Rows too close to the centres [b, n] to be a good sample's mean, and how many spreads they are off [b, n]."""
-    nearest = [centred_diagonal(products, weights) for products in (evidence.first, evidence.second)]
+    nearest = [evidence.about(weights, half, half) for half in (0, 1)]
     return _screen(evidence, log(torch.minimum(*nearest)), torch.full_like(low, torch.inf), low)
 
 
@@ -66,9 +65,10 @@ def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tu
     gone = torch.zeros_like(evidence.valid)
     for _ in range(_PASSES):
         left = evidence.valid & ~gone
-        off, away = standing(values, left), values - median(values, left)
+        away = values - median(values, left)
+        off = away / deviation(away, left)
         found = evidence.judged & (((off > high) & (away > _LEAST)) | ((off < -low) & (away < -_LEAST))) & ~gone
         if not bool(found.any()):
-            break
+            return gone, off
         gone = gone | found
     return gone, standing(values, evidence.valid & ~gone)

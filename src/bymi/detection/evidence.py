@@ -71,15 +71,23 @@ class Evidence:
         Paper: eq:score.
         """
         if cross_fit:
-            return centred_diagonal(self.cross, weights)
+            return self.about(weights, 0, 1)
         first, second = (weights[:, None, :] @ part for part in (self.first, self.cross))
         both = (first.squeeze(1) * weights).sum(1, keepdim=True)
         return self.cross.diagonal(dim1=1, dim2=2) - first.squeeze(1) - second.squeeze(1) + both
 
     def lengths(self, weights: Tensor) -> Tensor:
         """|x1 - c1| |x2 - c2| [b, n], by which a score is a cosine."""
-        one, two = (centred_diagonal(part, weights).clamp_min(0.0).sqrt() for part in (self.first, self.second))
+        one, two = (self.about(weights, half, half).clamp_min(0.0).sqrt() for half in (0, 1))
         return one * two
+
+    def about(self, weights: Tensor, left: int, right: int) -> Tensor:
+        """<x - c, z - d> [b, n] of halves x and z, 0 for the first and 1 for the second, c and d their weighted means."""
+        if self.points is None:
+            return centred_diagonal({(0, 0): self.first, (1, 1): self.second, (0, 1): self.cross}[left, right], weights)
+        one, two = (half - weights[:, None, :] @ half for half in (self.points[left], self.points[right]))
+        found: Tensor = torch.linalg.vecdot(one, two)
+        return found
 
 
 @dataclass(frozen=True, eq=False)

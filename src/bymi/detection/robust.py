@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bymi.vectors import ascending
+from bymi.vectors import ascending_among
 
 _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal variable
 _TINY = torch.finfo(torch.float64).tiny
@@ -17,20 +17,25 @@ def median(values: Tensor, among: Tensor) -> Tensor:
     Of an even number it is the mean of the middle two: the signs of values along an eigenvector are arbitrary, and torch's
     lower one would depend on them.
     """
-    ordered = ascending(torch.where(among, values, torch.nan))  # NaN comes last
-    count = (~ordered.isnan()).sum(1, keepdim=True)
-    lower, upper = (ordered.gather(1, place.clamp_min(0)) for place in ((count - 1) // 2, count // 2 - (count == 0).to(count)))
-    return lower + (upper - lower) / 2
+    ordered, count = ascending_among(values, among)
+    lower, upper = (ordered.gather(1, place.clamp_min(0)) for place in ((count - 1) // 2, count // 2))
+    return torch.where(count > 0, lower + (upper - lower) / 2, torch.nan)
 
 
 def spread(values: Tensor, among: Tensor) -> Tensor:
     """Median absolute deviation of each row as a standard deviation [b, 1]."""
-    return _NORMAL * median((values - median(values, among)).abs(), among)
+    return deviation(values - median(values, among), among)
+
+
+def deviation(away: Tensor, among: Tensor) -> Tensor:
+    """The same of values about their median already."""
+    return _NORMAL * median(away.abs(), among)
 
 
 def standing(values: Tensor, among: Tensor) -> Tensor:
     """How many spreads above the median each value stands [b, n]; NaN where the spread is nothing."""
-    return (values - median(values, among)) / spread(values, among)
+    away = values - median(values, among)
+    return away / deviation(away, among)
 
 
 def standing_above(values: Tensor, among: Tensor) -> Tensor:

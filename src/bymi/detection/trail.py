@@ -75,6 +75,9 @@ def _used_and_heard(inbox: Inbox, share: Tensor) -> tuple[Tensor, Tensor]:
     if inbox.lists is None:
         fate = _Fate.of(inbox, share)
         return _as_used(inbox, fate), fate.heard
+    if isinstance(inbox.lists, Table) and inbox.complete and inbox.crowd is None and inbox.lists.alone:
+        size = len(inbox.messages)
+        return _as_used_by_table(inbox, share, inbox.lists), inbox.lists.count(inbox.lists.there, size) > 0
     places = _Places.of(inbox, share, inbox.lists)
     if places is None:
         return inbox.messages, torch.ones_like(inbox.messages[:, 0], dtype=torch.bool)
@@ -136,11 +139,33 @@ def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
     if not len(short):
         return inbox.messages
     sane = _near(everyone, inbox.rows if everyone is inbox.messages else None)
+    return inbox.messages.index_copy(0, short, _drawn(inbox.messages, everyone, sane, fate, short))
+
+
+def _drawn(messages: Tensor, everyone: Tensor, sane: Tensor, fate: _Fate, short: Tensor) -> Tensor:
+    """Some of the messages, drawn towards those of their receivers who are `sane` [M]."""
     own = torch.where(sane[:, None], everyone, torch.zeros_like(everyone))  # what is not finite would spoil the product
-    who = (fate.receivers[:, short] & sane[:, None]).to(own.dtype)
+    who = (fate.receivers.index_select(1, short) & sane[:, None]).to(own.dtype)
     towards = (who.T @ own) / who.sum(0).clamp_min(1)[:, None]
-    part = fate.left[short][:, None].to(inbox.own.dtype)
-    return inbox.messages.index_copy(0, short, towards + part * (inbox.messages[short] - towards))
+    part = fate.left[short][:, None].to(own.dtype)
+    return towards + part * (messages[short] - towards)
+
+
+def _as_used_by_table(inbox: Inbox, share: Tensor, table: Table) -> Tensor:
+    """As `_as_used`, where all receivers are held here and each further message has one of them."""
+    messages, further = inbox.messages, table.further
+    part = share.flatten().index_select(0, further.at)
+    most = table.count(table.there, len(messages))[: share.shape[1]]
+    fate = _Fate(_usual(share, table.first, most), table.there, table.first, True)
+    short, some = (fate.left < 1).nonzero().flatten(), (part < 1).nonzero().flatten()
+    if not len(short) and not len(some):
+        return messages
+    sane = _near(inbox.own)
+    output = messages.index_copy(0, short, _drawn(messages, inbox.own, sane, fate, short)) if len(short) else messages.clone()
+    towards = torch.where(sane[:, None], inbox.own, torch.zeros_like(inbox.own)).index_select(0, further.receivers[some])
+    numbers = further.numbers[some]
+    told = messages.index_select(0, numbers)
+    return output.index_copy_(0, numbers, towards + part[some, None].to(told.dtype) * (told - towards))
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,7 +65,7 @@ class ShardNetwork:
         self.finish()
         self._note(step, "answers")
         known, asks = self.meet((points, who), self._invite)
-        inquiry = self._open[self._place] = Inquiry(self, step, known, answer, asks, points.shape[1])
+        inquiry = self._open[self._place] = Inquiry(self, step, known, answer, asks)
         return inquiry.replies()
 
     def agree(self, flag: bool) -> bool:

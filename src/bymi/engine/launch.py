@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from bymi.engine.group import Group
+from bymi.engine.memory import keep_memory
 from bymi.engine.parent import die_with_parent
 from bymi.errors import BymiError, InputError, RankLostError
 
@@ -40,6 +41,7 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
         return
     group = Group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     die_with_parent(lambda: _orphaned(group), RankLostError.exit_code)
+    keep_memory()
     _meet(group, timeout or TIMEOUT, device)
 
     def stopped(number: int, frame: Any) -> None:

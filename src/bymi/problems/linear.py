@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bymi.streams import stream
 
 _MANY, _AT_ONCE = 1000, 128  # nodes from which on samples are copied for so many of them at a time: they fit a CPU's cache
+_SMALL = 400  # numbers in a node's mini-batch
 _OFTEN = 4  # points a node from which on its samples are summed up first
 
 
@@ -60,21 +62,27 @@ class LinearProblem:
     def _gradient_of_some(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         samples = self._pick(nodes, chosen)
         residual = torch.bmm(_extend(theta)[:, None, :], samples.mT)
-        return torch.bmm(residual, samples[:, :, :-1]).squeeze(1) / chosen.shape[1]
+        return _combine(residual, samples)[:, :-1] / chosen.shape[1]
 
     def _gradient_of_few(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         """The same where every node answers for many points: samples are summed up once a node, not once a point."""
         output = torch.empty_like(theta)
         order = torch.argsort(nodes, stable=True)
         numbers, counts = torch.unique_consecutive(nodes[order], return_counts=True)
-        for node, places in zip(numbers, order.split(counts.tolist()), strict=True):
-            own = chosen[places]
-            if bool((own != own[0]).any()):  # other samples for other points
-                output[places] = self._gradient_one_by_one(theta[places], nodes[places], own)
+        starts = torch.cumsum(counts, 0) - counts
+        for node, count, start in zip(numbers.split(_AT_ONCE), counts.split(_AT_ONCE), starts.split(_AT_ONCE), strict=True):
+            place = torch.arange(int(count.max()), device=nodes.device)
+            there = place < count[:, None]
+            at = order[torch.where(there, start[:, None] + place, start[:, None])]  # [k, n], padded with a node's first
+            some = chosen[at]
+            if bool((some != some[:, :1]).any()):  # other samples for other points
+                places = at[there]
+                output[places] = self._gradient_one_by_one(theta[places], nodes[places], chosen[places])
                 continue
-            samples = self._pick(node[None], own[:1])[0]
-            moments = samples.T @ samples[:, :-1] / own.shape[1]
-            output[places] = _extend(theta[places]) @ moments
+            samples = self._pick(node, some[:, 0])
+            moments = torch.bmm(samples.mT, samples[:, :, :-1]) / some.shape[2]
+            found = torch.bmm(_extend(theta[at.flatten()]).view(*at.shape, -1), moments)
+            output[at[there]] = found[there]
         return output
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
@@ -112,6 +120,13 @@ class LinearProblem:
         """The chosen samples of each node [B, s, d + 1]."""
         places = (nodes[:, None] * self.samples + chosen).flatten()
         return self._samples.index_select(0, places).view(*chosen.shape, self.dim + 1)
+
+
+def _combine(weights: Tensor, rows: Tensor) -> Tensor:
+    """Weighted sums [B, d] of rows [B, s, d] by weights [B, 1, s]."""
+    if rows.device.type == "cpu" and rows[0].numel() < _SMALL:  # torch takes these number by number, four times as long
+        return torch.from_numpy(np.einsum("bs,bsd->bd", weights.squeeze(1).numpy(), rows.numpy()))
+    return torch.bmm(weights, rows).squeeze(1)
 
 
 def _extend(theta: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
+from bymi.engine.memory import keep_memory
 from bymi.errors import BymiError
 from bymi.runs import read_sheets, run_all
 from bymi.runs.ranks import run_apart, run_together
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--apart", action="store_true", help="under torchrun: each run whole on one rank")
     parser.add_argument("--timeout", type=float, default=None, help="under torchrun: seconds until a silent rank is lost")
     given = parser.parse_args()
+    keep_memory()
     try:
         sheets = read_sheets(given.sheets)
         host = Host(device=given.device, data=given.data, checkpoint_every=given.checkpoint_every)

@@ -18,10 +18,11 @@ from typing import Any
 import torch
 
 from bymi.engine.host import Host
+from bymi.engine.memory import keep_memory
 from bymi.engine.parent import die_with_parent
 from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
-from bymi.problems import ModuleProblem
+from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import store
 from bymi.runs.course import Alone, Course, Plot, frame_of
 from bymi.runs.keeper import Keeper
@@ -158,6 +159,7 @@ def _start(queue: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: who started this worker ends it
     die_with_parent(lambda: None, 1)
     torch.set_num_threads(1)
+    keep_memory()
 
 
 def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: float | None) -> Result:
@@ -210,7 +212,11 @@ def _walk(
     """All rounds, those before the last checkpoint from there."""
     scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
     blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
-    with Keeper(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group) as keeper:
+    keeper = Keeper(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group)
+    # A closed form needs no derivatives: a tenth less time a round without torch's records of what could need them. They belong
+    # to a thread, and the shards of one process are threads.
+    bare = isinstance(scene.problem, LinearProblem) and isinstance(course, Alone)
+    with torch.inference_mode(bare), keeper:
         log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
         write(log.rows)
         done = 0

@@ -1,0 +1,33 @@
+"""Messages made for each receiver by itself, on a graph so large that nobody sees all of it at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bymi.attacks.base import PerReceiver, is_finite_row
+from bymi.sparse import SparseGraph
+from bymi.streams import Stream
+
+_RECEIVERS = 256  # for whom messages are made at a time
+
+
+def tailor_by_lists(
+    attack: PerReceiver, vectors: Tensor, graph: SparseGraph, receivers: Tensor, members: Tensor, shared: Stream
+) -> Tensor:
+    """One message for each of the receivers, in order, from what all nodes hold [M, D]; `members` [M] are the attackers."""
+    return torch.cat([_some(attack, vectors, graph, some, members, shared) for some in receivers.split(_RECEIVERS)])
+
+
+def _some(attack: PerReceiver, vectors: Tensor, graph: SparseGraph, some: Tensor, members: Tensor, shared: Stream) -> Tensor:
+    """For some of them, with the nodes that any of these hears."""
+    lists, weight = graph.lists.of(some), graph.weight[some]
+    heard, column = torch.cat([lists.at[lists.there], some]).unique(return_inverse=True)
+    held = vectors.index_select(0, heard)
+    sane = is_finite_row(held)
+    held = torch.where(sane[:, None], held, torch.zeros_like(held))
+    place = torch.zeros_like(lists.at).masked_scatter(lists.there, column[: -len(some)])
+    among = weight.new_zeros(len(some), len(heard)).scatter_add(1, place, weight)
+    liars = members[heard]
+    outside, own = (among * liars).sum(1), held[column[-len(some) :]]
+    return attack.tailor(own, among * (sane & ~liars), outside, shared, held)
