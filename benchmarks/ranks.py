@@ -3,10 +3,10 @@
 `python benchmarks/ranks.py` prints tables and writes benchmarks/results/ranks.json; with `--whole` it also times the recipe
 `mnist` from start to end, in one process of one thread and on two ranks (about ten minutes). Needs MNIST (`--data`, BYMI_DATA).
 
-The model has seven constants, measured at the start in the same run: a gradient, products in both precisions, passes over
-memory, the time of a round that has nothing to do, latency and bandwidth of an exchange. The first five once on a core alone,
-for one process, and once while the other core does the same, for ranks: cores share their memory. No constant is
-fitted to the rows that it is compared with; how often memory is passed over was counted again after a first look at them.
+The one process has one core to itself and no other thread. The model has seven constants, measured at the start in the same
+run: a gradient, products in both precisions, passes over memory, the time of a round that has nothing to do, latency and
+bandwidth of an exchange. Each is measured in as many processes at a time as there are ranks, which share caches, memory and,
+four of them, cores; the slowest counts. No constant is fitted to the rows that it is compared with.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from rich.console import Console
-from torch import Tensor
 
+from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
 from bymi.engine.memory import keep_memory
 from bymi.experiment import load
 from bymi.report.tables import plain_table
 from bymi.runs import run_all
-from bymi.runs.course import Alone, Together
+from bymi.runs.course import alone, lay_out
 from bymi.runs.ranks import run_together
 from bymi.runs.scene import build_scene
 from bymi.runs.store import environment
@@ -44,7 +44,6 @@ from bymi.vectors import norms
 
 Row = dict[str, Any]
 OUT = Path(__file__).parent / "results" / "ranks.json"
-CORES = 2  # that the ranks of this benchmark share
 ROUNDS = 14
 CASES: dict[str, tuple[str, int, int]] = {  # recipe, nodes, coordinates
     "LeNet, BALANCE, m = 100": ("mnist", 100, 61706),
@@ -67,11 +66,10 @@ def keys_of(recipe: str, nodes: int, dim: int) -> tuple[str | None, list[str]]:
 def walk(case: str) -> Row | None:
     """The time of a round, its median over all but the first ones; on rank 0 a row."""
     recipe, keys = keys_of(*CASES[case])
-    sheet = load(recipe, keys).sheet
+    sheet, host = load(recipe, keys).sheet, Host(device="cpu", threads=1)
     torch.set_num_threads(1)
-    scene = build_scene(sheet, Host(device="cpu", threads=1))
     with ranks(120, device="cpu") as group:
-        course = Alone(scene, sheet) if group is None else Together(scene, sheet, group)
+        course = alone(sheet, host) if group is None else lay_out(sheet, host, group)
         marks, spent = [], []
         for _ in course.rounds(None, lambda step, phase: False):
             marks.append(time.perf_counter())
@@ -88,66 +86,71 @@ def walk(case: str) -> Row | None:
 
 @dataclass(frozen=True)
 class Machine:
-    """Of one core, and of what connects two ranks."""
+    """What one of several ranks does while all of them do the same."""
 
     gradient: dict[str, float]  # seconds a node, by recipe
     products: float  # float64 operations a second
     products_32: float
     passes: float  # bytes a second that are read and converted
-    latency: float  # seconds a call
-    bandwidth: float  # bytes a second out of one rank
     rest: float  # seconds of a round whatever its size
+    latency: float | None = None  # seconds a call
+    bandwidth: float | None = None  # bytes a second out of one rank
 
 
-def usual(work: Callable[[], object], repeats: int = 9) -> float:
-    """The median time of a call."""
+def usual(work: Callable[[], object], group: Group | None, repeats: int = 9) -> float:
+    """The median time of a call, in the slowest process."""
     work()
     times = []
     for _ in range(repeats):
+        if group is not None:
+            group.agree(True)
         start = time.perf_counter()
         work()
         times.append(time.perf_counter() - start)
-    return median(times)
+    return _slowest(median(times), group)
 
 
-def core() -> Row:
-    """What one core does in a second."""
+def _slowest(seconds: float, group: Group | None) -> float:
+    return seconds if group is None else max(float(words["seconds"]) for words in group.tell({"seconds": seconds}))
+
+
+def constants() -> Row | None:
+    """Those of a Machine; on rank 0 a row."""
     torch.set_num_threads(1)
     rows, wide = torch.randn(100, 1024, dtype=torch.float64), torch.randn(100, 61706)
     weights = torch.rand(50, 100)
     gradient = {}
-    for recipe, nodes, dim in (("mnist", 50, 61706), ("linear", 150, 2000)):
-        name, keys = keys_of(recipe, nodes, dim)
-        scene = build_scene(load(name, keys).sheet, Host(device="cpu", threads=1))
-        batch = scene.plan.warm_up.batch
-        everybody, chosen = torch.arange(nodes), torch.randint(0, scene.problem.samples, (nodes, batch))
-        theta = scene.problem.initial(everybody)
-        gradient[recipe] = usual(lambda s=scene, t=theta, e=everybody, c=chosen: s.problem.gradient(t, e, c)) / nodes  # type: ignore[misc]
-    tiny = load(None, ["nodes=8", "graph=complete", *keys_of("linear", 8, 4)[1][1:], "data.dim=4"]).sheet
-    marks = [time.perf_counter() for _ in Alone(build_scene(tiny), tiny).rounds(None, lambda step, phase: False)]
-    return {
-        "gradient": gradient,
-        "products": 2 * 100 * 100 * 1024 / usual(lambda: rows @ rows.T, 50),
-        "products_32": 2 * 50 * 100 * 61706 / usual(lambda: weights @ wide),
-        "passes": wide.nbytes / usual(lambda: norms(wide)),
-        "rest": median(later - earlier for earlier, later in pairwise(marks)),
-    }
+    with ranks(120, device="cpu") as group:
+        for recipe, nodes, dim in (("mnist", 50, 61706), ("linear", 150, 2000)):
+            name, keys = keys_of(recipe, nodes, dim)
+            scene = build_scene(load(name, keys).sheet, Host(device="cpu", threads=1))
+            batch = scene.plan.warm_up.batch
+            everybody, chosen = torch.arange(nodes), torch.randint(0, scene.problem.samples, (nodes, batch))
+            work = partial(scene.problem.gradient, scene.problem.initial(everybody), everybody, chosen)
+            gradient[recipe] = usual(work, group) / nodes
+        tiny = load(None, ["nodes=8", "graph=complete", *keys_of("linear", 8, 4)[1][1:], "data.dim=4"]).sheet
+        marks = [
+            time.perf_counter() for _ in alone(tiny, Host(device="cpu", threads=1)).rounds(None, lambda step, phase: False)
+        ]
+        row = {
+            "gradient": gradient,
+            "products": 2 * 100 * 100 * 1024 / usual(lambda: rows @ rows.T, group, 50),
+            "products_32": 2 * 50 * 100 * 61706 / usual(lambda: weights @ wide, group),
+            "passes": wide.nbytes / usual(lambda: norms(wide), group),
+            "rest": _slowest(median(later - earlier for earlier, later in pairwise(marks)), group),
+        }
+        if group is not None:
+            row.update(wire(group))
+    return row if group is None or group.rank == 0 else None
 
 
-def wire() -> Row | None:
-    """Latency and bandwidth between two ranks."""
-    with ranks(60, device="cpu") as group:
-        assert group is not None
-        found = []
-        for size in (64, 3_000_000):
-            rows = torch.zeros(2 * size)
-
-            def swap(rows: Tensor = rows, size: int = size) -> None:
-                group.swap(rows, [size] * 2, [size] * 2, "probe")
-
-            dist.barrier()
-            found.append(usual(swap, 20))
-        return None if group.rank else {"latency": found[0], "bandwidth": 4 * 3_000_000 / (found[1] - found[0])}
+def wire(group: Group) -> Row:
+    """Latency and bandwidth between ranks."""
+    found = []
+    for size in (64, 3_000_000):
+        rows = torch.zeros(group.size * size)
+        found.append(usual(partial(group.swap, rows, [size] * group.size, [size] * group.size, "probe"), group, 20))
+    return {"latency": found[0], "bandwidth": 4 * 3_000_000 * (group.size - 1) / (found[1] - found[0])}
 
 
 def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int) -> float:
@@ -165,11 +168,10 @@ def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int) ->
     rows = 2 * nodes + 8 * nodes if size == 1 else 5 * nodes + 9 * here if size == 2 else 5 * here + 12 * here
     passes = rows * dim * bytes_ / machine.passes
     compute = here * machine.gradient[recipe] + products / machine.products + products / mixing + passes + machine.rest
-    if size == 1:
+    if machine.latency is None or machine.bandwidth is None:  # nobody to talk to
         return compute
     calls, sent = (4, here * (size - 1)) if size == 2 else (10, 2 * here * (size - 1) / size)
-    # Ranks that share a core take turns, in what they compute and in what they copy to each other.
-    return (compute + sent * dim * bytes_ / machine.bandwidth) * max(1.0, size / CORES) + calls * machine.latency
+    return compute + sent * dim * bytes_ / machine.bandwidth + calls * machine.latency
 
 
 # What many machines would take.
@@ -184,14 +186,14 @@ def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int)
     """One iteration on a random regular graph over lists, a rank a core, with the cores measured here; bytes of a machine.
 
     A rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. What each rank holds of the whole: the lists (60 bytes an arc)
-    and, of the linear model, the data of all nodes. A trail is in float64 and as long as the rows heard.
+    and, of images, the data of all nodes; of the linear model those of its own. A trail is float64, as long as the rows heard.
     """
     size, bytes_ = MACHINES * HERE, 4 if recipe == "mnist" else 8
     here = nodes / size
     heard = nodes * (1 - 1 / size) * (1 - (1 - 1 / size) ** DEGREE)
     compute = here * machine.gradient[recipe] + 3 * DEGREE * here * dim * bytes_ / machine.passes + machine.rest
     exchange = HERE * heard * dim * bytes_ / NETWORK + 4 * AWAY
-    data = 8 * nodes * samples * (2 * dim + 2) if recipe == "linear" else 4 * 784 * 60000
+    data = 8 * here * samples * (2 * dim + 2) if recipe == "linear" else 4 * 784 * 60000
     rows, trail = (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
     parts = {"lists": 60 * nodes * DEGREE, "data": data, "rows": rows, "trail": trail}
     return {
@@ -208,7 +210,7 @@ def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int)
 
 def apart(size: int, *words: str) -> Row:
     """This file in processes of its own; what the first one says."""
-    starter = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 0 else []
+    starter = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
     command = [sys.executable, *starter, __file__, *words]
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
@@ -218,12 +220,12 @@ def apart(size: int, *words: str) -> Row:
     return row
 
 
-def iterations(machine: Machine, busy: Machine) -> list[Row]:
+def iterations(machines: dict[int, Machine]) -> list[Row]:
     rows = []
     for case, (recipe, nodes, dim) in CASES.items():
-        for size in (1, 2, 4):
-            row = apart(0 if size == 1 else size, "--case", case)
-            model = predicted(machine if size == 1 else busy, recipe, nodes, dim, size)
+        for size, machine in machines.items():
+            row = apart(size, "--case", case)
+            model = predicted(machine, recipe, nodes, dim, size)
             row = {"what": case, "ranks": size, **row, "model_seconds": model, "error": model / row["seconds"] - 1}
             row["exchange_share"] = row["exchange_seconds"] / row["seconds"]
             rows.append(row)
@@ -240,39 +242,40 @@ def run_recipe() -> Row | None:
 
 
 def whole() -> list[Row]:
-    rows = [{"ranks": size, **apart(0 if size == 1 else size, "--recipe")} for size in (1, 2)]
+    rows = [{"ranks": size, **apart(size, "--recipe")} for size in (1, 2)]
     return [{**row, "times_faster": rows[0]["seconds"] / row["seconds"]} for row in rows]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--core", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--wire", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--constants", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--recipe", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help="also the recipe mnist from start to end")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     given = parser.parse_args()
     if given.data is not None:
         os.environ["BYMI_DATA"] = str(given.data)
-    parts = {"case": lambda: walk(given.case), "core": core, "wire": wire, "recipe": run_recipe}
-    keep_memory()
+    parts = {"case": lambda: walk(given.case), "constants": constants, "recipe": run_recipe}
     for name, part in parts.items():
         if getattr(given, name):
+            keep_memory()
+            if "RANK" not in os.environ:
+                os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
             row = part()
             if row is not None and os.environ.get("RANK", "0") == "0":
                 print(json.dumps(row), flush=True)
             return
-    between = apart(2, "--wire")
-    machine, busy = (Machine(**apart(size, "--core"), **between) for size in (0, CORES))
-    rows = iterations(machine, busy)
+    machines = {size: Machine(**apart(size, "--constants")) for size in (1, 2, 4)}
+    rows = iterations(machines)
     made = {
         "environment": environment(),
-        "machine": asdict(machine),
-        "busy": asdict(busy),
+        "machines": {
+            size: {**asdict(machine), "bandwidth": min(machine.bandwidth, 1e99)} for size, machine in machines.items()
+        },
         "iterations": rows,
         "whole": whole() if given.whole else [],
-        "projected": [projected(busy, recipe, nodes, dim, 100) for recipe, nodes, dim in SIZES],
+        "projected": [projected(machines[2], recipe, nodes, dim, 100) for recipe, nodes, dim in SIZES],
     }
     OUT.write_text(json.dumps(made, indent=2) + "\n")
     show(made)

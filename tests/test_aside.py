@@ -44,6 +44,15 @@ def test_at_most_one_piece_is_behind() -> None:
         assert behind == 0
 
 
+@pytest.mark.parametrize(("cores", "elsewhere"), [(1, False), (2, True)])
+def test_another_thread_needs_another_core(cores: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aside, "_cores", lambda: cores)
+    threads: list[threading.Thread] = []
+    with Aside() as beside:
+        beside(lambda: threads.append(threading.current_thread()), worth=LONG)
+    assert (threads[0] is not threading.main_thread()) == elsewhere
+
+
 @pytest.mark.parametrize("worth", [LONG, SHORT], ids=["long", "short"])
 def test_what_fails_aside_fails_here(worth: torch.Tensor) -> None:
     with pytest.raises(ZeroDivisionError), Aside() as beside:

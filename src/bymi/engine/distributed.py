@@ -149,13 +149,19 @@ class ShardForge:
         return used
 
 
-def usual_shards(problem: Problem, device: torch.device, group: Group) -> int:
-    """How many blocks the nodes are computed in: 4 in float64 on a CPU, so that 1, 2 and 4 ranks give the same bits.
+def usual_layout(graph: Graph | SparseGraph, dtype: torch.dtype, device: torch.device, group: Group) -> Layout | None:
+    """Who holds which nodes, whose models are of a dtype on a device; None where one process computes all of them at once.
 
-    Elsewhere one a rank, which is the fastest.
+    In float64 on a CPU they are computed in 4 blocks, so that 1, 2 and 4 ranks give the same bits. Elsewhere in one a rank,
+    which is the fastest.
     """
-    start = problem.initial(torch.zeros(1, dtype=torch.int64, device=device))
-    return _SHARDS if start.dtype == torch.float64 and device.type == "cpu" else group.size
+    shards = _SHARDS if dtype == torch.float64 and device.type == "cpu" else 1
+    return None if max(shards, group.size) == 1 else _layout(graph, max(shards, group.size), group)
+
+
+def _layout(graph: Graph | SparseGraph, shards: int, group: Group) -> Layout:
+    shards = min(graph.size, max(shards, group.size))
+    return Layout.even(graph.size, shards, group.size, place(graph, shards)).to(graph.hears.device)
 
 
 class Spread:
@@ -168,12 +174,14 @@ class Spread:
         adversary: Adversary | None = None,
         group: Group | None = None,
         *,
-        shards: int | None = None,
+        shards: int = _SHARDS,
+        layout: Layout | None = None,
     ) -> None:
-        group, device = group or Group(), graph.hears.device
-        self.shards = min(graph.size, max(shards or usual_shards(problem, device, group), group.size))
-        order = place(graph, self.shards).to(device)
-        self._board = Board(group, Layout.even(graph.size, self.shards, group.size, order))
+        """`layout` says who holds which; without one there are so many `shards`, and a shard or more for every rank."""
+        group = group or Group()
+        layout = _layout(graph, shards, group) if layout is None else layout
+        self.shards = len(layout.shards)
+        self._board = Board(group, layout)
         self._problem, self._adversary = problem, adversary
         self.wires = Wires(self._board, graph, adversary)
         open_inquiries: dict[int, Inquiry] = {}

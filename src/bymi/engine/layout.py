@@ -36,13 +36,20 @@ class Layout:
         held = tuple(range(first, last) for first, last in pairwise(starts))
         return Layout(tuple(block.sort().values for block in blocks), held)
 
+    def to(self, device: torch.device) -> Layout:
+        return Layout(tuple(nodes.to(device) for nodes in self.shards), self.held)
+
+    def blocks(self, rank: int) -> list[Tensor]:
+        """The nodes of a rank, a block a shard."""
+        return [self.shards[shard] for shard in self.held[rank]]
+
     @property
     def size(self) -> int:
         return sum(len(nodes) for nodes in self.shards)
 
     def nodes(self, rank: int) -> Tensor:
         """All nodes of a rank, shard by shard."""
-        return torch.cat([self.shards[shard] for shard in self.held[rank]])
+        return torch.cat(self.blocks(rank))
 
     @cached_property
     def home(self) -> Tensor:

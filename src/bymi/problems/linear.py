@@ -29,13 +29,15 @@ class LinearShard(NamedTuple):
 class LinearProblem:
     """Least squares: loss (y - x'theta)^2 / 2, y = x'theta* + N(0, 1), x ~ N(0, I), theta* = (1, ..., 1, 0, ..., 0).
 
-    `risk`, `minimiser` and `excess` answer for the pooled samples of any set of nodes, exactly.
+    `risk`, `minimiser` and `excess` answer for the pooled samples of any set of nodes, exactly. With `numbers` it has the data
+    of these nodes alone, in this order, and answers for no others.
     """
 
     features: Tensor  # [M, N, d] float64
     targets: Tensor  # [M, N]
     parameter: Tensor  # [d], the truth
     start: Tensor  # [d]
+    numbers: Tensor | None = None  # [M]; None: 0, 1, 2, ...
 
     @property
     def dim(self) -> int:
@@ -49,9 +51,17 @@ class LinearProblem:
         return self.start.expand(len(nodes), -1).clone()
 
     def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
-        if len(nodes) > _OFTEN * len(self.features):
-            return self._gradient_of_few(theta, nodes, chosen)
-        return self._gradient_one_by_one(theta, nodes, chosen)
+        return (self._gradient_of_few if self._often(nodes) else self._gradient_one_by_one)(theta, nodes, chosen)
+
+    def _often(self, nodes: Tensor) -> bool:
+        """Whether each of the nodes has many points. Rounds ask for the same nodes again and again."""
+        if not self._asked or self._asked[0][0] is not nodes:
+            self._asked[:] = [(nodes, len(nodes) > _OFTEN * len(nodes.unique()))]
+        return self._asked[0][1]
+
+    @cached_property
+    def _asked(self) -> list[tuple[Tensor, bool]]:
+        return []
 
     def _gradient_one_by_one(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         if len(nodes) >= _MANY:
@@ -91,35 +101,57 @@ class LinearProblem:
 
     def risk(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Mean loss of one parameter [d] over all samples of the nodes."""
-        residual = self.features[nodes] @ theta - self.targets[nodes]
+        rows = self._rows(nodes)
+        residual = self.features[rows] @ theta - self.targets[rows]
         return residual.square().mean() / 2
 
     def minimiser(self, nodes: Tensor) -> Tensor:
         """The parameter [d] of least risk over all samples of the nodes."""
         # Normal equations: exact enough for this well-conditioned problem, and the same bits in every call, which the
         # default least-squares driver does not give.
-        features = self.features[nodes].flatten(0, 1)
-        inverse: Tensor = torch.linalg.pinv(features.T @ features, hermitian=True)
-        return inverse @ (features.T @ self.targets[nodes].flatten())
+        rows = self._rows(nodes)
+        features = self.features[rows].flatten(0, 1)
+        return solve(features.T @ features, features.T @ self.targets[rows].flatten())
 
     def curvature(self, nodes: Tensor) -> Tensor:
         """The second derivative [d, d] of the risk over all samples of the nodes, the same everywhere."""
-        features = self.features[nodes].flatten(0, 1)
+        features = self.features[self._rows(nodes)].flatten(0, 1)
         return features.T @ features / len(features)
+
+    def moments(self, nodes: Tensor) -> Tensor:
+        """Sums of products of features, and with targets in the last column [d, d + 1], over all samples of the nodes."""
+        samples = self._samples.view(len(self.features), self.samples, -1)[self._rows(nodes)].flatten(0, 1)
+        return samples[:, :-1].T @ samples
 
     def excess(self, theta: Tensor, best: Tensor, nodes: Tensor) -> Tensor:
         """risk(theta) - risk(best) for the minimiser `best`, without the cancellation of subtracting two risks."""
-        return (self.features[nodes] @ (theta - best)).square().mean() / 2
+        return (self.features[self._rows(nodes)] @ (theta - best)).square().mean() / 2
 
     @cached_property
     def _samples(self) -> Tensor:
         """Features and target of every sample side by side [M N, d + 1]: a mini-batch is one copy of whole rows."""
         return torch.cat([self.features, self.targets[:, :, None]], dim=2).flatten(0, 1)
 
+    def _rows(self, nodes: Tensor) -> Tensor:
+        """Where the data of nodes stand."""
+        return nodes if self.numbers is None else self._places[nodes]
+
+    @cached_property
+    def _places(self) -> Tensor:
+        assert self.numbers is not None
+        nobody = torch.full((1 + int(self.numbers.max()),), len(self.numbers), device=self.numbers.device)  # out of bounds
+        return nobody.index_copy(0, self.numbers, torch.arange(len(self.numbers), device=self.numbers.device))
+
     def _pick(self, nodes: Tensor, chosen: Tensor) -> Tensor:
         """The chosen samples of each node [B, s, d + 1]."""
-        places = (nodes[:, None] * self.samples + chosen).flatten()
+        places = (self._rows(nodes)[:, None] * self.samples + chosen).flatten()
         return self._samples.index_select(0, places).view(*chosen.shape, self.dim + 1)
+
+
+def solve(products: Tensor, with_targets: Tensor) -> Tensor:
+    """The parameter of least risk, from sums of products of features [d, d] and of features and targets [d]."""
+    inverse: Tensor = torch.linalg.pinv(products, hermitian=True)
+    return inverse @ with_targets
 
 
 def _combine(weights: Tensor, rows: Tensor) -> Tensor:
@@ -149,7 +181,7 @@ def linear_shard(nodes: Tensor, *, dim: int, samples: int, seed: int) -> LinearS
     return LinearShard(features, features @ parameter + noise, parameter)
 
 
-def linear_problem(shard: LinearShard, *, seed: int) -> LinearProblem:
-    """The problem on given shards of nodes 0..M-1, all starting from one common random point N(0, I)."""
+def linear_problem(shard: LinearShard, *, seed: int, numbers: Tensor | None = None) -> LinearProblem:
+    """The problem on given shards of nodes 0..M-1, or of those `numbers`, all starting from one common random point N(0, I)."""
     start = stream(seed, "start").normal(len(shard.parameter))
-    return LinearProblem(shard.features, shard.targets, shard.parameter, start)
+    return LinearProblem(shard.features, shard.targets, shard.parameter, start, numbers)

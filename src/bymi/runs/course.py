@@ -10,15 +10,16 @@ from typing import Protocol
 from torch import Tensor
 
 from bymi.engine import simulate
-from bymi.engine.distributed import Spread, usual_shards
+from bymi.engine.distributed import Spread
 from bymi.engine.group import Group
+from bymi.engine.host import Host
 from bymi.engine.records import Due, Moment, whole_rounds
 from bymi.engine.simulate import local_network
 from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder
 from bymi.runs.outcome import is_lost
 from bymi.runs.packing import Frame
-from bymi.runs.scene import Scene
+from bymi.runs.scene import Scene, build_scene
 from bymi.runs.sheet import Sheet
 from bymi.state import State
 
@@ -35,7 +36,7 @@ class Course(Protocol):
         ...
 
 
-Plot = Callable[[Scene, Sheet], Course]
+Plot = Callable[[Sheet, Host], Course]
 """Lays out the course of a run."""
 
 
@@ -58,9 +59,10 @@ class Together:
     """The nodes spread over all ranks of a group."""
 
     def __init__(self, scene: Scene, sheet: Sheet, group: Group) -> None:
-        scene = replace(scene, yardstick=scene.yardstick.shared(group))
+        assert scene.layout is not None
+        scene = replace(scene, yardstick=scene.yardstick.shared(group, scene.layout))
         self.scene, self.group, self._sheet = scene, group, sheet
-        self._spread = Spread(scene.problem, scene.graph, scene.adversary, group)
+        self._spread = Spread(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
         networks, columns = self._spread.networks, self._spread.wires.columns("parameters")
         self.places: Sequence[Place] = [
             Place(network.nodes, network.shard, self._spread.shards, some)
@@ -77,11 +79,15 @@ class Together:
         return whole_rounds(self._spread, self.scene.plan, states, due=due, lost=lost, wants=wants)
 
 
-def lay_out(scene: Scene, sheet: Sheet, group: Group) -> Course:
+def alone(sheet: Sheet, host: Host) -> Course:
+    """The course of a run in this process."""
+    return Alone(build_scene(sheet, host), sheet)
+
+
+def lay_out(sheet: Sheet, host: Host, group: Group) -> Course:
     """The course of a run over a group. One rank that computes all nodes at once is a process like any other."""
-    if group.size == 1 and usual_shards(scene.problem, scene.byzantine.device, group) == 1:
-        return Alone(scene, sheet)
-    return Together(scene, sheet, group)
+    scene = build_scene(sheet, host, group)
+    return Alone(scene, sheet) if scene.layout is None else Together(scene, sheet, group)
 
 
 def frame_of(scene: Scene) -> Frame:

@@ -24,11 +24,11 @@ from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import store
-from bymi.runs.course import Alone, Course, Plot, frame_of
+from bymi.runs.course import Alone, Course, Plot, alone, frame_of
 from bymi.runs.keeper import Keeper
 from bymi.runs.logbook import Logbook
 from bymi.runs.metrics import Recorder
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.scene import Scene
 from bymi.runs.sheet import Sheet
 from bymi.runs.tasks import TASKS
 
@@ -48,7 +48,7 @@ def run(
     out: str | Path = "runs",
     tell: Callable[[int], None] | None = None,
     host: Host | None = None,
-    plot: Plot = Alone,
+    plot: Plot = alone,
 ) -> dict[str, Any]:
     """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
 
@@ -178,7 +178,7 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
 
 
 def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: Plot) -> None:
-    course = plot(build_scene(sheet, host), sheet)
+    course = plot(sheet, host)
     with (folder / store.METRICS).open("wb") as metrics:
         log = _walk(course, sheet, host, kept, tell, metrics.write)
     scene, recorder = course.scene, log.recorder
@@ -198,7 +198,7 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
 def follow(sheet: Sheet, host: Host, kept: Path, plot: Plot) -> None:
     """The part of a process that holds some nodes of a run and writes nothing down; all of them measure together."""
     with one_thread():
-        _walk(plot(build_scene(sheet, host), sheet), sheet, host, kept, lambda steps: None, lambda line: None)
+        _walk(plot(sheet, host), sheet, host, kept, lambda steps: None, lambda line: None)
 
 
 def _walk(

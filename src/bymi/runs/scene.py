@@ -10,7 +10,10 @@ from torch import Tensor
 
 from bymi import aggregation, attacks, detection, topology
 from bymi.attacks import Adversary, Attack
+from bymi.engine.distributed import usual_layout
+from bymi.engine.group import Group
 from bymi.engine.host import Host
+from bymi.engine.layout import Layout
 from bymi.errors import require
 from bymi.graph import Graph
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp, theorem_step
@@ -32,10 +35,14 @@ class Scene:
     yardstick: Yardstick
     adversary: Adversary
     plan: Plan
+    layout: Layout | None = None  # who holds which nodes; None: this process all of them, and all at once
 
 
-def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
-    """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was."""
+def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = None) -> Scene:
+    """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was.
+
+    In a process of a `group` it is a part of it: only its nodes have data.
+    """
     host = host or Host()
     seed = sheet.seed
     attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
@@ -43,12 +50,14 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
     byzantine, graph = _roles_and_graph(sheet)
     if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
-    problem, yardstick = task.build(byzantine, attack, host, seed)
+    device = host.place(gains=task.gains)
+    layout = None if group is None else usual_layout(graph, task.dtype, device, group)
+    blocks = None if layout is None or group is None else layout.blocks(group.rank)
+    problem, yardstick = task.build(byzantine, attack, host, seed, blocks)
     if isinstance(graph, SparseGraph) and sheet["optimisation"]["premix_rounds"] is None:
         level = sheet["byzantine_level"] or getattr(attack, "level", None)
         allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
         require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
-    device = host.place(gains=task.gains)
     byzantine = byzantine.to(device)
     options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
     return Scene(
@@ -58,6 +67,7 @@ def build_scene(sheet: Sheet, host: Host | None = None) -> Scene:
         yardstick=yardstick,
         adversary=Adversary(byzantine, attack, seed=seed, **options),
         plan=_plan(sheet, task.identification_of(problem.samples), problem.samples),
+        layout=None if layout is None else layout.to(device),
     )
 
 

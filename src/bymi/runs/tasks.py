@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -30,11 +31,19 @@ class Task(ABC):
     gains: ClassVar[bool]
     """Whether an accelerator pays."""
 
+    dtype: ClassVar[torch.dtype]
+    """Of the models."""
+
     identification: int | None
 
     @abstractmethod
-    def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
-        """The problem of nodes 0..M-1, with the data of `byzantine` [M] under attack, and what to measure with the truth."""
+    def build(
+        self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
+    ) -> tuple[Problem, Yardstick]:
+        """The problem of nodes 0..M-1, with the data of `byzantine` [M] under attack, and what to measure with the truth.
+
+        With `blocks` of nodes it is asked about these alone, and need not have the data of others.
+        """
 
     def identification_of(self, samples: int) -> int:
         count = samples // 2 if self.identification is None else self.identification
@@ -47,6 +56,7 @@ class Linear(Task):
     """The linear model of the paper's section 5.1: least squares in `dim` dimensions, closed-form optimum."""
 
     gains: ClassVar[bool] = False
+    dtype: ClassVar[torch.dtype] = torch.float64
     dim: int = 30
     samples: int = 100
     identification: int | None = None
@@ -56,20 +66,32 @@ class Linear(Task):
         require(self.samples >= 4, "samples", self.samples, "4 or more")
         self.identification_of(self.samples)
 
-    def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
-        shard = linear_shard(torch.arange(len(byzantine)), dim=self.dim, samples=self.samples, seed=seed)
-        places = byzantine.nonzero().flatten()
-        if isinstance(attack, DataAttack) and len(places):
-            attack.require_kind(LinearShard)
-            touched = LinearShard(shard.features[places], shard.targets[places], shard.parameter)
-            wrong = attack(touched, stream(seed, "attack"), stream(seed, "attack data", node=places))
-            shard = shard._replace(
-                features=shard.features.index_copy(0, places, wrong.features),
-                targets=shard.targets.index_copy(0, places, wrong.targets),
-            )
+    def build(
+        self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
+    ) -> tuple[Problem, Yardstick]:
         device = host.place(gains=self.gains)
-        problem = linear_problem(LinearShard(*(part.to(device) for part in shard)), seed=seed)
+        everybody = torch.arange(len(byzantine))
+        # Block by block: the bits of a product may depend on how many rows it has.
+        drawn = [self._draw(nodes, byzantine, attack, seed) for nodes in ([everybody] if blocks is None else blocks)]
+        features, targets = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in list(zip(*drawn, strict=True))[:2])
+        shard = LinearShard(features.to(device), targets.to(device), drawn[0].parameter.to(device))
+        numbers = None if blocks is None else torch.cat(list(blocks)).to(device)
+        problem = linear_problem(shard, seed=seed, numbers=numbers)
         return problem, LinearYardstick(problem, byzantine.to(device))
+
+    def _draw(self, nodes: Tensor, byzantine: Tensor, attack: Attack, seed: int) -> LinearShard:
+        """The samples of some nodes, those of Byzantine ones under attack."""
+        shard = linear_shard(nodes, dim=self.dim, samples=self.samples, seed=seed)
+        places = byzantine[nodes].nonzero().flatten()
+        if not isinstance(attack, DataAttack) or not len(places):
+            return shard
+        attack.require_kind(LinearShard)
+        touched = LinearShard(shard.features[places], shard.targets[places], shard.parameter)
+        wrong = attack(touched, stream(seed, "attack"), stream(seed, "attack data", node=nodes[places]))
+        return shard._replace(
+            features=shard.features.index_copy(0, places, wrong.features),
+            targets=shard.targets.index_copy(0, places, wrong.targets),
+        )
 
 
 @dataclass(frozen=True)
@@ -81,6 +103,7 @@ class Images(Task):
     """
 
     gains: ClassVar[bool] = True
+    dtype: ClassVar[torch.dtype] = torch.float32
     dataset: ClassVar[str]
     samples: int | None = None
     identification: int | None = 200
@@ -111,7 +134,9 @@ class Images(Task):
             raise InputError(f"partition: got {self.partition!r} ({problem})") from None
         return made
 
-    def build(self, byzantine: Tensor, attack: Attack, host: Host, seed: int) -> tuple[Problem, Yardstick]:
+    def build(
+        self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
+    ) -> tuple[Problem, Yardstick]:
         images = _load(self.dataset, host.data, os.environ.get("BYMI_DATA"))
         device = host.place(gains=self.gains)
         places = self._partition().split(images.train_labels, len(byzantine), samples=self.samples, seed=seed)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from bymi.engine.group import Group
+from bymi.engine.layout import Layout
 from bymi.graph import Core
 from bymi.problems import LinearProblem, ModuleProblem
+from bymi.problems.linear import solve
 
 Measures = dict[str, float | None]
 
@@ -21,19 +24,32 @@ class Yardstick(Protocol):
         """Worth of all nodes' models [M, D]; `core` is there after a detection."""
         ...
 
-    def shared(self, group: Group) -> Yardstick:
-        """One for all processes of a group, which measure together and do a part of the work each."""
+    def shared(self, group: Group, layout: Layout) -> Yardstick:
+        """One for all processes of a group, which measure together and do a part of the work each. All of them call it."""
         ...
 
 
 class LinearYardstick:
     """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
 
-    def __init__(self, problem: LinearProblem, byzantine: Tensor) -> None:
-        self._honest = ~byzantine
-        honest = self._honest.nonzero().flatten()
-        self._truth = problem.parameter
-        self._best, self._curvature = problem.minimiser(honest), problem.curvature(honest)
+    def __init__(self, problem: LinearProblem, byzantine: Tensor, sums: Tensor | None = None) -> None:
+        """`sums` [d, d + 1]: the moments of all honest nodes, where the problem does not have the data of all."""
+        self._problem, self._honest, self._truth = problem, ~byzantine, problem.parameter
+        self._sums = sums
+
+    @cached_property
+    def _best(self) -> Tensor:
+        return self._problem.minimiser(self._nodes) if self._sums is None else solve(self._sums[:, :-1], self._sums[:, -1])
+
+    @cached_property
+    def _curvature(self) -> Tensor:
+        if self._sums is None:
+            return self._problem.curvature(self._nodes)
+        return self._sums[:, :-1] / (len(self._nodes) * self._problem.samples)
+
+    @property
+    def _nodes(self) -> Tensor:
+        return self._honest.nonzero().flatten()
 
     def measure(self, theta: Tensor, core: Core | None) -> Measures:
         members = self._honest if core is None else core.members
@@ -47,8 +63,11 @@ class LinearYardstick:
             "gap_population": number((mean - self._truth).square().sum() / 2),
         }
 
-    def shared(self, group: Group) -> LinearYardstick:
-        return self  # a few products: each does them all
+    def shared(self, group: Group, layout: Layout) -> LinearYardstick:
+        # Sums of shards, always in the same order: the bits do not depend on who holds which.
+        parts = [self._problem.moments(nodes[self._honest[nodes]]) for nodes in layout.blocks(group.rank)]
+        sums = group.collect(torch.stack(parts), [len(held) for held in layout.held], "moments").sum(0)
+        return LinearYardstick(self._problem, ~self._honest, sums)
 
     def _excess(self, theta: Tensor) -> Tensor:
         """Risk above the honest minimum, from the curvature: the samples are not touched again."""
@@ -69,7 +88,7 @@ class ImageYardstick:
         self._problem, self._inputs, self._labels, self._byzantine = problem, inputs, labels, byzantine
         self._group = group or Group()
 
-    def shared(self, group: Group) -> ImageYardstick:
+    def shared(self, group: Group, layout: Layout) -> ImageYardstick:
         return ImageYardstick(self._problem, self._inputs, self._labels, self._byzantine, group)
 
     def measure(self, theta: Tensor, core: Core | None) -> Measures:
