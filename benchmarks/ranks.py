@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -51,6 +52,7 @@ CASES: dict[str, tuple[str, int, int]] = {  # recipe, nodes, coordinates
     "linear, BALANCE, m = 400, d = 2000": ("linear", 400, 2000),
 }
 TIMES, SHARE, ERROR = 1.5, 0.2, 0.25
+_STRETCH = 0.05
 
 
 def keys_of(recipe: str, nodes: int, dim: int) -> tuple[str | None, list[str]]:
@@ -70,14 +72,16 @@ def walk(case: str) -> Row | None:
     torch.set_num_threads(1)
     with ranks(120, device="cpu") as group:
         course = alone(sheet, host) if group is None else lay_out(sheet, host, group)
-        marks, spent = [], []
+        marks: dict[str, list[float]] = {"seconds": [], "exchange_seconds": [], "calls": [], "bytes": []}
         for _ in course.rounds(None, lambda step, phase: False):
-            marks.append(time.perf_counter())
-            spent.append(sum(entry.seconds for entry in course.group.traffic.values()))
-        # Without the first ones, in which memory is taken, and the last one, which is recorded.
-        rounds, exchange = ([later - earlier for earlier, later in pairwise(some[2:-1])] for some in (marks, spent))
+            traffic = course.group.traffic.values()
+            marks["seconds"].append(time.perf_counter())
+            marks["exchange_seconds"].append(sum(entry.seconds for entry in traffic))
+            marks["calls"].append(sum(entry.calls for entry in traffic))
+            marks["bytes"].append(sum(entry.bytes for entry in traffic))
         if group is None or group.rank == 0:
-            return {"seconds": median(rounds), "exchange_seconds": median(exchange)}
+            # Without the first ones, in which memory is taken, and the last one, which is recorded.
+            return {key: median(later - earlier for earlier, later in pairwise(some[2:-1])) for key, some in marks.items()}
     return None
 
 
@@ -97,16 +101,19 @@ class Machine:
     bandwidth: float | None = None  # bytes a second out of one rank
 
 
-def usual(work: Callable[[], object], group: Group | None, repeats: int = 9) -> float:
-    """The median time of a call, in the slowest process."""
+def usual(work: Callable[[], object], group: Group | None, repeats: int = 7) -> float:
+    """The time of a call in the slowest process, the median of some stretches of 50 ms or more: long enough to take turns."""
     work()
-    times = []
+    start = time.perf_counter()
+    work()
+    times, count = [], math.ceil(_STRETCH / _slowest(time.perf_counter() - start, group))
     for _ in range(repeats):
         if group is not None:
             group.agree(True)
         start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
+        for _ in range(count):
+            work()
+        times.append((time.perf_counter() - start) / count)
     return _slowest(median(times), group)
 
 
@@ -134,7 +141,7 @@ def constants() -> Row | None:
         ]
         row = {
             "gradient": gradient,
-            "products": 2 * 100 * 100 * 1024 / usual(lambda: rows @ rows.T, group, 50),
+            "products": 2 * 100 * 100 * 1024 / usual(lambda: rows @ rows.T, group),
             "products_32": 2 * 50 * 100 * 61706 / usual(lambda: weights @ wide, group),
             "passes": wide.nbytes / usual(lambda: norms(wide), group),
             "rest": _slowest(median(later - earlier for earlier, later in pairwise(marks)), group),
@@ -149,12 +156,12 @@ def wire(group: Group) -> Row:
     found = []
     for size in (64, 3_000_000):
         rows = torch.zeros(group.size * size)
-        found.append(usual(partial(group.swap, rows, [size] * group.size, [size] * group.size, "probe"), group, 20))
+        found.append(usual(partial(group.swap, rows, [size] * group.size, [size] * group.size, "probe"), group))
     return {"latency": found[0], "bandwidth": 4 * 3_000_000 * (group.size - 1) / (found[1] - found[0])}
 
 
-def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int) -> float:
-    """Seconds of one iteration of BALANCE under IPM on `size` ranks.
+def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int, calls: float, sent: float) -> float:
+    """Seconds of one iteration of BALANCE under IPM on `size` ranks, in which each makes so many calls and sends so many bytes.
 
     Each rank has B = m / P nodes and hears all m. Distances are float64 products of B and m rows, mixing the same in the
     precision of the model. Passes over memory, counted in the code: over rows that are heard lengths, conversion and, on two
@@ -170,8 +177,7 @@ def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int) ->
     compute = here * machine.gradient[recipe] + products / machine.products + products / mixing + passes + machine.rest
     if machine.latency is None or machine.bandwidth is None:  # nobody to talk to
         return compute
-    calls, sent = (4, here * (size - 1)) if size == 2 else (10, 2 * here * (size - 1) / size)
-    return compute + sent * dim * bytes_ / machine.bandwidth + calls * machine.latency
+    return compute + sent / machine.bandwidth + calls * machine.latency
 
 
 # What many machines would take.
@@ -225,7 +231,7 @@ def iterations(machines: dict[int, Machine]) -> list[Row]:
     for case, (recipe, nodes, dim) in CASES.items():
         for size, machine in machines.items():
             row = apart(size, "--case", case)
-            model = predicted(machine, recipe, nodes, dim, size)
+            model = predicted(machine, recipe, nodes, dim, size, row["calls"], row["bytes"])
             row = {"what": case, "ranks": size, **row, "model_seconds": model, "error": model / row["seconds"] - 1}
             row["exchange_share"] = row["exchange_seconds"] / row["seconds"]
             rows.append(row)
@@ -270,9 +276,7 @@ def main() -> None:
     rows = iterations(machines)
     made = {
         "environment": environment(),
-        "machines": {
-            size: {**asdict(machine), "bandwidth": min(machine.bandwidth, 1e99)} for size, machine in machines.items()
-        },
+        "machines": {size: asdict(machine) for size, machine in machines.items()},
         "iterations": rows,
         "whole": whole() if given.whole else [],
         "projected": [projected(machines[2], recipe, nodes, dim, 100) for recipe, nodes, dim in SIZES],
