@@ -82,7 +82,7 @@ def test_a_hardened_run_whose_answers_are_long(monkeypatch: pytest.MonkeyPatch) 
     graph = ErdosRenyi(0.8).draw(12, seed=3)
     usual = list(simulate(problem, graph, plan))
     monkeypatch.setattr(aside, "_LONG", 1)
-    monkeypatch.setattr(network, "_LONG", 1)
+    monkeypatch.setattr(network, "LONG", 1)
     long = list(simulate(problem, graph, plan))
     torch.testing.assert_close(long[-1].theta, usual[-1].theta, rtol=1e-12, atol=1e-12)
     verdicts = [[snapshot.verdict for snapshot in run if snapshot.verdict is not None] for run in (usual, long)]

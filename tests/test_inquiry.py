@@ -15,13 +15,15 @@ SMALL = ["nodes=9", "steps=5", "warm_up.steps=2", "graph.p=0.9", "data.samples=2
 
 @pytest.mark.parametrize("profile", [["watch.every=2"], ["profile=paper", "detection.point=receiver"]])
 @pytest.mark.parametrize("shards", [1, 4, 9])
-def test_turns_change_nothing(profile: list[str], shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("long", [1, inquiry.LONG], ids=["one asker at a time", "all at once"])
+def test_turns_change_nothing(profile: list[str], shards: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a shard a node those under attack ask nobody, and with one number a turn everybody asks in a turn of its own."""
     (spec,) = load(None, [*SMALL, *profile], 3).expand()
     scene = build_scene(spec.sheet)
     parts = (scene.problem, scene.graph, scene.plan, scene.adversary)
     alone = list(simulate(*parts))
     monkeypatch.setattr(inquiry, "_NUMBERS", 1)
+    monkeypatch.setattr(inquiry, "LONG", long)
     turns = []
     take_turn = inquiry.Inquiry.take_turn
     monkeypatch.setattr(inquiry.Inquiry, "take_turn", lambda self: turns.append(self) or take_turn(self))

@@ -239,7 +239,7 @@ def test_how_many_are_handled_at_a_time_does_not_matter(centre: str, monkeypatch
     whole = judge(place, detector, monkeypatch).verdict
     for numbers, receivers, long in ((1, 1, 1 << 20), (6 * 18 * 3, 5, 1 << 20), (1 << 25, 16, 1 << 20), (1 << 25, 5, 1)):
         monkeypatch.setattr(networks, "_NUMBERS", numbers)
-        monkeypatch.setattr(networks, "_LONG", long)
+        monkeypatch.setattr(networks, "LONG", long)
         monkeypatch.setattr(asked, "_RECEIVERS", receivers)
         parts = judge(place, detector, monkeypatch).verdict
         torch.testing.assert_close(parts.scores, whole.scores, rtol=0, atol=1e-10, equal_nan=True)

@@ -17,7 +17,7 @@ from bymi.lists import Lists, Table
 from bymi.sparse import SparseGraph
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
-_LONG = 1 << 20  # numbers in the answers to one question from which on a CPU handles it alone: they stay in its cache
+LONG = 1 << 20  # numbers in the answers to one question from which on a CPU handles it alone: they stay in its cache
 
 
 class Answer(Protocol):
@@ -140,7 +140,7 @@ class LocalNetwork:
         places = [row.nonzero().flatten() for row in self.arcs.cpu()]
         numbers = self.graph.lists.at if self.graph.lists is not None else None
         largest = 1 + max(len(some) for some in places)
-        alone = points.device.type == "cpu" and largest * points.shape[1] >= _LONG
+        alone = points.device.type == "cpu" and largest * points.shape[1] >= LONG
         size = 1 if alone else max(1, _NUMBERS // (largest * points.shape[1]))
         for some in self._nodes[who].split(size):
             columns = [places[node].to(some) for node in some.tolist()]

@@ -11,13 +11,12 @@ from torch import Tensor
 from bymi.engine.ears import arcs_to
 from bymi.faces import Sent
 from bymi.inbox import Inbox, Replies
-from bymi.network import Answer
+from bymi.network import LONG, Answer
 
 if TYPE_CHECKING:
     from bymi.engine.distributed import ShardNetwork
 
 _NUMBERS = 1 << 23  # in the answers that come to one shard in one turn: they fit a CPU's cache, as far as one asker's do
-_LONG = 1 << 20  # numbers in the answers to one asker from which on these are worked out by themselves
 
 
 class Told(NamedTuple):
@@ -37,7 +36,7 @@ class Inquiry:
         layout = network.wires.board.layout
         counts = 1 + network.wires.whole.hears.sum(1)  # how many answer each asker, which is one of them itself
         numbers = int(counts[asks].max()) * points.shape[1] if bool(asks.any()) else 1
-        self._alone = numbers >= _LONG and points.device.type == "cpu"
+        self._alone = numbers >= LONG and points.device.type == "cpu"
         askers = [nodes[asks[nodes]].split(max(1, _NUMBERS // numbers)) for nodes in layout.shards]
         self._askers = [[turn for turn in turns if len(turn)] for turns in askers]
         self.turns_left = max(len(turns) for turns in self._askers)

@@ -1,0 +1,107 @@
+"""What is done in one go for speed, against the same done plainly."""
+
+from __future__ import annotations
+
+import networkx as nx
+import pytest
+import torch
+from torch import Tensor
+
+from bymi import Adversary, Graph
+from bymi.attacks.message import Huge, Inf, MessageAttack, NaN, Silent
+from bymi.attacks.simple import Zero
+from bymi.detection import trail
+from bymi.detection.robust import median
+from bymi.inbox import Inbox
+from bymi.lists import Table
+from bymi.streams import _FIRST, _SECOND, _mix, stream
+from bymi.vectors import lower_median
+
+_WORD = 1 << 64
+
+
+def some(*shape: int, seed: int = 0) -> Tensor:
+    return stream(seed, "test").normal(*shape)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_core_is_the_largest_component_that_networkx_finds(seed: int) -> None:
+    hears = (stream(seed, "arcs").uniform(9, 9) < 0.17) & ~torch.eye(9, dtype=torch.bool)
+    parts = nx.strongly_connected_components(Graph.from_hears(hears).to_networkx())
+    largest = max(parts, key=lambda part: (len(part), -min(part)))
+    assert set(Graph.from_hears(hears).core().members.nonzero().flatten().tolist()) == largest
+
+
+def test_words_are_mixed_as_splitmix64_says() -> None:
+    def plainly(word: int) -> int:
+        word = (word ^ (word >> 30)) * (_FIRST % _WORD) % _WORD
+        word = (word ^ (word >> 27)) * (_SECOND % _WORD) % _WORD
+        return word ^ (word >> 31)
+
+    words = torch.tensor([0, 1, -1, 2**62, -(2**63), 123456789012345])
+    before = words.clone()
+    assert [int(word) % _WORD for word in _mix(words)] == [plainly(int(word) % _WORD) for word in words]
+    assert int(_mix(words[3])) % _WORD == plainly(2**62)
+    assert torch.equal(words, before)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_medians_among_some(seed: int) -> None:
+    values, among = some(6, 11, seed=seed), stream(seed, "among").uniform(6, 11) < 0.5
+    values[0, :3], values[1, 2], values[2, 3] = torch.nan, torch.inf, -torch.inf
+    among[3] = False
+    for row, there, low, middle in zip(values, among, lower_median(values, among), median(values, among), strict=True):
+        left = sorted(float(value) for value in row[there] if not value.isnan())
+        if not left:
+            assert low.isnan()
+            assert middle.isnan()
+            continue
+        one, two = left[(len(left) - 1) // 2], left[len(left) // 2]
+        assert float(low) == one
+        assert float(middle) == pytest.approx(one + (two - one) / 2, nan_ok=True)
+
+
+@pytest.mark.parametrize("attack", [NaN(), Inf(), Huge(), Silent()], ids=lambda attack: type(attack).__name__)
+def test_messages_in_one_go_are_those_one_by_one(attack: MessageAttack) -> None:
+    vectors, rows = some(5, 3), torch.tensor([1, 4])
+    found = attack.put_on(vectors, rows)
+    for row in range(5):
+        told = attack(vectors[row]) if row in (1, 4) else vectors[row]
+        got = found[row] if isinstance(found, Tensor) else found.get(row, vectors[row])
+        assert (got is None and told is None) or torch.equal(torch.nan_to_num(got), torch.nan_to_num(told))  # type: ignore[arg-type]
+
+
+def test_attackers_keep_the_plain_average() -> None:
+    """One that is told anew after each pruning."""
+    members, nodes, own = torch.tensor([True, False, False, True, False, False]), torch.arange(6), some(6, 4)
+    adversary = Adversary(members, Zero())
+    for seed in (0, 1):
+        graph = Graph.from_hears((stream(seed, "arcs").uniform(6, 6) < 0.7) & ~torch.eye(6, dtype=torch.bool))
+        inbox = Inbox.receive(own, own, expected=graph.hears, weight=graph.weight, self_weight=graph.self_weight, own_at=nodes)
+        for _ in range(2):
+            kept = adversary.keep(inbox, torch.zeros_like(own), nodes, step=3)
+            plain = graph.mixing @ own
+            torch.testing.assert_close(kept, torch.where(members[:, None], plain, torch.zeros_like(plain)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_trails_by_a_table_are_those_by_lists(seed: int) -> None:
+    """Six nodes, and a further message for each arc from node 0."""
+    hears = (stream(seed, "arcs").uniform(6, 6) < 0.8) & ~torch.eye(6, dtype=torch.bool)
+    hears[1, 0] = True
+    at = torch.arange(6).expand(6, -1).clone()
+    receivers = hears[:, 0].nonzero().flatten()
+    at[receivers, 0] = 6 + torch.arange(len(receivers))
+    own, table = some(6, 3, seed=seed), Table(at, hears)
+    messages = torch.cat([own, 5 + some(len(receivers), 3, seed=seed + 50)])
+    weight = hears / (1.0 + hears.sum(1, keepdim=True))
+    inbox = Inbox.receive(
+        own, messages, expected=hears, weight=weight, self_weight=1 - weight.sum(1), own_at=torch.arange(6), lists=table
+    )
+    assert inbox.complete
+    share = torch.where(stream(seed, "share").uniform(6, 6) < 0.6, stream(seed, "part").uniform(6, 6), 1.0)
+    used, heard = trail._used_and_heard(inbox, share)
+    places = trail._Places.of(inbox, share, table)
+    assert places is not None
+    torch.testing.assert_close(used, trail._as_used_by_lists(inbox, places), rtol=1e-12, atol=1e-12)
+    assert torch.equal(heard, places.usable(len(messages)))
