@@ -15,7 +15,7 @@ from bymi.detection.robust import median
 from bymi.inbox import Inbox
 from bymi.lists import Table
 from bymi.streams import _FIRST, _SECOND, _mix, stream
-from bymi.vectors import lower_median
+from bymi.vectors import inner_of_both, join, lower_median, surely_short
 
 _WORD = 1 << 64
 
@@ -105,3 +105,33 @@ def test_trails_by_a_table_are_those_by_lists(seed: int) -> None:
     assert places is not None
     torch.testing.assert_close(used, trail._as_used_by_lists(inbox, places), rtol=1e-12, atol=1e-12)
     assert torch.equal(heard, places.usable(len(messages)))
+
+
+def test_rows_that_lie_one_above_the_other_are_not_copied() -> None:
+    whole = some(7, 5)
+    assert join(whole[:4], whole[4:]).data_ptr() == whole.data_ptr()
+    apart = [(whole[:4], whole[5:]), (whole[:3], whole[4:]), (whole[4:], whole[:4]), (whole[:4], whole[4:].clone())]
+    narrow = [(whole[:4, :3], whole[4:, :3]), (whole.T[:2], whole.T[2:]), (whole[:4], whole[:0]), (whole[:0], whole[2:])]
+    for above, below in [(whole[:4], whole[4:]), *apart, *narrow]:
+        assert torch.equal(join(above, below), torch.cat([above, below]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_quick_look_is_sure_or_says_nothing(dtype: torch.dtype) -> None:
+    usual = some(4, 60).to(dtype)
+    assert surely_short(usual, 1e6)
+    assert surely_short(usual[:0], 1e6)
+    for wrong in (torch.nan, torch.inf, -torch.inf, 1e6, 1e30, 1e38):
+        vectors = usual.clone()
+        vectors[2, 7] = wrong
+        assert not surely_short(vectors, 1e6), wrong
+
+
+@pytest.mark.parametrize("dim", [3, 1024, 2500])
+def test_products_of_two_halves_are_those_of_each_pair(dim: int) -> None:
+    left, right = some(6, dim).float(), some(9, dim, seed=1).float()
+    left[4] = 1e4
+    origin = left[2]
+    one, two = (rows.double() - origin.double() for rows in (left, right))
+    for found, plain in zip(inner_of_both(left, right, origin), (one @ one.T, two @ two.T, one @ two.T), strict=True):
+        torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-6)  # beside a row of 1e4 in each coordinate

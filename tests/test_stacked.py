@@ -11,7 +11,8 @@ from torch.nn import functional as nnf
 
 from bymi.errors import InputError
 from bymi.problems import ModuleProblem, Shards, lenet, stacked
-from bymi.problems.gradients import Loop, Models
+from bymi.problems.gradients import Loop, Loss, Models
+from bymi.problems.pooling import LargestOfFour, MaxPool, four_places
 from bymi.problems.stacked import Stacked
 from tests.modules import TOLERANCE, Fork, Scaled, assert_close, draw, mlp, plain_gradient, strided, with_layer
 
@@ -39,12 +40,26 @@ def pools() -> nn.Module:
     )
 
 
+def joined() -> nn.Module:
+    """Convolutions of few channels right before pools that halve, with and without a bias, and one that leaves some out."""
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 5, (3, 2), padding=(1, 1)), nn.MaxPool2d(2, 2), nn.Tanh()),
+        nn.Conv2d(5, 3, (2, 2), padding=(0, 1), bias=False),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 2, 1),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2, 3),
+    )
+
+
 KNOWN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lenet": (lenet, (1, 28, 28)),
     "strided": (strided, (2, 7, 9)),
     "tied": (tied, (7,)),
     "words": (lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Linear(18, 3)), (3, 4)),
     "pools": (pools, (2, 10, 10)),
+    "joined": (joined, (2, 10, 9)),
 }
 UNKNOWN: dict[str, Callable[[], nn.Module]] = {
     "other layers": mlp,
@@ -109,9 +124,33 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, kind: str) -> No
 def test_of_equal_numbers_the_first_is_the_largest() -> None:
     inputs = torch.randint(0, 3, (4, 3, 6, 8), generator=torch.Generator().manual_seed(0)).double().requires_grad_()
     towards = draw(4, 3, 3, 4, seed=1)
-    ours, torchs = stacked._MaxPool.apply(inputs), nnf.max_pool2d(inputs, 2)  # type: ignore[no-untyped-call]
+    ours, torchs = MaxPool.apply(inputs), nnf.max_pool2d(inputs, 2)  # type: ignore[no-untyped-call]
     assert torch.equal(ours, torchs)
     assert torch.equal(*(torch.autograd.grad(said, inputs, towards)[0] for said in (ours, torchs)))
+
+
+def test_a_convolution_at_four_places_and_the_largest_of_them() -> None:
+    """Whole numbers: sums are exact in any order, and many of them are equal."""
+    source = torch.Generator().manual_seed(3)
+    inputs, kernels = (torch.randint(-1, 2, shape, generator=source).double() for shape in ((4, 2, 7, 8), (3, 2, 2, 3)))
+    towards = draw(4, 3, 4, 4, seed=1)
+    ours, torchs = (part.requires_grad_() for part in (kernels.clone(), kernels.clone()))
+    made = LargestOfFour.apply(nnf.conv2d(inputs, four_places(ours[None])[0], stride=2, padding=1))  # type: ignore[no-untyped-call]
+    usual = nnf.max_pool2d(nnf.conv2d(inputs, torchs, padding=1), 2)
+    assert torch.equal(made, usual)
+    assert (
+        nnf.unfold(nnf.conv2d(inputs, kernels, padding=1), 2, stride=2).unflatten(1, (3, 4)).sort(2).values.diff(dim=2) == 0
+    ).any()
+    assert_close(torch.autograd.grad(made, ours, towards)[0], torch.autograd.grad(usual, torchs, towards)[0], 1e-14)
+
+
+@pytest.mark.parametrize("loss", [nnf.cross_entropy, lambda said, wanted: nnf.cross_entropy(said, wanted, label_smoothing=0.1)])
+def test_a_sample_that_does_not_count_counts_nowhere(loss: Loss) -> None:
+    models, theta, inputs, targets = scene("lenet", torch.float64)
+    models.loss = loss
+    targets[2, 1:3] = -100
+    expected = Loop(models, 1)(theta, inputs, targets)
+    assert_close(Stacked(Loop(models, 1))(theta, inputs, targets), expected, TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("case", UNKNOWN)

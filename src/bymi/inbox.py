@@ -20,7 +20,7 @@ from torch import Tensor
 from bymi.crowd import Crowd
 from bymi.errors import InputError
 from bymi.lists import Lists, Table
-from bymi.vectors import Rows, dist2, dist2_from, norms
+from bymi.vectors import Rows, dist2, dist2_from, join, norms, surely_short
 
 ABSURD = 1e6
 """A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
@@ -91,14 +91,14 @@ class Inbox:
         diverged hears nobody: it has nothing to compare with.
         """
         stacked, present = _stack(messages, own)
-        length = norms(stacked)
-        sent = own_at is not None and stacked is not own and bool((own_at >= 0).all())
-        own_length = length if stacked is own else length[own_at] if sent else norms(own)
-        reach = ABSURD * own_length.clamp_min(1.0)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
+        if present is None and len(stacked) and surely_short(stacked, ABSURD) and (stacked is own or surely_short(own, ABSURD)):
+            return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
+        length = norms(stacked)
+        own_length = length if stacked is own else norms(own)
+        reach = ABSURD * own_length.clamp_min(1.0)
         if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
             return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
-
         sane = own_length < OVERFLOW  # NaN compares false
         usable = length <= (torch.where(sane, reach, -torch.inf).amax() if len(own) else -torch.inf)
         length = length[None, :] if lists is None else lists.look(length)
@@ -186,7 +186,7 @@ class Inbox:
             return Rows(self.messages, None if self.complete else self._present), self.own_at
         place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_at)
         if self.complete:
-            return Rows(torch.cat([self.messages, self.own[alone]])), place
+            return Rows(join(self.messages, self.own if bool(alone.all()) else self.own[alone])), place
         # A vector that has diverged takes part in nothing; zero keeps the products of the others clean.
         sane = norms(self.own[alone]) < OVERFLOW
         extra = torch.where(sane[:, None], self.own[alone], torch.zeros_like(self.own[:1]))

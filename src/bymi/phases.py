@@ -74,11 +74,7 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
     else:
 
         def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
-            place = torch.searchsorted(network.nodes, nodes)
-            return {
-                topic: _forge_each(forge, problem.gradient(points, nodes, chosen[place]), nodes, askers, topic, step)
-                for topic, chosen in split.halves.items()
-            }
+            return _answers(problem, forge, network.nodes, split.halves, points, nodes, askers, step)
 
         (first,) = network.exchange(step, parameters=theta)
         verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes, step)), plan.detector, network.arcs)
@@ -120,11 +116,7 @@ def judge(
         }
 
     def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
-        place = torch.searchsorted(network.nodes, nodes)
-        return {
-            topic: _forge_each(forge, problem.gradient(points, nodes, some[place]), nodes, askers, topic, step)
-            for topic, some in halves.items()
-        }
+        return _answers(problem, forge, network.nodes, halves, points, nodes, askers, step)
 
     asks = forge.asks(nodes, step)
     deeds = trail.vectors() if trail.rounds else None
@@ -145,6 +137,29 @@ def judge(
     record, verdict = record.add(verdict)
     weighed = cut_off(network, plan, verdict.flagged, forge, step=step)
     return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=weighed), record
+
+
+def _answers(
+    problem: Problem,
+    forge: Forge,
+    held: Tensor,
+    halves: dict[str, Tensor],
+    points: Tensor,
+    nodes: Tensor,
+    askers: Tensor,
+    step: int,
+) -> dict[str, Tensor]:
+    """What some of the nodes `held` here answer to questions at `points` [n, D]: gradients on each half of their samples."""
+    chosen = [some[torch.searchsorted(held, nodes)] for some in halves.values()]
+    if points.stride(0):
+        found = [problem.gradient(points, nodes, some) for some in chosen]
+    else:  # one question, whose point takes no room: all of its answers at once
+        count = len(halves)
+        both = problem.gradient(points[:1].expand(count * len(nodes), -1), nodes.repeat(count), torch.cat(chosen))
+        found = list(both.split(len(nodes)))
+    return {
+        topic: _forge_each(forge, vectors, nodes, askers, topic, step) for topic, vectors in zip(halves, found, strict=True)
+    }
 
 
 def _forge_each(forge: Forge, vectors: Tensor, nodes: Tensor, askers: Tensor, topic: str, step: int) -> Tensor:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from bymi.problems.gradients import Loop, Models
+from bymi.problems.gradients import Loop, Loss, Models
+from bymi.problems.pooling import LargestOfFour, MaxPool, four_places, halves, joins
 
-_SAMPLES = 256  # in one pass: far fewer, and Python shows; many more, and they leave a CPU's cache
+_SAMPLES = 256  # in one pass, about: far fewer, and Python shows; many more, and they leave a CPU's cache
 _SPLIT = 4  # the number of passes is a multiple of this, so that 2 or 4 threads get equal shares
 _PLAIN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity, nn.AvgPool2d)
 
@@ -65,8 +66,7 @@ def _passes(theta: Tensor, samples: int) -> list[tuple[slice, bool]]:
     common = 2 * (len(edges) - 1) <= len(theta)  # else most rows have a point of their own
     found = []
     for first, last in pairwise(edges if common else [0, len(theta)]):
-        count = -(-(last - first) * samples // _SAMPLES)
-        count = min(last - first, _SPLIT * -(-count // _SPLIT))
+        count = min(last - first, _SPLIT * max(1, round((last - first) * samples / (_SPLIT * _SAMPLES))))
         bounds = [first + (last - first) * at // count for at in range(count + 1)] if count else []
         found += [(slice(*pair), common) for pair in pairwise(bounds)]
     return found
@@ -78,26 +78,43 @@ def _gradients(models: Models, theta: Tensor, inputs: Tensor, targets: Tensor, *
     values = {name: value.detach().requires_grad_() for name, value in models.layout.split(points).items()}
     parameters = {id(own): values[name] for name, own in models.model.named_parameters()}
     outputs = _through(models.model, inputs.flatten(0, 1), parameters, common=common).unflatten(0, inputs.shape[:2])
-    losses = [models.loss(*pair) for pair in zip(outputs, targets, strict=True)]
-    return torch.autograd.grad(losses, list(values.values()), materialize_grads=True)
+    return torch.autograd.grad(_losses(models.loss, outputs, targets), list(values.values()), materialize_grads=True)
 
 
-def _through(layer: nn.Module, inputs: Tensor, parameters: dict[int, Tensor], *, common: bool) -> Tensor:
-    """A layer with the parameters [r, *shape] of each row instead of its own, on the samples of all rows [r s, ...]."""
-    if isinstance(layer, nn.Sequential):
-        for part in layer:
-            inputs = _through(part, inputs, parameters, common=common)
-        return inputs
-    if isinstance(layer, (nn.Linear, nn.Conv2d)):
-        weight, bias = parameters[id(layer.weight)], None if layer.bias is None else parameters[id(layer.bias)]
-        if isinstance(layer, nn.Linear):
-            return _Linear.apply(inputs, weight, bias, common)  # type: ignore[no-any-return, no-untyped-call]
-        how = (layer.stride, layer.padding, layer.dilation, layer.groups)
-        return _Convolution.apply(inputs, weight, bias, how, common)  # type: ignore[no-any-return, no-untyped-call]
-    if isinstance(layer, nn.MaxPool2d) and _halves(layer, inputs):
-        return _MaxPool.apply(inputs)  # type: ignore[no-any-return, no-untyped-call]
-    result: Tensor = layer(inputs)
-    return result
+def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Losses of rows whose sum has the gradients of all of them: [r, s, ...] each, in one go where the loss is known."""
+    if loss is nnf.cross_entropy and outputs.ndim == 3 and targets.ndim == 2 and bool((targets >= 0).all()):
+        return [nnf.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum") / outputs.shape[1]]
+    return [loss(*pair) for pair in zip(outputs, targets, strict=True)]
+
+
+def _through(model: nn.Module, inputs: Tensor, parameters: dict[int, Tensor], *, common: bool) -> Tensor:
+    """Layers with the parameters [r, *shape] of each row instead of their own, on the samples of all rows [r s, ...]."""
+    layers = _chain(model)
+    while layers:
+        layer, *layers = layers
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            weight, bias = parameters[id(layer.weight)], None if layer.bias is None else parameters[id(layer.bias)]
+            if isinstance(layer, nn.Linear):
+                inputs = _Linear.apply(inputs, weight, bias, common)  # type: ignore[no-untyped-call]
+                continue
+            how = (layer.stride, layer.padding, layer.dilation, layer.groups)
+            joined = bool(layers) and joins(layer, layers[0], inputs)
+            if joined:
+                how, weight, bias = ((2, 2), *how[1:]), four_places(weight), None if bias is None else bias.repeat(1, 4)
+            inputs = _Convolution.apply(inputs, weight, bias, how, common)  # type: ignore[no-untyped-call]
+            if joined:
+                inputs, layers = LargestOfFour.apply(inputs), layers[1:]  # type: ignore[no-untyped-call]
+        elif halves(layer, inputs):
+            inputs = MaxPool.apply(inputs)  # type: ignore[no-untyped-call]
+        else:
+            inputs = layer(inputs)
+    return inputs
+
+
+def _chain(layer: nn.Module) -> list[nn.Module]:
+    """The layers in a row, those of chains within it among them."""
+    return [part for inner in layer for part in _chain(inner)] if isinstance(layer, nn.Sequential) else [layer]
 
 
 class _Linear(torch.autograd.Function):
@@ -145,51 +162,13 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         inputs, weight = ctx.saved_tensors
         stride, padding, dilation, groups = ctx.how
-        sizes = [weight.shape[1]] if ctx.biased else None
-        rest = (sizes, stride, padding, dilation, False, [0, 0], groups)
+        rest = (None, stride, padding, dilation, False, [0, 0], groups)
         back, needed = torch.ops.aten.convolution_backward, ctx.needs_input_grad[0]
         at_once = back(gradients[0], inputs, weight[0], *rest, [True, False, False])[0] if needed and ctx.common else None
-        each = [needed and not ctx.common, True, ctx.biased]
+        each = [needed and not ctx.common, True, False]
         rows = zip(gradients[0].chunk(len(weight)), inputs.chunk(len(weight)), weight, strict=True)
-        by_inputs, by_weight, by_bias = zip(*(back(*row, *rest, each) for row in rows), strict=True)
+        by_inputs, by_weight, _ = zip(*(back(*row, *rest, each) for row in rows), strict=True)
         first = torch.cat(by_inputs) if each[0] else at_once
-        return first, torch.stack(by_weight), torch.stack(by_bias) if ctx.biased else None, None, None
-
-
-def _halves(layer: nn.MaxPool2d, inputs: Tensor) -> bool:
-    """Whether the layer takes the largest of 2 x 2 and leaves none out."""
-    usual = _pair(layer.kernel_size) == (2, 2) == _pair(layer.stride) and _pair(layer.padding) == (0, 0)
-    return usual and _pair(layer.dilation) == (1, 1) and inputs.shape[-1] % 2 == 0 == inputs.shape[-2] % 2
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-class _MaxPool(torch.autograd.Function):
-    """The largest of 2 x 2, of equal ones the first as in torch, whose own looks at one number after the other."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor) -> Tensor:
-        left, right = inputs[..., 0::2], inputs[..., 1::2]
-        wide = torch.maximum(left, right)
-        above, below = wide[..., 0::2, :], wide[..., 1::2, :]
-        ctx.save_for_backward(right > left, below > above)
-        return torch.maximum(above, below)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        to_right, to_below = ctx.saved_tensors
-        wide = _share(gradients[0], to_below, dim=-2)
-        return _share(wide, to_right, dim=-1)
-
-
-def _share(towards: Tensor, second: Tensor, *, dim: int) -> Tensor:
-    """What goes to the first and the second of each two along a dimension."""
-    shape = list(towards.shape)
-    shape[dim] *= 2
-    output = towards.new_empty(shape)
-    ones, others = (output[..., at::2] if dim == -1 else output[..., at::2, :] for at in (0, 1))
-    torch.mul(towards, second, out=others)  # several times as fast as `where`
-    torch.sub(towards, others, out=ones)
-    return output
+        # All biases in one sum: a convolution's own is slow.
+        by_bias = gradients[0].unflatten(0, (len(weight), -1)).sum((1, 3, 4)) if ctx.biased else None
+        return first, torch.stack(by_weight), by_bias, None, None
