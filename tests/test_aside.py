@@ -16,15 +16,16 @@ from bymi.problems import linear_problem, linear_shard
 from bymi.vectors import inner, inner_of_both
 from tests.modules import draw
 
-LONG, SHORT = torch.zeros(1).expand(aside._LONG), torch.zeros(3)
+CPU = torch.device("cpu")
+LONG, SHORT = aside._LONG, 3
 
 
 @pytest.mark.parametrize("worth", [[LONG] * 5, [SHORT] * 5, [LONG, SHORT, LONG, SHORT, LONG]], ids=["long", "short", "mixed"])
-def test_all_work_is_done_in_order(worth: list[torch.Tensor]) -> None:
+def test_all_work_is_done_in_order(worth: list[int]) -> None:
     done: list[int] = []
     with Aside() as beside:
-        for number, vectors in enumerate(worth):
-            beside(partial(done.append, number), worth=vectors)
+        for number, numbers in enumerate(worth):
+            beside(partial(done.append, number), numbers=numbers, device=CPU)
     assert done == list(range(5))
 
 
@@ -38,9 +39,9 @@ def test_at_most_one_piece_is_behind() -> None:
         behind -= 1
 
     with Aside() as beside:
-        beside(wait, worth=LONG)
+        beside(wait, numbers=LONG, device=CPU)
         threading.Timer(0.05, gate.set).start()
-        beside(lambda: None, worth=LONG)  # waits for the one before
+        beside(lambda: None, numbers=LONG, device=CPU)  # waits for the one before
         assert behind == 0
 
 
@@ -49,14 +50,14 @@ def test_another_thread_needs_another_core(cores: int, elsewhere: bool, monkeypa
     monkeypatch.setattr(aside, "_cores", lambda: cores)
     threads: list[threading.Thread] = []
     with Aside() as beside:
-        beside(lambda: threads.append(threading.current_thread()), worth=LONG)
+        beside(lambda: threads.append(threading.current_thread()), numbers=LONG, device=CPU)
     assert (threads[0] is not threading.main_thread()) == elsewhere
 
 
 @pytest.mark.parametrize("worth", [LONG, SHORT], ids=["long", "short"])
-def test_what_fails_aside_fails_here(worth: torch.Tensor) -> None:
+def test_what_fails_aside_fails_here(worth: int) -> None:
     with pytest.raises(ZeroDivisionError), Aside() as beside:
-        beside(lambda: 1 // 0, worth=worth)  # type: ignore[arg-type, return-value]
+        beside(lambda: 1 // 0, numbers=worth, device=CPU)  # type: ignore[arg-type, return-value]
 
 
 def test_products_of_both_are_those_of_each() -> None:

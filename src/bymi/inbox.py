@@ -94,6 +94,7 @@ class Inbox:
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and surely_short(stacked, ABSURD) and (stacked is own or surely_short(own, ABSURD)):
             return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
+
         length = norms(stacked)
         own_length = length if stacked is own else norms(own)
         reach = ABSURD * own_length.clamp_min(1.0)
@@ -272,15 +273,6 @@ class Inbox:
             # Everybody's vector is its message: one product, without a second stack of long vectors in between.
             return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
-
-
-@dataclass(frozen=True, eq=False)
-class Replies:
-    """What one receiver got back on a question: one inbox a topic, with that receiver alone (B = 1) and J who were asked."""
-
-    receiver: int  # its place among the nodes held here
-    senders: Tensor  # [J] which columns of the network's arcs they are
-    inboxes: tuple[Inbox, ...]
 
 
 def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:

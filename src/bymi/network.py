@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi.faces import Faces, ListedFaces, Sent, Tamper, TwoFaced
 from bymi.graph import Graph
-from bymi.inbox import Inbox, Replies, fold
+from bymi.inbox import Inbox, fold
 from bymi.lists import Lists, Table
 from bymi.sparse import SparseGraph
 
@@ -21,9 +21,30 @@ LONG = 1 << 20  # numbers in the answers to one question from which on a CPU han
 
 
 class Answer(Protocol):
-    """What nodes [P] say of points [P, D] that they were sent by `askers` [P]: vectors [P, D] by topic."""
+    """What nodes [P] find at points [P, D] that they were sent by `askers` [P]: vectors [P, D] by topic."""
 
     def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[str, Tensor]: ...
+
+
+class Say(Protocol):
+    """What nodes [J] say to one asker of the vectors [J, D] that they found: those who lie know what the others say to it."""
+
+    def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: str) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Replies:
+    """What one receiver got back on a question: one inbox a topic, with that receiver alone (B = 1) and J who were asked."""
+
+    receiver: int  # its place among the nodes held here
+    senders: Tensor  # [J] which columns of the network's arcs they are
+    point: Tensor  # [D] about which it asked
+    read: Callable[[], tuple[Inbox, ...]]
+
+    @cached_property
+    def inboxes(self) -> tuple[Inbox, ...]:
+        """Read on demand, in any thread: what lies before is worked out meanwhile."""
+        return self.read()
 
 
 class Network(Protocol):
@@ -39,8 +60,10 @@ class Network(Protocol):
         """Everybody sends its rows, named by topic; one Inbox a topic comes back, in order, with the same arcs heard."""
         ...
 
-    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, say: Say | None = None) -> Iterator[Replies]:
         """The nodes of `who` [B] send their points [B, D] to those they hear; each of these answers, as the node itself does.
+
+        Without `say` they say what they found.
 
         Walked through receiver by receiver, so that memory does not grow with their number, and before anything else is sent.
         """
@@ -133,7 +156,7 @@ class LocalNetwork:
         split = self._two_faced is not None and self._faces is not None and any(map(self._two_faced.differs, vectors))
         return Inbox.together([self._deliver(own, topic, step, split=split) for topic, own in vectors.items()])
 
-    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, say: Say | None = None) -> Iterator[Replies]:
         if not bool(who.any()):
             return
         # Lists of neighbours are walked on the CPU: one copy here instead of a wait for each receiver.
@@ -153,11 +176,10 @@ class LocalNetwork:
             answers = answer(points[some].expand(len(askers), -1) if alone else points[askers], torch.cat(asked), askers)
             parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
             for place, node in enumerate(some.tolist()):
+                found = {topic: vectors[place] for topic, vectors in parts.items()}
                 weight = self._plain.weight[node, columns[place]][None]
-                replies = [
-                    self._reply(vectors[place], node, senders[place], weight, topic, step) for topic, vectors in parts.items()
-                ]
-                yield Replies(node, columns[place], Inbox.together(replies))
+                read = partial(self._replies, found, node, asked[place], weight, say, step)
+                yield Replies(node, columns[place], points[node], read)
 
     def agree(self, flag: bool) -> bool:
         return flag
@@ -236,18 +258,25 @@ class LocalNetwork:
             lists=wiring.lists,
         )
 
-    def _reply(self, vectors: Tensor, node: int, senders: Tensor, weight: Tensor, topic: str, step: int) -> Inbox:
-        """The inbox of one receiver: answers of the senders, and its own in the last row."""
-        forged: Sent = self._tamper(vectors[:-1], senders, topic, step) if self._tamper is not None else {}
-        if self._two_faced is not None and self._faces is not None and self._two_faced.differs(topic):
-            forged = self._two_faced.reply(vectors[:-1], senders, node, topic, step)
-        return Inbox.receive(
-            vectors[-1:],
-            _replace(vectors[:-1], forged),
-            expected=torch.ones(1, len(senders), dtype=torch.bool, device=vectors.device),
-            weight=weight,
-            self_weight=self._self_weight[node][None],
-        )
+    def _replies(
+        self, found: Mapping[str, Tensor], node: int, asked: Tensor, weight: Tensor, say: Say | None, step: int
+    ) -> tuple[Inbox, ...]:
+        """The inboxes of one receiver: answers of those asked, and its own in the last row."""
+        inboxes = []
+        for topic, vectors in found.items():
+            vectors = vectors if say is None else say(vectors, asked, node, topic)
+            forged: Sent = self._tamper(vectors[:-1], asked[:-1], topic, step) if self._tamper is not None else {}
+            if self._two_faced is not None and self._faces is not None and self._two_faced.differs(topic):
+                forged = self._two_faced.reply(vectors[:-1], asked[:-1], node, topic, step)
+            inbox = Inbox.receive(
+                vectors[-1:],
+                _replace(vectors[:-1], forged),
+                expected=torch.ones_like(weight, dtype=torch.bool),
+                weight=weight,
+                self_weight=self._self_weight[node][None],
+            )
+            inboxes.append(inbox)
+        return Inbox.together(inboxes)
 
 
 def _replace(vectors: Tensor, forged: Sent) -> Tensor | list[Tensor | None]:

@@ -12,7 +12,7 @@ from bymi.detection import REASONS, Answers, Claims, Record, Trail, identify_ask
 from bymi.detection.fuse import Fuse, fused
 from bymi.forge import Forge, NoForge
 from bymi.inbox import Inbox, Round
-from bymi.network import Network, Settles
+from bymi.network import Network, Replies, Settles
 from bymi.plan import Optimisation, Plan
 from bymi.problems import Problem, Split, fresh_halves
 from bymi.state import Snapshot
@@ -72,12 +72,9 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
         first, second = network.exchange(step, **halves)
         verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
     else:
-
-        def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
-            return _answers(problem, forge, network.nodes, split.halves, points, nodes, askers, step)
-
         (first,) = network.exchange(step, parameters=theta)
-        verdict = identify_asked(network.ask(step, theta, answer, forge.asks(nodes, step)), plan.detector, network.arcs)
+        replies = _ask(problem, network, split.halves, theta, forge.asks(nodes, step), forge, step)
+        verdict = identify_asked(replies, plan.detector, network.arcs)
         # Answers that were not usable count as messages not heard, like any other.
         missing = verdict.why == REASONS.index("not heard")
         first = replace(first, heard=first.heard & ~first.from_node(missing))
@@ -115,9 +112,6 @@ def judge(
             for topic, some in halves.items()
         }
 
-    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
-        return _answers(problem, forge, network.nodes, halves, points, nodes, askers, step)
-
     asks = forge.asks(nodes, step)
     deeds = trail.vectors() if trail.rounds else None
     (parameters,) = network.exchange(step, parameters=theta)
@@ -127,7 +121,7 @@ def judge(
         probed = Claims(first, second)
     claims: Answers | Claims
     if detector.point == "receiver":
-        claims = Answers(network.ask(step, theta, answer, asks), deeds)
+        claims = Answers(_ask(problem, network, halves, theta, asks, forge, step), deeds)
     else:
         first, second = network.exchange(step, **told(theta, ""))
         claims = Claims(first, second, deeds)
@@ -139,35 +133,24 @@ def judge(
     return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=weighed), record
 
 
-def _answers(
-    problem: Problem,
-    forge: Forge,
-    held: Tensor,
-    halves: dict[str, Tensor],
-    points: Tensor,
-    nodes: Tensor,
-    askers: Tensor,
-    step: int,
-) -> dict[str, Tensor]:
-    """What some of the nodes `held` here answer to questions at `points` [n, D]: gradients on each half of their samples."""
-    chosen = [some[torch.searchsorted(held, nodes)] for some in halves.values()]
-    if points.stride(0):
-        found = [problem.gradient(points, nodes, some) for some in chosen]
-    else:  # one question, whose point takes no room: all of its answers at once
-        count = len(halves)
-        both = problem.gradient(points[:1].expand(count * len(nodes), -1), nodes.repeat(count), torch.cat(chosen))
-        found = list(both.split(len(nodes)))
-    return {
-        topic: _forge_each(forge, vectors, nodes, askers, topic, step) for topic, vectors in zip(halves, found, strict=True)
-    }
+def _ask(
+    problem: Problem, network: Network, halves: dict[str, Tensor], theta: Tensor, who: Tensor, forge: Forge, step: int
+) -> Iterator[Replies]:
+    """The nodes of `who` [B] ask for the gradients on both halves at their own parameter."""
 
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+        place = torch.searchsorted(network.nodes, nodes)
+        chosen = [some[place] for some in halves.values()]
+        if points.stride(0):
+            return {topic: problem.gradient(points, nodes, some) for topic, some in zip(halves, chosen, strict=True)}
+        # One question, whose point takes no room: all of its answers at once.
+        points, nodes = points[:1].expand(len(halves) * len(nodes), -1), nodes.repeat(len(halves))
+        return dict(zip(halves, problem.gradient(points, nodes, torch.cat(chosen)).split(len(place)), strict=True))
 
-def _forge_each(forge: Forge, vectors: Tensor, nodes: Tensor, askers: Tensor, topic: str, step: int) -> Tensor:
-    """Answers really given, question by question: whoever lies knows what the others answer to the same one."""
-    numbers, counts = torch.unique_consecutive(askers, return_counts=True)
-    parts = zip(vectors.split(counts.tolist()), nodes.split(counts.tolist()), numbers.tolist(), strict=True)
-    told = [forge.gradients(part, who, f"{topic} for {asker}", step) for part, who, asker in parts]
-    return told[0] if len(told) == 1 else torch.cat(told)
+    def say(vectors: Tensor, nodes: Tensor, asker: int, topic: str) -> Tensor:
+        return forge.gradients(vectors, nodes, f"{topic} for {asker}", step)
+
+    return network.ask(step, theta, answer, who, say)
 
 
 def optimise(

@@ -82,9 +82,10 @@ class Adversary:
 
     def _recall(self, what: str, key: object, make: Callable[[], Any]) -> Any:
         """What was made of the same thing last time: round after round is about the same nodes and arcs."""
-        if what not in self._made or self._made[what][0] is not key:
-            self._made[what] = (key, make())
-        return self._made[what][1]
+        made = self._made.get(what)
+        if made is None or made[0] is not key:
+            made = self._made[what] = (key, make())
+        return made[1]
 
     def _sides(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Places of its own among the nodes, and of the others."""

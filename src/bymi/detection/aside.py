@@ -1,4 +1,4 @@
-"""Long products beside what comes next: one receiver's while its successor is still being answered."""
+"""Long answers are read beside what comes next: one receiver's while its successor is still being answered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
 import torch
-from torch import Tensor
 
 _LONG = 1 << 20  # numbers from which on a hand-over to another thread does not show
 
@@ -26,10 +25,10 @@ class Aside:
         self._spare = _cores() > 1
         return self
 
-    def __call__(self, work: Callable[[], None], *, worth: Tensor) -> None:
-        """Do the work, which is about the vectors `worth`; aside if they are many numbers."""
+    def __call__(self, work: Callable[[], None], *, numbers: int, device: torch.device) -> None:
+        """Do the work, which is about so many numbers; aside if they are many."""
         self._wait()
-        if self._spare and worth.device.type == "cpu" and worth.numel() >= _LONG:
+        if self._spare and device.type == "cpu" and numbers >= _LONG:
             self._last = self._pool.submit(work)
         else:
             work()

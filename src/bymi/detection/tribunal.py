@@ -21,8 +21,9 @@ from bymi.detection.reasons import HARD, reason
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
-from bymi.inbox import Inbox, Replies
+from bymi.inbox import Inbox
 from bymi.lists import Table
+from bymi.network import Replies
 from bymi.vectors import Rows, inner, inner_of_both, inner_of_sets, midst
 
 _FEW_ROUNDS = 10  # of fewer, one refused message says nothing
@@ -91,21 +92,21 @@ class Answers:
         products: list[tuple[Tensor, Tensor, Tensor]] = []
         crossed: list[Tensor] = []
 
-        def condense(place: int, reply: Replies) -> None:
+        def read(place: int, reply: Replies) -> None:
             first, second = reply.inboxes
+            there[place, : len(reply.senders)] = first.heard[0]
+            there[place, len(reply.senders)] = True  # its own
+            if len(reply.point) <= FEW_DIMENSIONS:
+                halves.append((first.rows.vectors, second.rows.vectors))
+                return
             products.append(_multiply(first, second))
             if deeds is not None and rows is not None:
                 crossed.append(_cross(deeds[rows[place, : len(reply.senders) + 1]], first, second))
 
         with Aside() as aside:
             for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
-                first, second = reply.inboxes
-                there[place, : len(reply.senders)] = first.heard[0]
-                there[place, len(reply.senders)] = True  # its own
-                if first.own.shape[1] <= FEW_DIMENSIONS:
-                    halves.append((first.rows.vectors, second.rows.vectors))
-                else:
-                    aside(partial(condense, place, reply), worth=first.messages)
+                numbers = len(reply.senders) * len(reply.point)
+                aside(partial(read, place, reply), numbers=numbers, device=reply.point.device)
         if not halves:
             one, two, cross = (stack([each[part] for each in products], size) for part in range(3))
             return Evidence(one, two, cross, there, there & seats.judged), stack(crossed, size) if crossed else None

@@ -19,8 +19,8 @@ from bymi.engine.layout import Layout
 from bymi.engine.placement import place
 from bymi.engine.wires import Wires
 from bymi.graph import Graph
-from bymi.inbox import Inbox, Replies
-from bymi.network import Answer
+from bymi.inbox import Inbox
+from bymi.network import Answer, Replies, Say
 from bymi.plan import Plan
 from bymi.problems import Problem
 from bymi.sparse import SparseGraph
@@ -61,11 +61,11 @@ class ShardNetwork:
         inboxes: tuple[Inbox, ...] = self.meet(vectors, lambda given: self.wires.deliver(given, step))
         return inboxes
 
-    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor) -> Iterator[Replies]:
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, say: Say | None = None) -> Iterator[Replies]:
         self.finish()
         self._note(step, "answers")
         known, asks = self.meet((points, who), self._invite)
-        inquiry = self._open[self._place] = Inquiry(self, step, known, answer, asks)
+        inquiry = self._open[self._place] = Inquiry(self, step, known, answer, asks, say)
         return inquiry.replies()
 
     def agree(self, flag: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from bymi.engine.ears import arcs_to
 from bymi.faces import Sent
-from bymi.inbox import Inbox, Replies
-from bymi.network import LONG, Answer
+from bymi.inbox import Inbox
+from bymi.network import LONG, Answer, Replies, Say
 
 if TYPE_CHECKING:
     from bymi.engine.distributed import ShardNetwork
@@ -30,9 +31,9 @@ class Told(NamedTuple):
 class Inquiry:
     """The questions of one shard and its part in answering those of all others. Every shard takes every turn."""
 
-    def __init__(self, network: ShardNetwork, step: int, points: Tensor, answer: Answer, asks: Tensor) -> None:
+    def __init__(self, network: ShardNetwork, step: int, points: Tensor, answer: Answer, asks: Tensor, say: Say | None) -> None:
         """`points` are those of the nodes `network.wires.points` of this shard; `asks` [M] says who asks."""
-        self._network, self._step, self._points, self._answer = network, step, points, answer
+        self._network, self._step, self._points, self._answer, self._say = network, step, points, answer, say
         layout = network.wires.board.layout
         counts = 1 + network.wires.whole.hears.sum(1)  # how many answer each asker, which is one of them itself
         numbers = int(counts[asks].max()) * points.shape[1] if bool(asks.any()) else 1
@@ -140,10 +141,15 @@ class Inquiry:
     def _read(self, told: list[Told]) -> Replies:
         """What one asker is told by all shards."""
         asker, network = told[0].asker, self._network
-        nodes = torch.cat([part.nodes for part in told])
         receiver = int(torch.searchsorted(network.nodes, asker))
-        columns = network.arcs[receiver].nonzero().flatten()  # in the same order: numbers go up along a row
-        # Those asked by number, and last the asker itself.
+        columns = network.arcs[receiver].nonzero().flatten()  # in the order of their numbers
+        point = self._points[int(torch.searchsorted(network.wires.points[network.shard], asker))]
+        return Replies(receiver, columns, point, partial(self._inboxes, told, columns))
+
+    def _inboxes(self, told: list[Told], columns: Tensor) -> tuple[Inbox, ...]:
+        asker, network = told[0].asker, self._network
+        nodes = torch.cat([part.nodes for part in told])
+        # Those asked by number, as the columns are, and last the asker itself.
         order = torch.argsort(torch.where(nodes == asker, network.size, nodes))
         places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
         weight = network.wires.weight[asker, columns][None]
@@ -153,13 +159,14 @@ class Inquiry:
             for part, at in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
                 vectors.index_copy_(0, at, part.vectors[topic])
             inboxes.append(self._reply(vectors, nodes[order], weight, asker, topic))
-        return Replies(receiver, columns, Inbox.together(inboxes))
+        return Inbox.together(inboxes)
 
     def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: str) -> Inbox:
         """The inbox of one receiver: answers of those asked, and its own in the last row."""
         wires, step, senders = self._network.wires, self._step, who[:-1]
         adversary = wires.adversary
         sent: Sent = {}
+        vectors = vectors if self._say is None else self._say(vectors, who, asker, topic)
         if adversary is not None:
             # Here all answers to one question come together: only now can those who lie know what the others say.
             vectors = adversary.gradients(vectors, who, f"{topic} for {asker}", step)
