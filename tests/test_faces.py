@@ -170,7 +170,7 @@ def answers(adversary: Adversary, asker: int) -> tuple[Inbox, Tensor]:
         return {"first half": adversary.gradients(VECTORS[nodes], nodes, topic, 0)}
 
     (reply,) = network_of(adversary).ask(0, VECTORS, answer, torch.arange(NODES) == asker)
-    return reply.inboxes[0], reply.senders
+    return reply.read()[0], reply.senders
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "shift", "silent", "nan"])

@@ -73,7 +73,7 @@ class Judged:
 
     def halves(self, receiver: int) -> tuple[Tensor, Tensor]:
         """What a receiver heard, a row a neighbour and its own last [J + 1, D] each."""
-        first, second = self.replies[receiver].inboxes
+        first, second = self.replies[receiver].read()
         return torch.cat([first.messages, first.own]), torch.cat([second.messages, second.own])
 
 
@@ -225,7 +225,7 @@ def test_everybody_is_asked_once_by_each_receiver() -> None:
     assert sorted(seen) == sorted(expected)
     assert [reply.receiver for reply in replies] == [0, 1, 2, 3, 4, 5, 7, 8]
     for reply in replies:
-        i, (one, two) = reply.receiver, reply.inboxes
+        i, (one, two) = reply.receiver, reply.read()
         assert reply.senders.tolist() == hears[i].nonzero().flatten().tolist()
         assert one.messages[:, 0].tolist() == [i + 100 * j for j in reply.senders.tolist()]
         assert one.own.tolist() == [[i + 100.0 * i] * 3]

@@ -80,7 +80,7 @@ def scene(name: str, dtype: torch.dtype) -> tuple[Models, Tensor, Tensor, Tensor
     build, shape = KNOWN[name]
     models = Models(build().to(dtype).requires_grad_(False), nnf.cross_entropy)
     targets = torch.randint(0, 3, (ROWS, SAMPLES), generator=torch.Generator().manual_seed(1))
-    theta = 0.3 * draw(ROWS, models.layout.dim, seed=2, dtype=dtype)
+    theta = 0.1 * draw(ROWS, models.layout.dim, seed=2, dtype=dtype)  # larger, and losses are known to few digits in float32
     return models, theta, draw(ROWS, SAMPLES, *shape, seed=0, dtype=dtype), targets
 
 

@@ -34,17 +34,12 @@ class Say(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Replies:
-    """What one receiver got back on a question: one inbox a topic, with that receiver alone (B = 1) and J who were asked."""
+    """What one receiver gets back on a question: one inbox a topic, with that receiver alone (B = 1) and J who were asked."""
 
     receiver: int  # its place among the nodes held here
     senders: Tensor  # [J] which columns of the network's arcs they are
     point: Tensor  # [D] about which it asked
-    read: Callable[[], tuple[Inbox, ...]]
-
-    @cached_property
-    def inboxes(self) -> tuple[Inbox, ...]:
-        """Read on demand, in any thread: what lies before is worked out meanwhile."""
-        return self.read()
+    read: Callable[[], tuple[Inbox, ...]]  # once, in any thread: only then do nodes say what they found
 
 
 class Network(Protocol):

@@ -66,9 +66,10 @@ class Stream:
 
     def once(self, key: tuple[object, ...], make: Callable[[Stream], Tensor]) -> Tensor:
         """What `make` draws from the start of this stream, drawn once: for streams that are asked the same in every round."""
-        if key not in self._made:
-            self._made[key] = make(self)
-        return self._made[key]
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = make(self)
+        return made
 
     def bits(self, *shape: int) -> Tensor:
         """Uniform int64 words."""

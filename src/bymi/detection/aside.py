@@ -3,47 +3,64 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Barrier
 from types import TracebackType
 
 import torch
 
+_BEHIND = 2  # pieces at a time
 _LONG = 1 << 20  # numbers from which on a hand-over to another thread does not show
 
 
 class Aside:
-    """A block in which work is done in order, one piece at a time, at most one behind; all of it is done when it ends.
+    """A block in which pieces of work are done, few at a time, in any order; all of it is done when it ends.
 
     On a CPU only: a GPU has its own order of work. Where the process has one core alone, there is nothing to gain.
     """
 
     def __enter__(self) -> Aside:
-        # A thread counts torch's threads for itself: as many here as there.
-        self._pool = ThreadPoolExecutor(1, "aside", torch.set_num_threads, (torch.get_num_threads(),))
-        self._last: Future[None] | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._open: deque[Future[None]] = deque()
         self._spare = _cores() > 1
         return self
 
     def __call__(self, work: Callable[[], None], *, numbers: int, device: torch.device) -> None:
         """Do the work, which is about so many numbers; aside if they are many."""
-        self._wait()
-        if self._spare and device.type == "cpu" and numbers >= _LONG:
-            self._last = self._pool.submit(work)
-        else:
+        if not self._spare or device.type != "cpu" or numbers < _LONG:
             work()
+            return
+        if self._pool is None:
+            self._pool = _threads(_BEHIND)
+        while len(self._open) >= _BEHIND:
+            self._open.popleft().result()
+        self._open.append(self._pool.submit(work))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            if kind is None:
-                self._wait()
+            while kind is None and self._open:
+                self._open.popleft().result()
         finally:
-            self._pool.shutdown()
+            if self._pool is not None:
+                self._pool.shutdown()
 
-    def _wait(self) -> None:
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads in each of which torch has no more: those would take the cores from what goes on beside it."""
+    before, all_here = torch.get_num_threads(), Barrier(count)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # torch looks up a thread's number when it is first asked for
+        all_here.wait()
+
+    pool = ThreadPoolExecutor(count, "aside")
+    for started in [pool.submit(begin) for _ in range(count)]:
+        started.result()
+    torch.set_num_threads(before)  # the new threads have changed what later threads of others begin with
+    return pool
 
 
 def _cores() -> int:

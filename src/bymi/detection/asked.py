@@ -62,7 +62,7 @@ def identify_asked(replies: Iterable[Replies], detector: Detector, arcs: Tensor)
 
 def _condense(reply: Replies, detector: Detector) -> _Cloud:
     """From vectors [J + 1, D] to products [J + 1, J + 1]."""
-    first, second = reply.inboxes
+    first, second = reply.read()
     rows, member, heard = first.rows, first.member, first.heard[0]
     products = None
     if isinstance(detector.centre, SetRule):

@@ -88,29 +88,30 @@ class Answers:
     def before(self, seats: Seats, rows: Tensor | None) -> tuple[Evidence, Tensor | None]:
         there = torch.zeros_like(seats.taken)
         deeds, size = None if rows is None else self._deeds, seats.taken.shape[1]
-        halves: list[tuple[Tensor, Tensor]] = []
-        products: list[tuple[Tensor, Tensor, Tensor]] = []
-        crossed: list[Tensor] = []
+        halves: dict[int, tuple[Tensor, Tensor]] = {}
+        products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        crossed: dict[int, Tensor] = {}
 
         def read(place: int, reply: Replies) -> None:
-            first, second = reply.inboxes
+            first, second = reply.read()
             there[place, : len(reply.senders)] = first.heard[0]
             there[place, len(reply.senders)] = True  # its own
             if len(reply.point) <= FEW_DIMENSIONS:
-                halves.append((first.rows.vectors, second.rows.vectors))
+                halves[place] = first.rows.vectors, second.rows.vectors
                 return
-            products.append(_multiply(first, second))
+            products[place] = _multiply(first, second)
             if deeds is not None and rows is not None:
-                crossed.append(_cross(deeds[rows[place, : len(reply.senders) + 1]], first, second))
+                crossed[place] = _cross(deeds[rows[place, : len(reply.senders) + 1]], first, second)
 
         with Aside() as aside:
             for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
                 numbers = len(reply.senders) * len(reply.point)
                 aside(partial(read, place, reply), numbers=numbers, device=reply.point.device)
         if not halves:
-            one, two, cross = (stack([each[part] for each in products], size) for part in range(3))
-            return Evidence(one, two, cross, there, there & seats.judged), stack(crossed, size) if crossed else None
-        one, two = (stack_rows([each[half] for each in halves], size).to(torch.float64) for half in range(2))
+            one, two, cross = (stack([products[place][part] for place in sorted(products)], size) for part in range(3))
+            with_deeds = stack([crossed[place] for place in sorted(crossed)], size) if crossed else None
+            return Evidence(one, two, cross, there, there & seats.judged), with_deeds
+        one, two = (stack_rows([halves[place][half] for place in sorted(halves)], size).to(torch.float64) for half in range(2))
         origin, taken = midst(one, there)[:, None], seats.taken[:, :, None]
         evidence = _from_points((one - origin) * taken, (two - origin) * taken, there, seats)
         if deeds is None or rows is None:

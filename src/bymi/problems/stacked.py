@@ -17,8 +17,9 @@ from torch.nn import functional as nnf
 from bymi.problems.gradients import Loop, Loss, Models
 from bymi.problems.pooling import LargestOfFour, MaxPool, four_places, halves, joins
 
-_SAMPLES = 256  # in one pass, about: far fewer, and Python shows; many more, and they leave a CPU's cache
+_SAMPLES = 256  # in one pass, about: far fewer, and Python shows; many more, and few threads have work
 _SPLIT = 4  # the number of passes is a multiple of this, so that 2 or 4 threads get equal shares
+_AT_ONE_POINT = 2  # times as many samples in half as many passes, as other threads read answers meanwhile
 _PLAIN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity, nn.AvgPool2d)
 
 
@@ -64,9 +65,10 @@ def _passes(theta: Tensor, samples: int) -> list[tuple[slice, bool]]:
     changes = range(1, len(theta) if theta.stride(0) else 1)  # none where all rows are one and the same
     edges = [0, *(row for row in changes if not torch.equal(theta[row], theta[row - 1])), len(theta)]
     common = 2 * (len(edges) - 1) <= len(theta)  # else most rows have a point of their own
+    size, split = (_SAMPLES * _AT_ONE_POINT, _SPLIT // _AT_ONE_POINT) if common else (_SAMPLES, _SPLIT)
     found = []
     for first, last in pairwise(edges if common else [0, len(theta)]):
-        count = min(last - first, _SPLIT * max(1, round((last - first) * samples / (_SPLIT * _SAMPLES))))
+        count = min(last - first, split * max(1, round((last - first) * samples / (split * size))))
         bounds = [first + (last - first) * at // count for at in range(count + 1)] if count else []
         found += [(slice(*pair), common) for pair in pairwise(bounds)]
     return found
