@@ -343,6 +343,23 @@ def test_both_points_together_have_a_guard() -> None:
     assert not bool(guarded.flagged[others][:, :14].any())
 
 
+def test_what_is_far_beyond_any_bound_outlasts_a_majority() -> None:
+    """Codes of ten neighbours: in the first row both points flag six, of whom four by far; in the second, six by far."""
+    names = [
+        ["extreme score"] * 4 + ["alike", "score"] + ["kept"] * 4,
+        ["extreme score"] * 5 + ["absurd", "alike", "direction"] + ["kept"] * 2,
+        ["extreme score"] * 3 + ["alike", "score"] + ["kept"] * 5,
+    ]
+    code = torch.tensor([[REASONS.index(name) for name in row] for row in names], dtype=torch.int8)
+    left, failed = tribunal._guard(code, torch.ones_like(code, dtype=torch.bool), 0.5)
+    assert [[REASONS[place] for place in row] for row in left.tolist()] == [
+        ["extreme score"] * 4 + ["kept"] * 6,
+        ["kept"] * 5 + ["absurd", "alike"] + ["kept"] * 3,
+        names[2],
+    ]
+    assert failed.tolist() == [True, True, False]
+
+
 # Fresh halves
 
 

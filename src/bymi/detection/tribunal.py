@@ -17,7 +17,7 @@ from bymi.detection.deeds import belying, drifting
 from bymi.detection.evidence import Evidence, Seats, pick, stack, stack_rows
 from bymi.detection.identify import Detector, Verdict
 from bymi.detection.panel import Findings, hear
-from bymi.detection.reasons import HARD, reason
+from bymi.detection.reasons import FIRM, HARD, reason
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
@@ -198,11 +198,22 @@ def sit(
 
 
 def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
-    """Both points together: if they flag a majority of those asked [b, n], only hard evidence stays."""
+    """Both points together: if they flag a majority of those asked [b, n], one of the two estimates has failed.
+
+    Then what stands far beyond any bound stays. If that is a majority, too, only what needs no centre does.
+    """
     limit = torch.inf if share is None else share
-    failed = (code != 0).sum(1) > limit * asked.sum(1)
-    hard = torch.isin(code, torch.tensor([reason(name) for name in HARD], dtype=code.dtype, device=code.device))
-    return torch.where(failed[:, None] & ~hard, torch.zeros_like(code), code), failed
+
+    def is_most(flagged: Tensor) -> Tensor:
+        return flagged.sum(1, keepdim=True) > limit * asked.sum(1, keepdim=True)
+
+    firm, hard = (
+        torch.isin(code, torch.tensor([reason(name) for name in names], dtype=code.dtype, device=code.device))
+        for names in (FIRM, HARD)
+    )
+    failed = is_most(code != 0)
+    stays = torch.where(is_most(firm), hard, firm)
+    return torch.where(failed & ~stays, torch.zeros_like(code), code), failed.squeeze(1)
 
 
 def _hear(evidence: Evidence, detector: Detector, *, quiet: bool) -> Findings:
