@@ -183,7 +183,7 @@ def walk(scene: Scene, steps: int) -> None:
     for moment in whole_rounds(
         spread, scene.plan, None, due=lambda *_: True, lost=lambda lengths: False, wants=lambda *_: False
     ):
-        recorder.see(moment.snapshot)
+        recorder.see(moment.snapshot, moment.models)
     recorder.summary(0.0)
 
 

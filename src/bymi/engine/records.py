@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from bymi.state import Snapshot, State
 from bymi.vectors import norms
 
 _LOOK_EVERY = 16  # rounds, where a look costs time
+_NUMBERS = 1 << 23  # of all models that a rank has at a time
 
 Due = Callable[[int, str], bool]
 """Whether something is to be done with a round, by its step and phase."""
@@ -27,11 +29,47 @@ Lost = Callable[[Tensor], bool]
 """Whether models of these lengths [M] have left all bounds."""
 
 
+class Models(Protocol):
+    """The models of all nodes after a round, wherever they are."""
+
+    def blocks(self) -> Iterator[Tensor]:
+        """Some coordinates of all models at a time [M, c], in order. Every process of a run walks through all of them alike."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """All models in this process."""
+
+    theta: Tensor  # [M, D]
+
+    def blocks(self) -> Iterator[Tensor]:
+        yield self.theta
+
+
+@dataclass(frozen=True, eq=False)
+class Scattered:
+    """Models of which each rank has its own: no rank ever has more than some coordinates of all."""
+
+    parts: list[Tensor]  # [B, D] of each shard held here
+    wires: Wires
+
+    def blocks(self) -> Iterator[Tensor]:
+        size = max(1, _NUMBERS // self.wires.graph.size)
+        for some in zip(*(part.split(size, dim=1) for part in self.parts), strict=True):
+            yield self.wires.gather(some, "records")
+
+
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """A round of a run: as one process would see it, the states of the shards held here, and whether to store them now."""
+    """A round of a run: as one process would see it, the states of the shards held here, and whether to store them now.
+
+    Over ranks `theta` of the snapshot has one column, the lengths of the models, which is enough to see that they are within
+    bounds.
+    """
 
     snapshot: Snapshot
+    models: Models
     states: list[State]
     is_kept: Callable[[], bool]
 
@@ -41,8 +79,7 @@ def whole_rounds(
 ) -> Iterator[Moment]:
     """Every round of a run on many ranks as one process would see it, on each of them; ends with a run that is lost.
 
-    In rounds that are not recorded `theta` has one column, the lengths of the models, which is enough to see that they are
-    within bounds. `wants`: whether this rank would store a round; all do if any one does.
+    `wants`: whether this rank would store a round; all do if any one does.
     """
     wires = spread.wires
     for parts in spread.walk(plan, states):
@@ -52,10 +89,10 @@ def whole_rounds(
         recorded = due(step, phase)
         seen = recorded or lengths.device.type == "cpu"  # elsewhere a look at every round would make the host wait
         gone = seen and lost(lengths)
-        theta = wires.gather([part.theta for part in parts], "records") if recorded or gone else lengths[:, None]
+        models = Scattered([part.theta for part in parts], wires)
         here = [part.state for part in parts if part.state is not None]
         kept = (seen or step % _LOOK_EVERY == 0) and bool(wanted)
-        yield Moment(_assemble(parts, wires, theta, flags), here, partial(bool, kept))
+        yield Moment(_assemble(parts, wires, lengths[:, None], flags), models, here, partial(bool, kept))
         if gone:
             return
 

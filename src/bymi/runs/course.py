@@ -13,7 +13,7 @@ from bymi.engine import simulate
 from bymi.engine.distributed import Spread
 from bymi.engine.group import Group
 from bymi.engine.host import Host
-from bymi.engine.records import Due, Moment, whole_rounds
+from bymi.engine.records import Due, Held, Moment, whole_rounds
 from bymi.engine.simulate import local_network
 from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder
@@ -52,7 +52,7 @@ class Alone:
         state = None if states is None else states[0]
         for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state):
             here = [] if snapshot.state is None else [snapshot.state]
-            yield Moment(snapshot, here, partial(wants, snapshot.step, snapshot.phase))
+            yield Moment(snapshot, Held(snapshot.theta), here, partial(wants, snapshot.step, snapshot.phase))
 
 
 class Together:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from bymi.detection import REASONS, Verdict
+from bymi.engine.records import Held, Models
 from bymi.graph import Core, Graph
 from bymi.lists import Lists
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
+from bymi.runs.averages import look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
 from bymi.runs.yardsticks import Yardstick, number
 from bymi.sparse import SparseGraph
@@ -132,8 +134,8 @@ class Recorder:
     def diverged(self) -> bool:
         return self._lost is not None
 
-    def see(self, snapshot: Snapshot) -> dict[str, Any] | None:
-        """Take in one round; a row for metrics.jsonl if this round is recorded, else None."""
+    def see(self, snapshot: Snapshot, models: Models | None = None) -> dict[str, Any] | None:
+        """Take in one round; a row for metrics.jsonl if it is recorded, else None. `models`: where the snapshot lacks them."""
         if not snapshot.inbox.complete:
             unheard = snapshot.inbox.by_sender(snapshot.inbox.unheard, self._graph.size)
             self._unheard += self._graph.count(unheard & ~self._byzantine[:, None])
@@ -158,7 +160,7 @@ class Recorder:
         recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every)
         # Elsewhere a look at every round would make the host wait for the device.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
-            return self._row(snapshot)
+            return self._row(snapshot, models or Held(snapshot.theta))
         return None
 
     def _in_bounds(self, theta: Tensor) -> bool:
@@ -170,19 +172,18 @@ class Recorder:
         """Whether a round is recorded, whatever happened in it."""
         return not step % every or step == steps or phase == "detection"
 
-    def _row(self, snapshot: Snapshot) -> dict[str, Any]:
-        honest = snapshot.theta[self._honest]
-        lengths = torch.linalg.vector_norm(honest, dim=1)
+    def _row(self, snapshot: Snapshot, models: Models) -> dict[str, Any]:
+        lengths = torch.linalg.vector_norm(snapshot.theta[self._honest], dim=1)
         lost = self._honest[~(lengths < RUNAWAY)].tolist()  # NaN compares false, so it is lost, too
         if lost:
             self._lost = (
-                f"{len(lost)} of {len(honest)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
+                f"{len(lost)} of {len(lengths)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
             )
-        row = {"step": snapshot.step, "phase": snapshot.phase, **self._yardstick.measure(snapshot.theta, self._core)}
+        averages, apart = look(models, self._yardstick.averages(self._core), ~self._byzantine)
+        row = {"step": snapshot.step, "phase": snapshot.phase, **self._yardstick.measure(averages)}
         if snapshot.verdict is not None:
             row.update(self._rates(snapshot.verdict))
-        row["consensus"] = number(torch.linalg.vector_norm(honest - honest.mean(0), dim=1).max())
-        row["unheard"] = int(self._unheard.sum())
+        row.update(consensus=number(apart), unheard=int(self._unheard.sum()))
         self._last = row
         return row
 

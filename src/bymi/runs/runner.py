@@ -225,7 +225,7 @@ def _walk(
             snapshot = moment.snapshot
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
-            row = log.recorder.see(snapshot)
+            row = log.recorder.see(snapshot, moment.models)
             if row is not None:
                 write(log.add(row))
                 if log.recorder.diverged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from bymi.engine.layout import Layout
 from bymi.graph import Core
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.problems.linear import solve
+from bymi.runs.averages import Average
 
 Measures = dict[str, float | None]
 
@@ -20,8 +22,12 @@ Measures = dict[str, float | None]
 class Yardstick(Protocol):
     """Keys and values for a row of metrics.jsonl."""
 
-    def measure(self, theta: Tensor, core: Core | None) -> Measures:
-        """Worth of all nodes' models [M, D]; `core` is there after a detection."""
+    def averages(self, core: Core | None) -> list[Average]:
+        """Which averages of all models it looks at; `core` is there after a detection."""
+        ...
+
+    def measure(self, averages: Sequence[Tensor]) -> Measures:
+        """What these are worth [D]."""
         ...
 
     def shared(self, group: Group, layout: Layout) -> Yardstick:
@@ -51,14 +57,17 @@ class LinearYardstick:
     def _nodes(self) -> Tensor:
         return self._honest.nonzero().flatten()
 
-    def measure(self, theta: Tensor, core: Core | None) -> Measures:
-        members = self._honest if core is None else core.members
-        mean = theta[members].mean(0)
-        weighted = None if core is None else number(self._excess(core.perron[members] @ theta[members]))
+    def averages(self, core: Core | None) -> list[Average]:
+        if core is None:
+            return [Average(self._honest)]
+        return [Average(core.members), Average(core.members, core.perron)]
+
+    def measure(self, averages: Sequence[Tensor]) -> Measures:
+        mean, *weighted = averages
         gap = self._excess(mean)
         return {
             "gap": number(gap),
-            "gap_weighted": weighted,
+            "gap_weighted": number(self._excess(weighted[0])) if weighted else None,
             "gap_true": number(gap - self._excess(self._truth)),
             "gap_population": number((mean - self._truth).square().sum() / 2),
         }
@@ -91,19 +100,20 @@ class ImageYardstick:
     def shared(self, group: Group, layout: Layout) -> ImageYardstick:
         return ImageYardstick(self._problem, self._inputs, self._labels, self._byzantine, group)
 
-    def measure(self, theta: Tensor, core: Core | None) -> Measures:
+    def averages(self, core: Core | None) -> list[Average]:
+        among = [torch.ones_like(self._byzantine), ~self._byzantine] + ([] if core is None else [core.members])
+        return [Average(members) for members in among]
+
+    def measure(self, averages: Sequence[Tensor]) -> Measures:
         honest = (~self._byzantine).nonzero().flatten()
-        normal = theta[honest].mean(0)
-        judged = normal if core is None else theta[core.members].mean(0)
-        models = [theta.mean(0), normal] + ([] if core is None else [judged])
-        found = torch.cat([self._gradient(judged, honest), torch.stack([self._right(model) for model in models])])
+        found = torch.cat([self._gradient(averages[-1], honest), torch.stack([self._right(model) for model in averages])])
         found = self._group.total(found, "measures")
-        right = [float(count) / len(self._labels) for count in found[-len(models) :]]
+        right = [float(count) / len(self._labels) for count in found[-len(averages) :]]
         return {
             "acc_all": right[0],
             "acc_normal": right[1],
-            "acc_scc": None if core is None else right[2],
-            "grad_norm": number(torch.linalg.vector_norm(found[: -len(models)])),
+            "acc_scc": right[2] if len(right) > 2 else None,
+            "grad_norm": number(torch.linalg.vector_norm(found[: -len(averages)])),
         }
 
     def _gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:

@@ -1,0 +1,60 @@
+"""Models that are scattered over ranks: some coordinates of all of them at a time, and the records of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bymi import Adversary
+from bymi.engine import records
+from bymi.engine.distributed import Spread
+from bymi.engine.records import Held, whole_rounds
+from bymi.experiment import load
+from bymi.runs.averages import Average, look
+from bymi.runs.scene import build_scene
+from bymi.streams import stream
+
+
+class InBlocks:
+    def __init__(self, theta: Tensor, size: int) -> None:
+        self._theta, self._size = theta, size
+
+    def blocks(self) -> object:
+        return iter(self._theta.split(self._size, dim=1))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 20])
+def test_averages_and_distances_do_not_depend_on_the_blocks(size: int) -> None:
+    theta = stream(1, "theta").normal(9, 7)
+    some, weights = torch.arange(9) % 3 > 0, stream(2, "weights").uniform(9)
+    averages = [Average(some), Average(some, weights), Average(torch.ones_like(some))]
+    found, apart = look(InBlocks(theta, size), averages, some)  # type: ignore[arg-type]
+    expected = [theta[some].mean(0), (weights[:, None] * theta)[some].sum(0), theta.mean(0)]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    mean = theta[some].mean(0)
+    assert float(apart) == pytest.approx(max(float((row - mean).norm()) for row in theta[some]))
+
+
+@pytest.mark.parametrize("numbers", [1, 40, 1 << 23])
+def test_no_rank_has_all_models_at_once(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds over four shards: blocks are as large as allowed, and together they are what the shards hold."""
+    monkeypatch.setattr(records, "_NUMBERS", numbers)
+    words = ["nodes=10", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=20", "data.dim=6"]
+    scene = build_scene(load(None, ["method=drsgd-bymi", "profile=paper", *words]).sheet)
+    adversary = scene.adversary
+    assert adversary is None or isinstance(adversary, Adversary)
+    spread = Spread(scene.problem, scene.graph, adversary, shards=4)
+    seen = 0
+    for moment in whole_rounds(
+        spread, scene.plan, None, due=lambda *_: True, lost=lambda lengths: False, wants=lambda *_: False
+    ):
+        blocks = list(moment.models.blocks())
+        assert all(block.numel() <= max(numbers, scene.graph.size) for block in blocks)
+        whole = torch.cat(blocks, 1)
+        assert whole.shape == (10, 6)
+        torch.testing.assert_close(torch.linalg.vector_norm(whole, dim=1), moment.snapshot.theta.squeeze(1))
+        assert torch.equal(next(iter(Held(whole).blocks())), whole)
+        seen += 1
+    assert seen > 4
