@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Adversary
+from bymi import Adversary, sparse
+from bymi.detection import trail
 from bymi.engine import records
 from bymi.engine.distributed import Spread
 from bymi.engine.records import Held, whole_rounds
 from bymi.experiment import load
 from bymi.runs.averages import Average, look
 from bymi.runs.scene import build_scene
+from bymi.sparse import SparseGraph
 from bymi.streams import stream
 
 
@@ -58,3 +60,37 @@ def test_no_rank_has_all_models_at_once(numbers: int, monkeypatch: pytest.Monkey
         assert torch.equal(next(iter(Held(whole).blocks())), whole)
         seen += 1
     assert seen > 4
+
+
+@pytest.mark.parametrize("words", [["graph=complete"], ["graph=regular:degree=8"]], ids=["matrix", "lists"])
+def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where messages are shortened, a shard looks at all receivers: a few coordinates at a time give what all of them give."""
+    if "regular" in words[0]:
+        monkeypatch.setattr(sparse, "LISTS_FROM", 1)
+        monkeypatch.setattr(sparse, "_SHORT", 0)
+    keys = ["nodes=20", "steps=9", "warm_up.steps=2", "data.samples=20", "data.dim=6", "watch.every=3", "attack=parameter"]
+    scene = build_scene(load(None, ["method=drsgd-bymi", *keys, *words]).sheet)
+    assert isinstance(scene.graph, SparseGraph) == ("regular" in words[0])
+
+    def ends() -> tuple[list[Tensor], int]:
+        seen = []
+        blocks = trail._Everyone.blocks
+
+        def counted(self: trail._Everyone) -> object:
+            found = list(blocks(self))
+            seen.append(len(found))
+            return iter(found)
+
+        monkeypatch.setattr(trail._Everyone, "blocks", counted)
+        spread = Spread(scene.problem, scene.graph, scene.adversary, shards=4)
+        *_, last = spread.walk(scene.plan, None)
+        monkeypatch.setattr(trail._Everyone, "blocks", blocks)
+        return [part.theta for part in last], max(seen)
+
+    whole, once = ends()
+    monkeypatch.setattr(trail, "_NUMBERS", 50)
+    parts, often = ends()
+    assert once == 1
+    assert often == 3
+    for one, other in zip(whole, parts, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)

@@ -77,10 +77,10 @@ def breaking_at(step: int, phase: str | None, monkeypatch: pytest.MonkeyPatch) -
     before = signal.signal(signal.SIGTERM, end)
     see = runner.Recorder.see
 
-    def told(self: Any, snapshot: Any) -> Any:
+    def told(self: Any, snapshot: Any, models: Any) -> Any:
         if snapshot.step == step and phase in (None, snapshot.phase):
             os.kill(os.getpid(), signal.SIGTERM)
-        return see(self, snapshot)
+        return see(self, snapshot, models)
 
     try:
         with monkeypatch.context() as patch:
@@ -267,10 +267,10 @@ def test_by_the_clock(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     see = runner.Recorder.see
 
-    def told(self: Any, snapshot: Any) -> Any:
+    def told(self: Any, snapshot: Any, models: Any) -> Any:
         nonlocal now
         now += 4.0
-        return see(self, snapshot)
+        return see(self, snapshot, models)
 
     monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(runner.Recorder, "see", told)
@@ -309,10 +309,10 @@ def test_without_checkpoints_signals_are_left_alone(tmp_path: Path, monkeypatch:
 def test_a_second_signal_acts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     see = runner.Recorder.see
 
-    def twice(self: Any, snapshot: Any) -> Any:
+    def twice(self: Any, snapshot: Any, models: Any) -> Any:
         if snapshot.step == 5:
             os.kill(os.getpid(), signal.SIGTERM)
-        return see(self, snapshot)
+        return see(self, snapshot, models)
 
     monkeypatch.setattr(runner.Recorder, "see", twice)
     with breaking_at(5, None, monkeypatch), pytest.raises(StopError):
@@ -326,10 +326,10 @@ def test_whoever_handles_the_signal_may_let_the_run_go_on(whole: Any, tmp_path: 
     try:
         see, spec = runner.Recorder.see, spec_of("rule")
 
-        def told(self: Any, snapshot: Any) -> Any:
+        def told(self: Any, snapshot: Any, models: Any) -> Any:
             if snapshot.step in (5, 9):
                 os.kill(os.getpid(), signal.SIGINT)
-            return see(self, snapshot)
+            return see(self, snapshot, models)
 
         monkeypatch.setattr(runner.Recorder, "see", told)
         run(spec, tmp_path)

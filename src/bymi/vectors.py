@@ -156,8 +156,18 @@ def from_middle(vectors: Tensor, dim: int, first: int = 0) -> Tensor:
 
     Of rows of `dim` coordinates these may be a part, from `first` on: parts then sum up to the whole.
     """
-    stride = max(1, dim // _SAMPLED)
-    sample = vectors[:, -first % stride :: stride].to(torch.float64)
+    stride = stride_of(dim)
+    return from_midst(vectors[:, -first % stride :: stride])
+
+
+def stride_of(dim: int) -> int:
+    """Every how many coordinates one is looked at to find a central row."""
+    return max(1, dim // _SAMPLED)
+
+
+def from_midst(sample: Tensor) -> Tensor:
+    """Squared distance of each row of few coordinates to their median [R]."""
+    sample = sample.to(torch.float64)
     middle = ascending(sample.T)[:, (len(sample) - 1) // 2]
     return (sample - middle).square().sum(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 
 from bymi.inbox import OVERFLOW, Inbox
 from bymi.lists import Lists, Table, median_by_number
-from bymi.vectors import Rows, ascending, norms
+from bymi.vectors import Rows, ascending, from_midst, norms, stride_of
 
 _ARCS = 1 << 14  # whose receivers' vectors are copied at a time
 _FAR = 3.0  # times the median distance from the midst
+_NUMBERS = 1 << 23  # of receivers held elsewhere that are here at a time
 
 
 @dataclass(eq=False)
@@ -134,12 +136,12 @@ def _as_used(inbox: Inbox, fate: _Fate) -> Tensor:
     """
     if not fate.shortened:
         return inbox.messages
-    everyone = inbox.own if inbox.crowd is None else inbox.crowd.gather(inbox.own)
-    short = (fate.left < 1).nonzero().flatten()
-    if not len(short):
+    everyone, short = _Everyone(inbox), (fate.left < 1).nonzero().flatten()
+    if not len(short) and inbox.crowd is None:
         return inbox.messages
-    sane = _near(everyone, inbox.rows if everyone is inbox.messages else None)
-    return inbox.messages.index_copy(0, short, _drawn(inbox.messages, everyone, sane, fate, short))
+    sane = everyone.near()
+    drawn = [_drawn(inbox.messages[:, part], rows, sane, fate, short) for part, rows in everyone.blocks()]
+    return inbox.messages.index_copy(0, short, torch.cat(drawn, 1)) if len(short) else inbox.messages
 
 
 def _drawn(messages: Tensor, everyone: Tensor, sane: Tensor, fate: _Fate, short: Tensor) -> Tensor:
@@ -205,27 +207,66 @@ def _as_used_by_lists(inbox: Inbox, places: _Places) -> Tensor:
     """As `_as_used`, with those who hear a message found in their lists."""
     if not places.shortened:
         return inbox.messages
-    everyone = inbox.own if inbox.crowd is None else inbox.crowd.gather(inbox.own)
-    arcs, size = places.arcs, len(inbox.messages)
+    everyone, arcs, size = _Everyone(inbox), places.arcs, len(inbox.messages)
     receivers, numbers = arcs.flat
     parts = arcs.flatten(places.share)
     # Where less than half of its receivers shortened a message, the median is one.
     low = torch.bincount(numbers[parts < 1], minlength=size)
     short = (2 * low >= arcs.count(arcs.there, size)) & (low > 0)
     some = short[numbers].nonzero().flatten()
-    if not len(some):
+    if not len(some) and inbox.crowd is None:
         return inbox.messages
     which, place = short.nonzero().flatten(), torch.cumsum(short, 0) - 1
     receivers, numbers = receivers[some], place[numbers[some]]
     left = median_by_number(numbers, parts[some], len(which), 1.0).to(inbox.own.dtype)
-    near = _near(everyone)[receivers]
+    near = everyone.near()[receivers]
     towards, count = inbox.own.new_zeros(len(which), inbox.own.shape[1]), torch.zeros_like(left)
-    for at, of in zip(receivers[near].split(_ARCS), numbers[near].split(_ARCS), strict=True):
-        towards.index_add_(0, of, everyone[at])
-        count.index_add_(0, of, torch.ones_like(of, dtype=count.dtype))
+    count.index_add_(0, numbers[near], torch.ones_like(receivers[near], dtype=count.dtype))
+    for part, rows in everyone.blocks():
+        for at, of in zip(receivers[near].split(_ARCS), numbers[near].split(_ARCS), strict=True):
+            towards[:, part].index_add_(0, of, rows[at])
+    if not len(which):
+        return inbox.messages
     towards = towards / count.clamp_min(1)[:, None]
     moved = towards + left[:, None] * (inbox.messages[which] - towards)
     return inbox.messages.index_copy(0, which, moved)
+
+
+class _Everyone:
+    """Own vectors of all receivers of a round [M, D]; of those held elsewhere some coordinates are here at a time.
+
+    Where there is a crowd, all processes walk through all blocks, also those that have nothing to look for.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox, dim = inbox, inbox.own.shape[1]
+        size = dim if inbox.crowd is None else max(1, _NUMBERS // inbox.crowd.total)
+        self._parts = [slice(start, start + size) for start in range(0, dim, max(1, size))]
+        self._whole = self._fetch(self._parts[0]) if len(self._parts) == 1 else None
+
+    def _fetch(self, part: slice) -> Tensor:
+        own = self._inbox.own if len(self._parts) == 1 else self._inbox.own[:, part]
+        return own if self._inbox.crowd is None else self._inbox.crowd.gather(own)
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        for part in self._parts:
+            yield part, self._fetch(part) if self._whole is None else self._whole
+
+    def near(self) -> Tensor:
+        """Who of them [M] is not far beyond the others; all where that leaves nobody."""
+        own, crowd, whole = self._inbox.own, self._inbox.crowd, self._whole
+        if whole is not None or crowd is None:
+            assert whole is not None
+            return _near(whole, self._inbox.rows if whole is self._inbox.messages else None)
+        lengths, sample = (crowd.gather(some) for some in (norms(own)[:, None], own[:, :: stride_of(own.shape[1])]))
+        usable = (lengths < OVERFLOW).squeeze(1)
+        usable = usable if bool(usable.any()) else torch.ones_like(usable)
+        places = usable.nonzero().flatten()
+        origin = places[from_midst(sample[places]).argmin()]
+        away = torch.zeros_like(lengths.squeeze(1))
+        for _, rows in self.blocks():
+            away = torch.hypot(away, norms(rows - rows[origin]))
+        return _within(away)
 
 
 def _near(own: Tensor, rows: Rows | None = None) -> Tensor:
@@ -236,6 +277,9 @@ def _near(own: Tensor, rows: Rows | None = None) -> Tensor:
     if rows is None:
         # A finite sum has finite terms, and is much sooner found than the lengths of all rows.
         rows = Rows(own, None if bool(torch.isfinite(own.sum())) else norms(own) < OVERFLOW)
-    away = norms(own - rows.origin)
+    return _within(norms(own - rows.origin))
+
+
+def _within(away: Tensor) -> Tensor:
     near = away <= _FAR * away.nanmedian()  # NaN compares false
     return near if bool(near.any()) else torch.isfinite(away)
