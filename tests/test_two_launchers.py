@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,14 +11,9 @@ import pytest
 
 from bymi.runs import store
 from tests.commands import bymi
+from tests.launcher import free_port
 
 ROOT = Path(__file__).parents[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_ranks_of_two_launchers_are_one_run(tmp_path: Path) -> None:

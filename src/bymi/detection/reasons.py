@@ -28,7 +28,7 @@ HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
 """Reasons that need no centre: they stand where a majority is flagged, which means that the centre has failed."""
 
 FIRM = ("not heard", "absurd", "duplicate", "inconsistent", "too good", "extreme score")
-"""Reasons that a neighbour gives by itself and far beyond any bound: not by resemblance to others, nor by a narrow margin."""
+"""Reasons far beyond any bound: exact copies, but no mere resemblance to others, and nothing by a narrow margin."""
 
 DEEDS = ("fuse", "drift", "deed")
 """Reasons that lie in messages already used."""
