@@ -146,8 +146,7 @@ def test_another_folder_in_the_variable_is_another_data_set(tmp_path: Path, monk
         write_image_set(tmp_path / str(seed) / "mnist", train=NODES * SAMPLES, test=10, seed=seed)
         monkeypatch.setenv("BYMI_DATA", str(tmp_path / str(seed)))
         found.append(inputs_of(build_scene(tiny("attack=ipm", "method=dsgd").sheet, Host(device="cpu", threads=1))))
-    tasks._load.cache_clear()
-    tasks._pixels.cache_clear()
+    tasks._read_once.cache_clear()
     assert not torch.equal(*found)
 
 

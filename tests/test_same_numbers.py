@@ -53,10 +53,21 @@ CASES: dict[str, list[str]] = {
     "sparse, placed": [*RECEIVER, "nodes=24", "graph.p=0.12"],
 }
 SLICED = ("average of long rows", "median of long rows", "balance of long rows", "paper, long rows")
-IMAGES = [
-    *("digits", "profile=paper", "nodes=5", "steps=3", "warm_up.steps=2", "record_every=1", "graph=complete"),
-    *(WHOLE, "data.samples=40", "data.identification=20"),
+LENET = [
+    "nodes=5",
+    "steps=3",
+    "warm_up.steps=2",
+    "record_every=1",
+    "graph=complete",
+    "data.samples=40",
+    "data.identification=20",
 ]
+IMAGES: dict[str, list[str]] = {
+    **{rule: ["method=rule", f"warm_up.rule={rule}", "steps=2", "warm_up.steps=1"] for rule in RULES},
+    "paper": PAPER,
+    "hardened, other data": [*HARDENED, "attack=ood"],
+    "receiver, other labels, few of them": [*RECEIVER, "attack=label-flip", "data.partition=label-shards:shards=2"],
+}
 
 
 def launch(jobs: Sequence[dict[str, Any]], limit: float = 240) -> subprocess.CompletedProcess[str]:
@@ -73,17 +84,19 @@ def specs() -> dict[str, Spec]:
 
 
 @pytest.fixture(scope="module")
-def image_spec() -> Spec:
+def image_specs() -> dict[str, Spec]:
     pytest.importorskip("sklearn")
-    (spec,) = load(IMAGES[0], IMAGES[1:], 0).expand()
-    return spec
+    found = {}
+    for name, words in IMAGES.items():
+        (found[name],) = load("digits", [*LENET, *words], 0).expand()
+    return found
 
 
 @pytest.fixture(scope="module")
-def runs(specs: dict[str, Spec], image_spec: Spec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(specs: dict[str, Spec], image_specs: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all specs, from one process and from each number of ranks."""
     place = tmp_path_factory.mktemp("ranks")
-    sheets = [spec.sheet for spec in (*specs.values(), image_spec)]
+    sheets = [spec.sheet for spec in (*specs.values(), *image_specs.values())]
     write_sheets(place / "sheets.json", sheets)
     jobs: list[dict[str, Any]] = [
         {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size))} for size in SIZES
@@ -148,8 +161,9 @@ def test_slices_of_rows_travel_there_and_back(name: str, specs: dict[str, Spec],
     assert all(("products" in rank) == (name not in SLICED[:2]) for rank in sent)
 
 
-def test_models_in_float32_agree_to_1e_5(image_spec: Spec, runs: Path) -> None:
-    alone, one, two, four = (read(folder_of(runs / place, image_spec)) for place in ("alone", *map(str, SIZES)))
+@pytest.mark.parametrize("name", IMAGES)
+def test_models_in_float32_agree_to_1e_5(name: str, image_specs: dict[str, Spec], runs: Path) -> None:
+    alone, one, two, four = (read(folder_of(runs / place, image_specs[name])) for place in ("alone", *map(str, SIZES)))
     for other in (one, two, four):
         assert alike(alone[0], other[0], 1e-5)
         assert alike(alone[2], other[2], 1e-5)

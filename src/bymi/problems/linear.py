@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bymi.problems.places import places_of
 from bymi.streams import stream
 
 _MANY, _AT_ONCE = 1000, 128  # nodes from which on samples are copied for so many of them at a time: they fit a CPU's cache
@@ -139,8 +140,7 @@ class LinearProblem:
     @cached_property
     def _places(self) -> Tensor:
         assert self.numbers is not None
-        nobody = torch.full((1 + int(self.numbers.max()),), len(self.numbers), device=self.numbers.device)  # out of bounds
-        return nobody.index_copy(0, self.numbers, torch.arange(len(self.numbers), device=self.numbers.device))
+        return places_of(self.numbers)
 
     def _pick(self, nodes: Tensor, chosen: Tensor) -> Tensor:
         """The chosen samples of each node [B, s, d + 1]."""

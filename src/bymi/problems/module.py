@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bymi.errors import InputError, require
 from bymi.problems.gradients import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.layout import Layout
+from bymi.problems.places import places_of
 from bymi.problems.stacked import Stacked
 from bymi.vectors import gather_members
 
@@ -29,6 +30,7 @@ class Shards(NamedTuple):
 class ModuleProblem:
     """`loss(model(inputs), targets)` on each node's shard; every node starts from `start` [D], or from the model's own values.
 
+    The shards are those of nodes 0, 1, 2, ...; with `numbers` [M] those of these nodes alone, and it answers for no others.
     Everything lives where the shards live, parameters in the model's dtype. `gradients` picks the way they are computed:
     "auto" takes the fastest for the device and falls back, with a warning, when a model does not allow it; a named way is
     taken or fails. Use it for models whose state is all in their parameters.
@@ -41,6 +43,7 @@ class ModuleProblem:
         shards: Shards,
         *,
         start: Tensor | None = None,
+        numbers: Tensor | None = None,
         gradients: Path = "auto",
         threads: int | None = None,
     ) -> None:
@@ -64,6 +67,9 @@ class ModuleProblem:
         require(self._start.shape == (self.dim,), "start", list(self._start.shape), f"[{self.dim}], one value a parameter")
         self._inputs, self._targets = shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)
         self._samples = samples
+        if numbers is not None:
+            require(numbers.shape == (nodes,), "numbers", list(numbers.shape), f"[{nodes}], one a node")
+        self._places = None if numbers is None else places_of(numbers.to(device))
         self._loop = Loop(self._models, threads or torch.get_num_threads())
         self._batched = Batched(self._models, products=device.type == "cuda")
         self._ways = self._order(gradients, device)
@@ -122,7 +128,7 @@ class ModuleProblem:
     def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
         everything = torch.arange(self._samples, device=nodes.device).expand(len(nodes), -1)
-        places = (nodes[:, None] * self._samples + everything).flatten()
+        places = self._rows(nodes, everything)
         parts = places.split(_POOLED)
         found = theta.new_zeros(len(parts), self.dim)
 
@@ -150,9 +156,14 @@ class ModuleProblem:
 
     def _pick(self, nodes: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen samples of each node, [B, s, ...] each."""
-        places = (nodes[:, None] * self._samples + chosen).flatten()
+        places = self._rows(nodes, chosen)
         inputs, targets = self._inputs.index_select(0, places), self._targets.index_select(0, places)
         return inputs.unflatten(0, chosen.shape), targets.unflatten(0, chosen.shape)
+
+    def _rows(self, nodes: Tensor, chosen: Tensor) -> Tensor:
+        """Where the chosen samples [B, s] of nodes [B] stand, flat."""
+        places = nodes if self._places is None else self._places[nodes]
+        return (places[:, None] * self._samples + chosen).flatten()
 
     def _order(self, path: Path, device: torch.device) -> list[Gradients]:
         """The ways to try, best first."""

@@ -15,6 +15,7 @@ from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.records import Due, Held, Moment, whole_rounds
 from bymi.engine.simulate import local_network
+from bymi.errors import BymiError, InputError
 from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder
 from bymi.runs.outcome import is_lost
@@ -86,8 +87,21 @@ def alone(sheet: Sheet, host: Host) -> Course:
 
 def lay_out(sheet: Sheet, host: Host, group: Group) -> Course:
     """The course of a run over a group. One rank that computes all nodes at once is a process like any other."""
-    scene = build_scene(sheet, host, group)
+    scene = _by_all(group, lambda: build_scene(sheet, host, group))
     return Alone(scene, sheet) if scene.layout is None else Together(scene, sheet, group)
+
+
+def _by_all(group: Group, build: Callable[[], Scene]) -> Scene:
+    """What each process builds for itself. A mistake that one of them meets, in its own data or its own folder, stops all."""
+    scene, mistake = None, ""
+    try:
+        scene = build()
+    except BymiError as problem:
+        mistake = str(problem)
+    mistakes = [words["mistake"] for words in group.tell({"mistake": mistake}) if words["mistake"]]
+    if mistakes or scene is None:
+        raise InputError(mistakes[0])
+    return scene
 
 
 def frame_of(scene: Scene) -> Frame:

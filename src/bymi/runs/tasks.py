@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -137,29 +137,46 @@ class Images(Task):
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
     ) -> tuple[Problem, Yardstick]:
-        images = _load(self.dataset, host.data, os.environ.get("BYMI_DATA"))
-        device = host.place(gains=self.gains)
+        # Who has few of the nodes does not keep the images of all for later runs.
+        source = (_read_once if blocks is None else _read)(self.dataset, host.data, os.environ.get("BYMI_DATA"))
+        images, device = source.images, host.place(gains=self.gains)
         places = self._partition().split(images.train_labels, len(byzantine), samples=self.samples, seed=seed)
-        centre, spread = _pixels(self.dataset, host.data, os.environ.get("BYMI_DATA"))
+        numbers = None if blocks is None else torch.cat(list(blocks))
+        places = places if numbers is None else places[numbers]
 
         def normalised(pixels: Tensor) -> Tensor:
             # Moved as bytes, scaled there: a quarter of the traffic.
-            return pixels.to(device).to(torch.float32).sub_(centre).div_(spread)
+            return pixels.to(device).to(torch.float32).sub_(source.centre).div_(source.spread)
 
         shards = Shards(normalised(images.train_images[places]), images.train_labels[places].to(device))
-        wrong = byzantine.nonzero().flatten().to(device)
-        if isinstance(attack, DataAttack) and len(wrong):
-            attack.require_kind(Shards)
-            shared = stream(seed, "attack", device=device)
-            fresh = stream(seed, "attack data", node=wrong, device=device)
-            made = attack(Shards(shards.inputs[wrong], shards.targets[wrong]), shared, fresh)
-            shards = Shards(shards.inputs.index_copy(0, wrong, made.inputs), shards.targets.index_copy(0, wrong, made.targets))
+        self._corrupt(shards, byzantine if numbers is None else byzantine[numbers], numbers, attack, seed)
         model = lenet(images.classes)
-        start = start_of(model, seed=seed)
-        problem = ModuleProblem(model, nnf.cross_entropy, shards, start=start, gradients=host.gradients, threads=host.threads)
+        problem = ModuleProblem(
+            model,
+            nnf.cross_entropy,
+            shards,
+            start=start_of(model, seed=seed),
+            numbers=numbers,
+            gradients=host.gradients,
+            threads=host.threads,
+        )
         return problem, ImageYardstick(
             problem, normalised(images.test_images), images.test_labels.to(device), byzantine.to(device)
         )
+
+    @staticmethod
+    def _corrupt(shards: Shards, byzantine: Tensor, numbers: Tensor | None, attack: Attack, seed: int) -> None:
+        """Put the data of Byzantine nodes under attack, in place; `numbers`: which nodes the shards are of, None for all."""
+        places = byzantine.nonzero().flatten()
+        if not isinstance(attack, DataAttack) or not len(places):
+            return
+        attack.require_kind(Shards)
+        device = shards.inputs.device
+        nodes = places if numbers is None else numbers[places]
+        fresh = stream(seed, "attack data", node=nodes.to(device), device=device)
+        touched = Shards(*(values[places.to(device)] for values in shards))
+        for values, wrong in zip(shards, attack(touched, stream(seed, "attack", device=device), fresh), strict=True):
+            values.index_copy_(0, places.to(device), wrong)
 
 
 class MNIST(Images):
@@ -187,17 +204,26 @@ def fetch(name: str, folder: Path | None, progress: datasets.Progress) -> None:
         datasets.load_images(task.dataset, folder, progress)
 
 
-@lru_cache(maxsize=2)
-def _load(name: str, folder: Path | None, environment: str | None) -> datasets.ImageSet:
-    """Read once for many runs in one process. `environment` says where `load_images` looks without a folder."""
-    return datasets.load_images(name, folder)
+class _Source(NamedTuple):
+    """A set of images, with mean and standard deviation of its training pixels."""
+
+    images: datasets.ImageSet
+    centre: float
+    spread: float
 
 
-@lru_cache(maxsize=2)
-def _pixels(name: str, folder: Path | None, environment: str | None) -> tuple[float, float]:
-    """Mean and standard deviation of the training pixels."""
-    pixels = _load(name, folder, environment).train_images.to(torch.float64)
-    return float(pixels.mean()), float(pixels.std(correction=0))
+def _read(name: str, folder: Path | None, environment: str | None) -> _Source:
+    """`environment` says where `load_images` looks without a folder."""
+    images = datasets.load_images(name, folder)
+    # From how often each value occurs: as numbers of 64 bits the pixels would take eight times the room.
+    counts = torch.bincount(images.train_images.flatten(), minlength=256).to(torch.float64)
+    values = torch.arange(256, dtype=torch.float64)
+    centre = (counts @ values) / counts.sum()
+    spread = ((counts @ (values - centre).square()) / counts.sum()).sqrt()
+    return _Source(images, float(centre), float(spread))
+
+
+_read_once = lru_cache(maxsize=2)(_read)  # for many runs in one process
 
 
 TASKS: dict[str, type[Task]] = {"linear": Linear, "mnist": MNIST, "fashion-mnist": FashionMNIST, "digits": Digits}

@@ -92,44 +92,51 @@ class ImageYardstick:
     """
 
     def __init__(
-        self, problem: ModuleProblem, inputs: Tensor, labels: Tensor, byzantine: Tensor, group: Group | None = None
+        self,
+        problem: ModuleProblem,
+        inputs: Tensor,
+        labels: Tensor,
+        byzantine: Tensor,
+        *,
+        group: Group | None = None,
+        held: Tensor | None = None,
     ) -> None:
+        """`inputs` and `labels` for testing. In a `group` they are this process's part of them, as `held` [B] are its nodes."""
         self._problem, self._inputs, self._labels, self._byzantine = problem, inputs, labels, byzantine
         self._group = group or Group()
+        nodes = torch.arange(len(byzantine), device=byzantine.device) if held is None else held
+        self._honest = nodes[~byzantine[nodes]]
 
     def shared(self, group: Group, layout: Layout) -> ImageYardstick:
-        return ImageYardstick(self._problem, self._inputs, self._labels, self._byzantine, group)
+        # Copies: a view would keep all images.
+        inputs, labels = (rows.tensor_split(group.size)[group.rank].clone() for rows in (self._inputs, self._labels))
+        return ImageYardstick(self._problem, inputs, labels, self._byzantine, group=group, held=layout.nodes(group.rank))
 
     def averages(self, core: Core | None) -> list[Average]:
         among = [torch.ones_like(self._byzantine), ~self._byzantine] + ([] if core is None else [core.members])
         return [Average(members) for members in among]
 
     def measure(self, averages: Sequence[Tensor]) -> Measures:
-        honest = (~self._byzantine).nonzero().flatten()
-        found = torch.cat([self._gradient(averages[-1], honest), torch.stack([self._right(model) for model in averages])])
-        found = self._group.total(found, "measures")
-        right = [float(count) / len(self._labels) for count in found[-len(averages) :]]
+        right = torch.stack([self._right(model) for model in averages])
+        tested = right.new_tensor([len(self._labels)])
+        found = self._group.total(torch.cat([self._gradient(averages[-1]), right, tested]), "measures")
+        slope, right = found[: -len(averages) - 1], found[-len(averages) - 1 : -1] / found[-1]
         return {
-            "acc_all": right[0],
-            "acc_normal": right[1],
-            "acc_scc": right[2] if len(right) > 2 else None,
-            "grad_norm": number(torch.linalg.vector_norm(found[: -len(averages)])),
+            "acc_all": float(right[0]),
+            "acc_normal": float(right[1]),
+            "acc_scc": float(right[2]) if len(right) > 2 else None,
+            "grad_norm": number(torch.linalg.vector_norm(slope)),
         }
 
-    def _gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
-        """What this process adds to the gradient over all samples of the nodes, float64 [D]."""
-        some = self._part(nodes)
-        if not len(some):
+    def _gradient(self, theta: Tensor) -> Tensor:
+        """What this process adds to the gradient over all samples of the honest nodes, float64 [D]."""
+        if not len(self._honest):
             return theta.new_zeros(len(theta), dtype=torch.float64)
-        return self._problem.pooled_gradient(theta, some) * (len(some) / len(nodes))
+        return self._problem.pooled_gradient(theta, self._honest) * (len(self._honest) / int((~self._byzantine).sum()))
 
     def _right(self, theta: Tensor) -> Tensor:
-        """How many of its part of the test set this process sees named rightly."""
-        said = self._problem.outputs(theta, self._part(self._inputs)).argmax(1)
-        return (said == self._part(self._labels)).sum(dtype=torch.float64)
-
-    def _part(self, rows: Tensor) -> Tensor:
-        return rows.tensor_split(self._group.size)[self._group.rank]
+        """How many of its test images this process sees named rightly."""
+        return (self._problem.outputs(theta, self._inputs).argmax(1) == self._labels).sum(dtype=torch.float64)
 
 
 def number(value: Tensor) -> float | None:
