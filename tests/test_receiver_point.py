@@ -172,9 +172,9 @@ def changed(left: Tensor, right: Tensor) -> list[int]:
 def test_a_neighbour_computes_on_its_own_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """New data of node 4 change what others hear from it, and its own answers, and nothing else."""
     before = room(nodes=14, dim=6)
-    features = before.problem.features.clone()
-    features[4] += 1
-    after = replace(before, problem=replace(before.problem, features=features))
+    rows = before.problem.rows.clone()
+    rows[4, :, :-1] += 1
+    after = replace(before, problem=replace(before.problem, rows=rows))
     one, two = (judge(some, detector_of(), monkeypatch) for some in (before, after))
     for i in range(14):
         places = [*before.neighbours(i), i]
@@ -202,9 +202,9 @@ def test_a_neighbours_own_model_does_not_enter_its_answer(monkeypatch: pytest.Mo
 
 def test_samples_of_the_warm_up_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     before = room(nodes=12, dim=4)
-    targets = before.problem.targets.clone()
-    targets.scatter_(1, before.split.warm_up, 1e9)
-    after = replace(before, problem=replace(before.problem, targets=targets))
+    rows = before.problem.rows.clone()
+    rows[:, :, -1].scatter_(1, before.split.warm_up, 1e9)
+    after = replace(before, problem=replace(before.problem, rows=rows))
     one, two = (judge(some, detector_of(), monkeypatch) for some in (before, after))
     assert torch.equal(one.verdict.scores.nan_to_num(), two.verdict.scores.nan_to_num())
 

@@ -34,19 +34,28 @@ class LinearProblem:
     of these nodes alone, in this order, and answers for no others.
     """
 
-    features: Tensor  # [M, N, d] float64
-    targets: Tensor  # [M, N]
+    rows: Tensor  # [M, N, d + 1] float64: each sample in one piece, its features and then its target
     parameter: Tensor  # [d], the truth
     start: Tensor  # [d]
     numbers: Tensor | None = None  # [M]; None: 0, 1, 2, ...
 
     @property
+    def features(self) -> Tensor:
+        """[M, N, d]"""
+        return self.rows[:, :, :-1]
+
+    @property
+    def targets(self) -> Tensor:
+        """[M, N]"""
+        return self.rows[:, :, -1]
+
+    @property
     def dim(self) -> int:
-        return self.features.shape[2]
+        return self.rows.shape[2] - 1
 
     @property
     def samples(self) -> int:
-        return self.features.shape[1]
+        return self.rows.shape[1]
 
     def initial(self, nodes: Tensor) -> Tensor:
         return self.start.expand(len(nodes), -1).clone()
@@ -102,38 +111,42 @@ class LinearProblem:
 
     def risk(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Mean loss of one parameter [d] over all samples of the nodes."""
-        rows = self._rows(nodes)
-        residual = self.features[rows] @ theta - self.targets[rows]
+        places = self._places_of(nodes)
+        residual = self.features[places] @ theta - self.targets[places]
         return residual.square().mean() / 2
 
     def minimiser(self, nodes: Tensor) -> Tensor:
         """The parameter [d] of least risk over all samples of the nodes."""
         # Normal equations: exact enough for this well-conditioned problem, and the same bits in every call, which the
         # default least-squares driver does not give.
-        rows = self._rows(nodes)
-        features = self.features[rows].flatten(0, 1)
-        return solve(features.T @ features, features.T @ self.targets[rows].flatten())
+        if len(nodes) >= _MANY:
+            sums = self.moments(nodes)
+            return solve(sums[:, :-1], sums[:, -1])
+        places = self._places_of(nodes)
+        features = self.features[places].flatten(0, 1)
+        return solve(features.T @ features, features.T @ self.targets[places].flatten())
 
     def curvature(self, nodes: Tensor) -> Tensor:
         """The second derivative [d, d] of the risk over all samples of the nodes, the same everywhere."""
-        features = self.features[self._rows(nodes)].flatten(0, 1)
+        if len(nodes) >= _MANY:
+            return self.moments(nodes)[:, :-1] / (len(nodes) * self.samples)
+        features = self.features[self._places_of(nodes)].flatten(0, 1)
         return features.T @ features / len(features)
 
     def moments(self, nodes: Tensor) -> Tensor:
         """Sums of products of features, and with targets in the last column [d, d + 1], over all samples of the nodes."""
-        samples = self._samples.view(len(self.features), self.samples, -1)[self._rows(nodes)].flatten(0, 1)
-        return samples[:, :-1].T @ samples
+        sums = self.rows.new_zeros(self.dim, self.dim + 1)
+        # With many nodes for some of them at a time, so that there is no second copy of all samples.
+        for some in self._places_of(nodes).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
+            samples = self.rows[some].flatten(0, 1)
+            sums += samples[:, :-1].T @ samples
+        return sums
 
     def excess(self, theta: Tensor, best: Tensor, nodes: Tensor) -> Tensor:
         """risk(theta) - risk(best) for the minimiser `best`, without the cancellation of subtracting two risks."""
-        return (self.features[self._rows(nodes)] @ (theta - best)).square().mean() / 2
+        return (self.features[self._places_of(nodes)] @ (theta - best)).square().mean() / 2
 
-    @cached_property
-    def _samples(self) -> Tensor:
-        """Features and target of every sample side by side [M N, d + 1]: a mini-batch is one copy of whole rows."""
-        return torch.cat([self.features, self.targets[:, :, None]], dim=2).flatten(0, 1)
-
-    def _rows(self, nodes: Tensor) -> Tensor:
+    def _places_of(self, nodes: Tensor) -> Tensor:
         """Where the data of nodes stand."""
         return nodes if self.numbers is None else self._places[nodes]
 
@@ -144,8 +157,8 @@ class LinearProblem:
 
     def _pick(self, nodes: Tensor, chosen: Tensor) -> Tensor:
         """The chosen samples of each node [B, s, d + 1]."""
-        places = (self._rows(nodes)[:, None] * self.samples + chosen).flatten()
-        return self._samples.index_select(0, places).view(*chosen.shape, self.dim + 1)
+        places = (self._places_of(nodes)[:, None] * self.samples + chosen).flatten()
+        return self.rows.flatten(0, 1).index_select(0, places).view(*chosen.shape, self.dim + 1)
 
 
 def solve(products: Tensor, with_targets: Tensor) -> Tensor:
@@ -166,22 +179,33 @@ def _extend(theta: Tensor) -> Tensor:
     return torch.cat([theta, -torch.ones_like(theta[:, :1])], dim=1)
 
 
+def draw_samples(rows: Tensor, nodes: Tensor, *, seed: int) -> LinearShard:
+    """Clean samples of the given nodes, put into rows [b, N, d + 1]: each node's depend on the seed and its number alone.
+
+    What comes back are views: who changes them changes the rows.
+    """
+    samples, dim = rows.shape[1], rows.shape[2] - 1
+    shard = LinearShard(rows[:, :, :-1], rows[:, :, -1], rows.new_zeros(dim))
+    shard.parameter[: int(0.1 * dim)] = 1.0
+    # Random numbers are dear: not those of many nodes at once.
+    for some in torch.arange(len(nodes)).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
+        features = stream(seed, "features", node=nodes[some]).normal(samples, dim)
+        shard.features[some] = features
+        shard.targets[some] = features @ shard.parameter + stream(seed, "noise", node=nodes[some]).normal(samples)
+    return shard
+
+
 def linear_shard(nodes: Tensor, *, dim: int, samples: int, seed: int) -> LinearShard:
     """Clean samples of the given nodes: each node's depend on the seed and its number alone."""
-    parameter = torch.zeros(dim, dtype=torch.float64)
-    parameter[: int(0.1 * dim)] = 1.0
-    if len(nodes) >= _MANY:
-        features = torch.empty(len(nodes), samples, dim, dtype=torch.float64)
-        targets = torch.empty(len(nodes), samples, dtype=torch.float64)
-        for some in torch.arange(len(nodes)).split(_AT_ONCE):  # random numbers are dear: not all of them at once
-            features[some], targets[some], _ = linear_shard(nodes[some], dim=dim, samples=samples, seed=seed)
-        return LinearShard(features, targets, parameter)
-    features = stream(seed, "features", node=nodes).normal(samples, dim)
-    noise = stream(seed, "noise", node=nodes).normal(samples)
-    return LinearShard(features, features @ parameter + noise, parameter)
+    return draw_samples(torch.empty(len(nodes), samples, dim + 1, dtype=torch.float64), nodes, seed=seed)
 
 
-def linear_problem(shard: LinearShard, *, seed: int, numbers: Tensor | None = None) -> LinearProblem:
-    """The problem on given shards of nodes 0..M-1, or of those `numbers`, all starting from one common random point N(0, I)."""
-    start = stream(seed, "start").normal(len(shard.parameter))
-    return LinearProblem(shard.features, shard.targets, shard.parameter, start, numbers)
+def linear_problem(shard: LinearShard, *, seed: int) -> LinearProblem:
+    """The problem on given shards of nodes 0..M-1, all starting from one common random point N(0, I)."""
+    rows = torch.cat([shard.features, shard.targets[:, :, None]], dim=2)
+    return LinearProblem(rows, shard.parameter, linear_start(len(shard.parameter), seed=seed))
+
+
+def linear_start(dim: int, *, seed: int) -> Tensor:
+    """Where all nodes start [d]: one point N(0, I)."""
+    return stream(seed, "start").normal(dim)

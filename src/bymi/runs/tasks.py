@@ -18,11 +18,15 @@ from bymi import datasets
 from bymi.attacks import Attack, DataAttack
 from bymi.engine.host import Host
 from bymi.errors import InputError, require
-from bymi.problems import LinearShard, ModuleProblem, Problem, Shards, lenet, linear_problem, linear_shard, start_of
+from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
+from bymi.problems.linear import draw_samples, linear_start
 from bymi.runs.sheet import build_part
 from bymi.runs.shorthand import read_shorthand
 from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
 from bymi.streams import stream
+
+
+_AT_ONCE = 1000  # nodes whose data are put under attack: bounds the copies
 
 
 class Task(ABC):
@@ -70,28 +74,28 @@ class Linear(Task):
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
     ) -> tuple[Problem, Yardstick]:
         device = host.place(gains=self.gains)
-        everybody = torch.arange(len(byzantine))
+        some = [torch.arange(len(byzantine))] if blocks is None else list(blocks)
+        counts = [len(nodes) for nodes in some]
+        rows = torch.empty(sum(counts), self.samples, self.dim + 1, dtype=self.dtype)
         # Block by block: the bits of a product may depend on how many rows it has.
-        drawn = [self._draw(nodes, byzantine, attack, seed) for nodes in ([everybody] if blocks is None else blocks)]
-        features, targets = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in list(zip(*drawn, strict=True))[:2])
-        shard = LinearShard(features.to(device), targets.to(device), drawn[0].parameter.to(device))
-        numbers = None if blocks is None else torch.cat(list(blocks)).to(device)
-        problem = linear_problem(shard, seed=seed, numbers=numbers)
+        for nodes, part in zip(some, rows.split(counts), strict=True):
+            parameter = self._draw(part, nodes, byzantine, attack, seed)
+        start = linear_start(self.dim, seed=seed)
+        numbers = None if blocks is None else torch.cat(some).to(device)
+        problem = LinearProblem(rows.to(device), parameter.to(device), start.to(device), numbers)
         return problem, LinearYardstick(problem, byzantine.to(device))
 
-    def _draw(self, nodes: Tensor, byzantine: Tensor, attack: Attack, seed: int) -> LinearShard:
-        """The samples of some nodes, those of Byzantine ones under attack."""
-        shard = linear_shard(nodes, dim=self.dim, samples=self.samples, seed=seed)
-        places = byzantine[nodes].nonzero().flatten()
-        if not isinstance(attack, DataAttack) or not len(places):
-            return shard
-        attack.require_kind(LinearShard)
-        touched = LinearShard(shard.features[places], shard.targets[places], shard.parameter)
-        wrong = attack(touched, stream(seed, "attack"), stream(seed, "attack data", node=nodes[places]))
-        return shard._replace(
-            features=shard.features.index_copy(0, places, wrong.features),
-            targets=shard.targets.index_copy(0, places, wrong.targets),
-        )
+    def _draw(self, rows: Tensor, nodes: Tensor, byzantine: Tensor, attack: Attack, seed: int) -> Tensor:
+        """Put the samples of nodes into rows, those of Byzantine ones under attack. Returns the true parameter."""
+        shard = draw_samples(rows, nodes, seed=seed)
+        if isinstance(attack, DataAttack):
+            for places in byzantine[nodes].nonzero().flatten().split(_AT_ONCE):
+                attack.require_kind(LinearShard)
+                touched = LinearShard(shard.features[places], shard.targets[places], shard.parameter)
+                wrong = attack(touched, stream(seed, "attack"), stream(seed, "attack data", node=nodes[places]))
+                shard.features.index_copy_(0, places, wrong.features)
+                shard.targets.index_copy_(0, places, wrong.targets)
+        return shard.parameter
 
 
 @dataclass(frozen=True)
