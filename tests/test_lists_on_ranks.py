@@ -35,6 +35,8 @@ LISTED: dict[str, list[str]] = {
     "silent, not heard in premixing": [*PAPER, *WIDE, "attack=silent"],
     "not a number, in premixing": [*RECEIVER, *WIDE, "attack=nan"],
     "far off": [*HARDENED, *WIDE, "attack=same-value:value=1e4", "byzantine_level=message"],
+    "noise on the wire, few neighbours": [*HARDENED, *WIDE, "attack=gaussian", "byzantine_level=message"],
+    "tailored, few neighbours": [*HARDENED, *WIDE, "attack=poison:how=fuse"],
     "two faces, few neighbours": [*HARDENED, *WIDE, "attack=sign-flip", "byzantine_faces=two", "byzantine_level=message"],
 }
 BROKEN: dict[str, tuple[list[str], list[Any], int]] = {

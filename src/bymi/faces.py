@@ -57,9 +57,15 @@ class TwoFaced(Protocol):
         ...
 
     def show(
-        self, vectors: Tensor, faces: Faces | ListedFaces, graph: Graph | SparseGraph, topic: str, step: int
+        self,
+        vectors: Tensor,
+        faces: Faces | ListedFaces,
+        graph: Graph | SparseGraph,
+        topic: str,
+        step: int,
+        which: Tensor | None = None,
     ) -> Tensor | list[Tensor | None]:
-        """The further messages of one round [C, D], from the vectors that all nodes hold [M, D]."""
+        """The further messages of one round [C, D], from the vectors that all nodes hold [M, D]; `which` [K]: only these."""
         ...
 
     def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: str, step: int) -> Sent:

@@ -198,17 +198,25 @@ def _settle(lists: Lists, weight: Tensor, self_weight: Tensor, start: Tensor, cl
     Every class of `start` sums to one, and so does the result.
     """
     receivers, senders = lists.flat
-    arcs, vector = weight[lists.there], start
+    arcs = weight[lists.there]
     where = torch.zeros(len(start), dtype=torch.int64, device=start.device) if classes is None else classes
+
+    def scaled(vector: Tensor) -> Tensor:
+        # By the largest entry of each class, which is exact: sums of thousands are off by more than what counts as still.
+        return vector / _nonzero(torch.zeros_like(vector).scatter_reduce_(0, where, vector, "amax"))[where]
+
+    vector = scaled(start)
     for _ in range(_STEPS):
-        moved = (vector * self_weight).index_add_(0, senders, vector[receivers] * arcs)
-        sums = torch.zeros_like(moved).index_add_(0, where, moved)
-        moved = moved / torch.where(sums > 0, sums, 1.0)[where]
+        moved = scaled((vector * self_weight).index_add_(0, senders, vector[receivers] * arcs))
         still = bool(((moved - vector).abs() <= _STILL * moved).all())
         vector = moved
         if still:
             break
-    return vector
+    return vector / _nonzero(torch.zeros_like(vector).index_add_(0, where, vector))[where]
+
+
+def _nonzero(divisors: Tensor) -> Tensor:
+    return torch.where(divisors > 0, divisors, 1.0)
 
 
 def connected(lists: Lists, part: Tensor) -> bool:

@@ -14,7 +14,7 @@ from bymi.attacks.base import Moment, PerReceiver, VectorAttack, all_finite, is_
 from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
 from bymi.attacks.message import MessageAttack
 from bymi.attacks.options import Attack, Mixing, Pruning, Shown, check_options
-from bymi.attacks.tailor import tailor_by_lists
+from bymi.attacks.tailor import tailor_by_lists, tailor_by_matrices
 from bymi.errors import require
 from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
@@ -130,7 +130,9 @@ class Adversary:
 
     @property
     def sees(self) -> Literal["all", "mean", "nothing"]:
-        """What it has to know of the vectors of others to make those that it uses."""
+        """What it has to know of the vectors of others to make those that it uses or sends."""
+        if isinstance(self.attack, MessageAttack):
+            return "nothing"
         return self.attack.sees if isinstance(self.attack, VectorAttack) else "all"
 
     def total(self, vectors: Tensor, nodes: Tensor) -> Tensor:
@@ -144,10 +146,8 @@ class Adversary:
 
     def gradients_about(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, mean: Tensor) -> Tensor:
         """As `gradients`, of some nodes, for an attack that sees no more of others than their mean [D]."""
-        part, mine = part_of(topic), self._sides(nodes)[0]
-        if part is None or not len(mine):
-            return vectors
-        return self._replaced(vectors, nodes, mine, mean[None], nodes[:0], topic, step, part)
+        part = part_of(topic)
+        return vectors if part is None else self._forged(vectors, nodes, topic, step, part, mean)
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
@@ -179,8 +179,9 @@ class Adversary:
         """Whether messages of this topic may differ from what their senders hold: the wire then needs all of them."""
         return self.acts(step) and (self.differs(topic) or self._on_wire(part_of(topic)))
 
-    def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent:
-        return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step)
+    def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int, mean: Tensor | None = None) -> Sent:
+        """What senders put on the wire. If these are not all nodes, `mean` [D] is what an attack that sees it has to know."""
+        return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step, mean)
 
     def layout(self, graph: Graph | SparseGraph) -> Faces | ListedFaces | None:
         if self._tailored is None and self.faces == "one":
@@ -207,16 +208,25 @@ class Adversary:
         return part == "message" if self._tailored is not None else self.faces == "two" and self._on_wire(part)
 
     def show(
-        self, vectors: Tensor, faces: Faces | ListedFaces, graph: Graph | SparseGraph, topic: str, step: int
+        self,
+        vectors: Tensor,
+        faces: Faces | ListedFaces,
+        graph: Graph | SparseGraph,
+        topic: str,
+        step: int,
+        which: Tensor | None = None,
     ) -> Tensor | list[Tensor | None]:
+        """The further messages of a round, all or those asked for, `which` [K]."""
+        some = slice(None) if which is None else which
+        senders = faces.senders[some]
         if not self.differs(topic) or not self.acts(step):
-            return vectors[faces.senders]
+            return vectors[senders]
         if self._tailored is not None:
-            return self._tailor(self._tailored, vectors, graph).index_select(0, self._rank(faces))
+            return self._tailor(self._tailored, vectors, graph, faces.receivers[some])
         sent = self._sent(vectors, torch.arange(len(vectors), device=vectors.device), topic, step)
         if isinstance(sent, Tensor):
-            return sent[faces.senders]
-        return [sent.get(sender, vectors[sender]) for sender in faces.senders.tolist()]
+            return sent[senders]
+        return [sent.get(sender, vectors[sender]) for sender in senders.tolist()]
 
     def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: str, step: int) -> Sent:
         # Vectors in an answer were forged when it was made.
@@ -235,20 +245,23 @@ class Adversary:
             return part in parts or (part == "message" and "training" in parts)
         return part in parts and part in ("message", "tracker")
 
-    def _sent(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent:
+    def _sent(self, vectors: Tensor, senders: Tensor, topic: str, step: int, mean: Tensor | None = None) -> Sent:
         part = part_of(topic)
         if not self._on_wire(part):
             return {}
         if isinstance(self.attack, MessageAttack):
             return self.attack.put_on(vectors, self._sides(senders)[0])
         assert part is not None
-        return self._forged(vectors, senders, topic, step, part)
+        return self._forged(vectors, senders, topic, step, part, mean)
 
-    def _forged(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, part: Part) -> Tensor:
+    def _forged(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, part: Part, mean: Tensor | None = None) -> Tensor:
         """The vectors with those of its own nodes replaced."""
         mine, others = self._sides(nodes)
         if not len(mine):
             return vectors
+        if mean is not None or self.sees == "nothing":
+            one = vectors[:1] if mean is None else mean[None]
+            return self._replaced(vectors, nodes, mine, one, nodes[:0], topic, step, part)
         honest = vectors.index_select(0, others)
         if not all_finite(honest):
             sane = is_finite_row(honest)
@@ -266,22 +279,12 @@ class Adversary:
         moment = Moment(part, whose, own, self.members, self.seed)
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
 
-    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph) -> Tensor:
-        """One message for each honest node, in order."""
-        honest = self._honest
+    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph, receivers: Tensor) -> Tensor:
+        """One message for each of the receivers [K], who are honest: alike for all who stand there more than once."""
         if isinstance(graph, SparseGraph):
-            return tailor_by_lists(attack, vectors, graph, honest, self.members, self._shared)
-        own = vectors.index_select(0, honest)
-        within, outside = self._weights(graph, honest)
-        if not all_finite(own):
-            sane = is_finite_row(own)
-            own, within = torch.where(sane[:, None], own, torch.zeros_like(own)), within * sane
-        return attack.tailor(own, within, outside, self._shared)
-
-    def _rank(self, faces: Faces | ListedFaces) -> Tensor:
-        """Which of the honest nodes each further message is for [C]: the same in every round."""
-        rank: Tensor = self._recall("rank", faces, lambda: (torch.cumsum(~self.members, 0) - 1)[faces.receivers])
-        return rank
+            return tailor_by_lists(attack, vectors, graph, receivers, self.members, self._shared)
+        within, outside = self._weights(graph, self._honest)
+        return tailor_by_matrices(attack, vectors, within, outside, self._honest, receivers, self._shared)
 
     def _weights(self, graph: Graph, honest: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of honest nodes on each other, and on attackers: the same until the next pruning."""

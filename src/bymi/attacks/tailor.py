@@ -1,22 +1,43 @@
-"""Messages made for each receiver by itself, on a graph so large that nobody sees all of it at once."""
+"""Messages made for each receiver by itself, by matrices or on a graph so large that nobody sees all of it at once."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import PerReceiver, is_finite_row
+from bymi.attacks.base import PerReceiver, all_finite, is_finite_row
 from bymi.sparse import SparseGraph
 from bymi.streams import Stream
 
 _RECEIVERS = 256  # for whom messages are made at a time
 
 
+def tailor_by_matrices(
+    attack: PerReceiver,
+    vectors: Tensor,
+    within: Tensor,
+    outside: Tensor,
+    honest: Tensor,
+    receivers: Tensor,
+    shared: Stream,
+) -> Tensor:
+    """One message for each of the receivers [K], from what all nodes hold [M, D]; weights are those of all `honest` nodes."""
+    own = vectors.index_select(0, honest)
+    if not all_finite(own):
+        sane = is_finite_row(own)
+        own, within = torch.where(sane[:, None], own, torch.zeros_like(own)), within * sane
+    return attack.tailor(own, within, outside, shared).index_select(0, torch.searchsorted(honest, receivers))
+
+
 def tailor_by_lists(
     attack: PerReceiver, vectors: Tensor, graph: SparseGraph, receivers: Tensor, members: Tensor, shared: Stream
 ) -> Tensor:
-    """One message for each of the receivers, in order, from what all nodes hold [M, D]; `members` [M] are the attackers."""
-    return torch.cat([_some(attack, vectors, graph, some, members, shared) for some in receivers.split(_RECEIVERS)])
+    """One message for each of the receivers [K], from what all nodes hold [M, D]; `members` [M] are the attackers."""
+    once, place = receivers.unique(return_inverse=True)
+    if not len(once):
+        return vectors[:0]
+    told = [_some(attack, vectors, graph, some, members, shared) for some in once.split(_RECEIVERS)]
+    return torch.cat(told).index_select(0, place)
 
 
 def _some(attack: PerReceiver, vectors: Tensor, graph: SparseGraph, some: Tensor, members: Tensor, shared: Stream) -> Tensor:

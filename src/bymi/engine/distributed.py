@@ -135,10 +135,9 @@ class ShardForge:
         if adversary.sees == "nothing":
             return adversary.gradients_about(vectors, nodes, topic, step, vectors[0])
         if adversary.sees == "mean":
-            # Sums of shards, always in the same order: the bits do not depend on who holds which.
-            totals = network.meet(adversary.total(vectors, nodes), lambda parts: [wires.collect(parts, topic)] * len(parts))
-            whole = totals.sum(0)
-            return adversary.gradients_about(vectors, nodes, topic, step, whole[:-1] / whole[-1]) if whole[-1] > 0 else vectors
+            told = f"{topic}s"
+            mean = network.meet(adversary.total(vectors, nodes), lambda parts: [wires.mean_of_others(parts, told)] * len(parts))
+            return vectors if mean is None else adversary.gradients_about(vectors, nodes, topic, step, mean)
 
         def act(parts: list[Tensor]) -> list[Tensor]:
             whole = wires.gather(parts, f"{topic}s for those who lie")

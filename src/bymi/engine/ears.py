@@ -35,14 +35,14 @@ class Ear:
         return torch.searchsorted(self.columns, self.nodes)
 
     def receive(self, own: Tensor, messages: Messages, true: Tensor | None) -> Inbox:
-        """`true` [M] says who sent what it holds; None for all."""
+        """`true` [B] says which of its nodes sent what they hold; None for all."""
         return Inbox.receive(
             own,
             messages,
             expected=self.expected,
             weight=self.weight,
             self_weight=self.self_weight,
-            own_at=self.own_at if true is None else torch.where(true[self.nodes], self.own_at, -1),
+            own_at=self.own_at if true is None else torch.where(true, self.own_at, -1),
             senders=self.senders,
             lists=self.lists,
         )

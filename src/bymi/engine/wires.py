@@ -15,11 +15,14 @@ from bymi.engine.ears import Ear, Messages, arcs_to, ear_of, heard_by
 from bymi.engine.layout import Routes
 from bymi.engine.sliced import SlicedInbox
 from bymi.engine.slices import Cut, Slices, usable
-from bymi.faces import Faces, ListedFaces
+from bymi.faces import Faces, ListedFaces, Sent
 from bymi.graph import Graph
 from bymi.inbox import Inbox
 from bymi.sparse import SparseGraph
 from bymi.vectors import norms
+
+_Told = tuple[Messages, Tensor | None]
+"""What a shard is told, and which of its nodes [B] send what they hold; None for all."""
 
 _SLICES = 3  # with two shards slices there and back are as many bytes as rows
 
@@ -68,10 +71,14 @@ class Wires:
         """Rows of all nodes [M, ...] in their order, from those of the shards held here."""
         return self.all_rows.carry(torch.cat(list(parts)), name)[0]
 
-    def collect(self, parts: Sequence[Tensor], name: str) -> Tensor:
-        """One row of each shard of the network, in their order, from those held here."""
+    def mean_of_others(self, totals: Sequence[Tensor], name: str) -> Tensor | None:
+        """The mean of what is not the adversary's own [D], from the `total` of each shard held here; None if there is nothing.
+
+        Sums of shards, always in the same order: the bits do not depend on who holds which.
+        """
         counts = [len(held) for held in self.board.layout.held]
-        return self.board.group.collect(torch.stack(list(parts)), counts, f"{name}s for those who lie")
+        whole = self.board.group.collect(torch.stack(list(totals)), counts, f"{name} for those who lie").sum(0)
+        return whole[:-1] / whole[-1] if whole[-1] > 0 else None
 
     def columns(self, topic: str) -> list[Tensor]:
         """Of each shard held here: which of all columns of a topic its inboxes have, in every round."""
@@ -133,39 +140,48 @@ class Wires:
 
     def _topic(self, parts: list[Tensor], topic: str, step: int, *, split: bool) -> list[Inbox]:
         ears = self._split_ears if split else self._ears
-        messages: Sequence[Messages]
-        true = None
-        if not split and (self.adversary is None or not self.adversary.lies(topic, step)):
-            messages = self.needed.carry(torch.cat(parts), topic)
-        else:
-            # Who lies knows what all others hold, and its lie is the same wherever it is worked out.
-            sent, true = self._sent(self.gather(parts, topic), topic, step, split=split)
-            messages = [_chosen(sent, ear.columns) for ear in ears]
+        told = self._told(parts, topic, step, split=split)
         total = self.graph.size + (len(self.faces.senders) if split and self.faces is not None else 0)
         return [
-            replace(ear.receive(own, heard, true), crowd=_Crowd(self, place, ear.columns, total))
-            for place, (ear, own, heard) in enumerate(zip(ears, parts, messages, strict=True))
+            replace(ear.receive(own, messages, true), crowd=_Crowd(self, place, ear.columns, total))
+            for place, (ear, own, (messages, true)) in enumerate(zip(ears, parts, told, strict=True))
         ]
 
-    def _sent(self, held: Tensor, topic: str, step: int, *, split: bool) -> tuple[Messages, Tensor | None]:
-        """All messages of a round, and which nodes [M] send what they hold; None for all."""
-        assert self.adversary is not None
-        forged = self.adversary.tamper(held, self.everybody, topic, step)
-        messages: Messages = held
-        true = None
-        if isinstance(forged, Tensor):
-            messages = forged
-            true = (forged == held).all(1) if forged is not held else None
-        elif forged:
-            messages = [forged.get(row, vector) for row, vector in enumerate(held)]
-            true = torch.ones_like(self.everybody, dtype=torch.bool)
-            true[list(forged)] = False
-        if split:
-            assert self.faces is not None
-            shown = self.adversary.show(held, self.faces, self.graph, topic, step)
-            both = isinstance(messages, Tensor) and isinstance(shown, Tensor)
-            messages = torch.cat([messages, shown]) if both else [*messages, *shown]  # type: ignore[list-item]
-        return messages, true
+    def _told(self, parts: list[Tensor], topic: str, step: int, *, split: bool) -> list[_Told]:
+        """What each shard held here is told. What a lie is made from decides which vectors have to be known here."""
+        adversary = self.adversary
+        if adversary is None or not (split or adversary.lies(topic, step)):
+            return [(rows, None) for rows in self.needed.carry(torch.cat(parts), topic)]
+        if split or adversary.sees == "all":
+            return self._told_by_all_seeing(adversary, parts, topic, step, split=split)
+        mean = None
+        if adversary.sees == "mean":
+            totals = [adversary.total(part, nodes) for part, nodes in zip(parts, self.nodes, strict=True)]
+            mean = self.mean_of_others(totals, topic)
+        told: list[_Told] = []
+        for ear, held in zip(self._ears, self.needed.carry(torch.cat(parts), topic), strict=True):
+            speechless = adversary.sees == "mean" and mean is None
+            messages, true = _put_on(held, {} if speechless else adversary.tamper(held, ear.columns, topic, step, mean))
+            told.append((messages, None if true is None else true[ear.own_at]))
+        return told
+
+    def _told_by_all_seeing(
+        self, adversary: Adversary, parts: list[Tensor], topic: str, step: int, *, split: bool
+    ) -> list[_Told]:
+        """The same of those who know what all others hold: their lie is the same wherever it is worked out."""
+        held, size = self.gather(parts, topic), self.graph.size
+        messages, true = _put_on(held, adversary.tamper(held, self.everybody, topic, step))
+        told: list[_Told] = []
+        for ear in self._split_ears if split else self._ears:
+            heard = _chosen(messages, ear.columns[ear.columns < size])
+            if split:
+                assert self.faces is not None
+                further = ear.columns[ear.columns >= size] - size
+                shown = adversary.show(held, self.faces, self.graph, topic, step, further)
+                both = isinstance(heard, Tensor) and isinstance(shown, Tensor)
+                heard = torch.cat([heard, shown]) if both else [*heard, *shown]  # type: ignore[list-item]
+            told.append((heard, None if true is None else true[ear.nodes]))
+        return told
 
     @cached_property
     def needed(self) -> Routes:
@@ -199,6 +215,17 @@ class _Crowd:
         board = self.wires.board
         whole: Tensor = board.meet(self.place, rows, lambda parts: [self.wires.gather(parts, "crowd")] * board.count)
         return whole
+
+
+def _put_on(held: Tensor, forged: Sent) -> tuple[Messages, Tensor | None]:
+    """Messages of senders that hold vectors [J, D], and who of them [J] sends what it holds; None for all."""
+    if isinstance(forged, Tensor):
+        return forged, (forged == held).all(1) if forged is not held else None
+    if not forged:
+        return held, None
+    true = torch.ones(len(held), dtype=torch.bool, device=held.device)
+    true[list(forged)] = False
+    return [forged.get(row, vector) for row, vector in enumerate(held)], true
 
 
 def _chosen(messages: Messages, columns: Tensor) -> Messages:

@@ -25,7 +25,6 @@ from bymi.runs.shorthand import read_shorthand
 from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
 from bymi.streams import stream
 
-
 _AT_ONCE = 1000  # nodes whose data are put under attack: bounds the copies
 
 

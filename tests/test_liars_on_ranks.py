@@ -1,0 +1,97 @@
+"""What a process has to be told so that simulated liars can lie: no more than their lies are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from bymi.engine import simulate
+from bymi.engine.distributed import Spread
+from bymi.engine.wires import Wires
+from bymi.experiment import load
+from bymi.runs.scene import Scene, build_scene
+
+WORDS = ["nodes=30", "graph=ring", "data.dim=5", "data.samples=20", "method=rule", "warm_up.rule=median", "steps=3"]
+SHARDS = 5
+SEES: dict[str, tuple[list[str], str]] = {
+    "not a number": (["attack=nan"], "nothing"),
+    "silent": (["attack=silent"], "nothing"),
+    "misshapen": (["attack=misshapen"], "nothing"),
+    "sign": (["attack=sign-flip", "byzantine_level=message"], "nothing"),
+    "noise": (["attack=gaussian", "byzantine_level=message"], "mean"),
+    "against the mean": (["attack=ipm", "byzantine_level=message"], "mean"),
+    "within the spread": (["attack=alie", "byzantine_level=message"], "all"),
+    "for each receiver": (["attack=dissensus"], "all"),
+    "two faces": (["attack=sign-flip", "byzantine_faces=two", "byzantine_level=message"], "all"),
+}
+
+
+def scene_of(words: Sequence[str]) -> Scene:
+    return build_scene(load(None, [*WORDS, *words]).sheet)
+
+
+@pytest.mark.parametrize("name", SEES)
+def test_all_vectors_are_gathered_only_for_who_looks_at_all(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words, sees = SEES[name]
+    scene = scene_of(words)
+    gathered, summed = [], []
+    gather, mean = Wires.gather, Wires.mean_of_others
+
+    def spy(wires: Wires, parts: Sequence[Tensor], name: str) -> Tensor:
+        gathered.append(name)
+        return gather(wires, parts, name)
+
+    def spy_on_sums(wires: Wires, totals: Sequence[Tensor], name: str) -> Tensor | None:
+        summed.append(name)
+        return mean(wires, totals, name)
+
+    monkeypatch.setattr(Wires, "gather", spy)
+    monkeypatch.setattr(Wires, "mean_of_others", spy_on_sums)
+    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
+    alone = simulate(scene.problem, scene.graph, scene.plan, scene.adversary)
+    for snapshot, parts in zip(alone, spread.walk(scene.plan), strict=True):
+        together = torch.empty_like(snapshot.theta)
+        for network, part in zip(spread.networks, parts, strict=True):
+            together[network.nodes] = part.theta
+        torch.testing.assert_close(together, snapshot.theta, rtol=1e-12, atol=1e-12)
+    assert ("parameters" in gathered) == (sees == "all")
+    assert ("parameters" in summed) == (sees == "mean")
+
+
+def test_a_mean_of_nothing_is_no_lie() -> None:
+    """With all honest vectors gone there is nothing to lie about."""
+    scene = scene_of(["attack=ipm", "byzantine_level=message"])
+    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
+    held = torch.where(scene.byzantine[:, None], 1.0, torch.full((30, 5), torch.nan, dtype=torch.float64))
+    wires = spread.wires
+    told = wires._told([held[nodes] for nodes in wires.nodes], "parameters", 0, split=False)
+    for (messages, true), ear in zip(told, wires._ears, strict=True):
+        assert isinstance(messages, Tensor)
+        assert true is None
+        torch.testing.assert_close(messages, held[ear.columns], rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["for each receiver", "two faces"])
+def test_each_shard_is_shown_what_its_nodes_hear(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = scene_of(SEES[name][0])
+    adversary, asked = scene.adversary, []
+    show = type(adversary).show
+
+    def spy(self: object, vectors: Tensor, faces: object, graph: object, topic: str, step: int, which: Tensor) -> object:
+        asked.append(which)
+        return show(adversary, vectors, faces, graph, topic, step, which)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(adversary), "show", spy)
+    spread = Spread(scene.problem, scene.graph, adversary, shards=SHARDS)
+    next(iter(spread.walk(scene.plan)))
+    faces = spread.wires.faces
+    assert faces is not None
+    assert len(asked) == SHARDS
+    wanted = torch.cat(asked)
+    if name == "for each receiver":  # a message an arc, and each arc ends in one shard
+        assert wanted.sort().values.tolist() == list(range(len(faces.senders)))
+    else:
+        assert all(len(some) < len(faces.senders) for some in asked)
