@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.commands import bymi
+from tests.idx_files import write_image_set
 
 ROOT = Path(__file__).parents[1]
 LONG = [
@@ -203,23 +204,30 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         few = ["run", "nodes=3", "steps=4", "warm_up.steps=2", "graph=complete", "--out", str(tmp_path / "few")]
+        # The one liar is on one rank: only there the labels are looked at.
+        write_image_set(tmp_path / "mnist", train=60, test=10)
+        labels = [*few, "data=mnist:samples=20,identification=8", "byzantine_ratio=0.34", "attack=label-flip:classes=5"]
         jobs = [
             {"size": 4, "words": few},
             {"size": 2, "words": [[*few, "--seed", "1"], [*few, "--seed", "2"]]},
             {"size": 1, "words": few, "port": taken.getsockname()[1]},
             {"size": 2, "words": [*few, "--jobs", "2"]},
             {"size": 2, "words": [*few, "colour=red"]},
+            {"size": 2, "words": [*labels, "--data", str(tmp_path)]},
         ]
         command = [sys.executable, "-m", "tests.launcher", json.dumps(jobs)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     ended = [json.loads(line) for line in done.stdout.splitlines()]
     assert {line["code"] for line in ended if "code" in line} == {2}, done.stderr
-    few_nodes, specs, port, jobs_given, unknown = (line for line in done.stderr.splitlines() if line.startswith("bymi:"))
+    few_nodes, specs, port, jobs_given, unknown, one_rank = (
+        line for line in done.stderr.splitlines() if line.startswith("bymi:")
+    )
     assert few_nodes == "bymi: nodes: got 3 for 4 ranks, allowed: a node or more for each rank"
     assert specs.startswith("bymi: spec: rank 1 has ")
     assert port.startswith("bymi: port: 127.0.0.1:")
     assert jobs_given.startswith("bymi: --jobs: got 2, allowed: without torchrun")
     assert "colour" in unknown
+    assert one_rank == "bymi: attack.classes: got 5, allowed: more than the largest label, 9"
     assert "Traceback" not in done.stderr
 
 

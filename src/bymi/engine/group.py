@@ -156,7 +156,10 @@ class Group:
         if self.store is None:
             return []
         self.say(_STOPPED, self.moment)
-        return self.missing(_STOPPED)
+        silent = self.missing(_STOPPED)
+        if self.rank == 0:  # the store may go with it, and others still look for its word there
+            time.sleep(2 * _LOOK_EVERY)
+        return silent
 
     def missing(self, name: str) -> list[int]:
         """Ranks that have not left such a note, nor do so within a few seconds."""

@@ -245,3 +245,4 @@ def _on(device: torch.device) -> AbstractContextManager[object]:
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
+    torch.get_num_threads()  # torch looks up a thread's number when it is first asked for
