@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bymi.engine.board import Board
 from bymi.engine.group import Group
+from bymi.engine import layout as layouts
 from bymi.engine.layout import Layout, Routes
 from bymi.engine.placement import place, rows_sent
 from bymi.errors import InputError
@@ -60,13 +61,15 @@ def test_more_ranks_than_nodes_are_refused() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("mixed", [False, True])
-def test_routes_bring_what_is_wanted(ranks: int, mixed: bool) -> None:
-    """Against picking rows from the whole stack."""
+@pytest.mark.parametrize("numbers", [1, 30, 1000])
+def test_routes_bring_what_is_wanted(ranks: int, mixed: bool, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against picking rows from the whole stack; at once, and with so few numbers at a time that coordinates go by turns."""
+    monkeypatch.setattr(layouts, "_NUMBERS", numbers)
     layout = Layout.even(10, 4, ranks)
     if mixed:  # a placement that is not in order of numbers
         parts = torch.tensor([7, 0, 4, 9, 2, 1, 8, 3, 6, 5]).split([3, 2, 3, 2])
         layout = Layout(tuple(part.sort().values for part in parts), layout.held)
-    rows = torch.arange(20.0).reshape(10, 2) ** 2
+    rows = torch.arange(70.0).reshape(10, 7) ** 2
     wanted = [torch.tensor(nodes) for nodes in ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [3], [0, 9], [2, 4, 5])]
     post, found = Post(ranks), [None] * ranks
 

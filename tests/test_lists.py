@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import networkx as nx
 import pytest
 import torch
@@ -213,6 +216,20 @@ def test_the_limit_of_the_tracker_is_where_premixing_ends(seed: int, cut: float)
     assert settled
     assert entries.shape == (NODES,)
     assert torch.allclose(entries, endless.diagonal(), rtol=1e-9, atol=1e-12)
+
+
+def test_distances_of_pairs_leave_no_memory_behind() -> None:
+    """Of 4,000 pairs two at a time: 2 GB in all, of which a few MB may be held at a time. In a process of its own."""
+    program = """
+import resource, torch
+from bymi.lists import _apart
+own, pairs = torch.zeros(100, 61706), torch.arange(4000) % 100
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+_apart(own, pairs, own, pairs.flip(0))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 200
 
 
 def test_the_limit_is_the_perron_vector_of_what_is_connected() -> None:

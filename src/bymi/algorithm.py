@@ -39,6 +39,7 @@ def drsgd_bymi(
         # No deeds to judge yet: under a robust rule good nodes stand apart, too, those whom it makes refuse most others.
         here = here.after(snapshot)
         yield replace(snapshot, state=here)
+        del snapshot  # with all messages of its round
 
     rounds = plan.steps - plan.warm_up_steps
     for start, end in pairwise([*plan.detections, plan.steps]):
@@ -49,6 +50,7 @@ def drsgd_bymi(
             assert detection.network is not None
             network = detection.network
             yield replace(detection, state=here)
+            del detection
         left, tracker, settled = range(here.step, end), here.tracker, here.settled
         for snapshot in optimise(problem, network, plan, here.theta, forge, steps=left, tracker=tracker, settled=settled):
             if here.trail is not None and end < plan.steps:
@@ -56,6 +58,7 @@ def drsgd_bymi(
                 here.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
             here = here.after(snapshot)
             yield replace(snapshot, state=here)
+            del snapshot
 
 
 def _start(problem: Problem, network: Network, plan: Plan) -> State:

@@ -146,6 +146,10 @@ class Inbox:
         heard = self.heard & (fine if self.lists is None else self.lists.look(fine))
         return replace(self, heard=heard, weight=self.weight * heard)
 
+    def without_vectors(self) -> Inbox:
+        """Who sits where and who was heard, for whoever keeps that: as many vectors, of no length."""
+        return replace(self, own=self.own[:, :0].clone(), messages=self.messages[:, :0].clone())
+
     def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
         """Values for messages [B, J] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere.
 

@@ -180,12 +180,13 @@ class Table(Lists):
 
 def _apart(own: Tensor, receivers: Tensor, messages: Tensor, numbers: Tensor) -> Tensor:
     """Squared distances |own_r - message_s|^2 of pairs [E], float64."""
-    found = []
+    # All in one place: small results that lie between the large differences keep the memory of these from being used again.
+    found = torch.empty(len(receivers), dtype=torch.float64, device=own.device)
     size = max(1, _AT_ONCE // max(1, own.shape[1]))
-    for some, which in zip(receivers.split(size), numbers.split(size), strict=True):
+    for some, which, into in zip(receivers.split(size), numbers.split(size), found.split(size), strict=True):
         away = messages.index_select(0, which).to(torch.float64) - own.index_select(0, some).to(torch.float64)
-        found.append(torch.linalg.vecdot(away, away))
-    return torch.cat(found) if found else torch.zeros(0, dtype=torch.float64, device=own.device)
+        torch.linalg.vecdot(away, away, out=into)
+    return found
 
 
 def median_by_number(numbers: Tensor, values: Tensor, size: int, fill: float) -> Tensor:

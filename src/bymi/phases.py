@@ -58,6 +58,7 @@ def warm_up(
             (inbox,) = network.exchange(step, parameters=theta)
             theta = forge.keep(inbox, rule(inbox, moment), nodes, averaged=rule.plain, step=step) - rate * gradient
         yield Snapshot(step + 1, "warm-up", theta, inbox)
+        del inbox  # a round's messages are not kept while those of the next one come
 
 
 def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: Tensor, forge: Forge) -> Snapshot:
@@ -115,6 +116,7 @@ def judge(
     asks = forge.asks(nodes, step)
     deeds = trail.vectors() if trail.rounds else None
     (parameters,) = network.exchange(step, parameters=theta)
+    parameters = parameters.without_vectors()  # where everybody stands is in the trail and comes with the questions
     probed = None
     if detector.probe:
         first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
@@ -196,6 +198,7 @@ def optimise(
             theta = theta - local.to(theta.dtype)[:, None] * gradient
         acted = (capped, floored, share, blown)
         yield Snapshot(step + 1, "optimisation", theta, parameters, *acted, tracker=tracker, settled=settled)
+        del parameters
 
 
 def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None, settled: bool) -> tuple[Inbox, Tensor | None]:

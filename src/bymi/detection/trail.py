@@ -57,7 +57,7 @@ class Trail:
             elif bool(mask.any()):
                 self.refused.scatter_add_(1, inbox.lists.at, mask.to(self.refused.dtype))
         self.rounds += 1
-        self.inbox = inbox
+        self.inbox = inbox.without_vectors()
 
     def vectors(self) -> Tensor:
         """q of every column and of every receiver itself [J + B, D].

@@ -55,7 +55,9 @@ class Board:
     def walk(self, makers: Sequence[Callable[[], Iterator[Item]]]) -> Iterator[list[Item]]:
         """Run one generator a shard, in step, and yield their items together."""
         if self.count == 1:
-            yield from ([item] for item in makers[0]())
+            for item in makers[0]():
+                yield [item]
+                del item  # a round is not kept while the next one is computed
             return
         threads = [
             threading.Thread(target=self._follow, args=(place, makers[place]), name=f"shard {place}", daemon=True)
@@ -68,6 +70,7 @@ class Board:
                 try:
                     for item in items:
                         yield self.meet(0, item, lambda all_items: [all_items] * self.count)
+                        del item
                 except BaseException as problem:
                     self._fail(problem)
                     raise
@@ -82,6 +85,7 @@ class Board:
             try:
                 for item in maker():
                     self.meet(place, item, lambda all_items: [all_items] * self.count)
+                    del item
             except _Left:
                 return
             except BaseException as problem:

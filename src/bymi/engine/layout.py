@@ -17,6 +17,8 @@ from torch import Tensor
 from bymi.engine.group import Group
 from bymi.errors import InputError
 
+_NUMBERS = 1 << 24  # of all nodes' rows that travel at a time
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -72,7 +74,7 @@ class Routes:
 
     def __init__(self, layout: Layout, group: Group, wanted: Sequence[Tensor]) -> None:
         """`wanted`: node numbers by shard, upwards."""
-        self._group = group
+        self._group, self._size = group, layout.size
         ranks, size, here = range(group.size), layout.size, group.rank
         by_rank = [torch.unique(torch.cat([wanted[shard] for shard in layout.held[rank]])) for rank in ranks]
         mine = layout.nodes(here)
@@ -90,9 +92,19 @@ class Routes:
 
     def carry(self, rows: Tensor, name: str) -> list[Tensor]:
         """From the rows of all nodes held here [B, ...] to those wanted by each shard held here."""
-        outgoing = rows if self._whole else rows.index_select(0, self._send)
-        table = self._group.swap(outgoing, self._counts, self._coming, name)
+        table = self._swap(rows, name)
         return [table if pick is None else table.index_select(0, pick) for pick in self._picks]
+
+    def _swap(self, rows: Tensor, name: str) -> Tensor:
+        width = max(1, _NUMBERS // self._size)
+        if self._whole or rows.ndim != 2 or rows.shape[1] <= width:
+            outgoing = rows if self._whole else rows.index_select(0, self._send)
+            return self._group.swap(outgoing, self._counts, self._coming, name)
+        # A row goes to several ranks, and each needs a copy of it: of long ones some coordinates at a time.
+        table = rows.new_empty(sum(self._coming), rows.shape[1])
+        for part, into in zip(rows.split(width, 1), table.split(width, 1), strict=True):
+            into.copy_(self._group.swap(part.index_select(0, self._send), self._counts, self._coming, name))
+        return table
 
 
 def _pick(places: Tensor, size: int) -> Tensor | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from functools import cache
 
 # The numbers of glibc's own header, malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _LARGEST = (1 << 31) - 1
+_SPARE = 1 << 29  # bytes that may lie idle, however little is in use
 
 
 def keep_memory() -> None:
@@ -16,11 +18,41 @@ def keep_memory() -> None:
     Vectors of a round are made and let go many times a second; above 32 MB glibc would ask the system for each of them.
     Where there is no glibc nothing happens.
     """
+    library = _glibc()
+    if library is not None:
+        library.mallopt(_MMAP_MAX, 0)
+        library.mallopt(_TRIM_THRESHOLD, _LARGEST)
+
+
+def let_go() -> None:
+    """Give back what lies idle, if that is more than what is in use: pieces of odd sizes between which nothing large fits."""
+    library = _glibc()
+    if library is None:
+        return
+    found = library.mallinfo2()
+    if found.idle > max(_SPARE, found.used):
+        library.malloc_trim(0)
+
+
+class _Figures(ctypes.Structure):
+    """What mallinfo2 tells, in bytes; of its ten numbers two matter."""
+
+    _fields_ = [(f"unused{at}", ctypes.c_size_t) for at in range(7)] + [
+        ("used", ctypes.c_size_t),
+        ("idle", ctypes.c_size_t),
+        ("unused9", ctypes.c_size_t),
+    ]
+
+
+@cache
+def _glibc() -> ctypes.CDLL | None:
+    """glibc of this process, from 2.33 on; None elsewhere."""
     if not sys.platform.startswith("linux"):
-        return
+        return None
     try:
-        choose = ctypes.CDLL(None).mallopt
+        library = ctypes.CDLL(None)
+        library.mallinfo2.restype = _Figures
+        library.mallopt, library.malloc_trim  # noqa: B018
     except (AttributeError, OSError):  # another C library
-        return
-    choose(_MMAP_MAX, 0)
-    choose(_TRIM_THRESHOLD, _LARGEST)
+        return None
+    return library

@@ -93,6 +93,7 @@ def whole_rounds(
         here = [part.state for part in parts if part.state is not None]
         kept = (seen or step % _LOOK_EVERY == 0) and bool(wanted)
         yield Moment(_assemble(parts, wires, lengths[:, None], flags), models, here, partial(bool, kept))
+        del parts, models, here  # a round is not kept while the next one is computed
         if gone:
             return
 

@@ -54,6 +54,7 @@ class Alone:
         for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state):
             here = [] if snapshot.state is None else [snapshot.state]
             yield Moment(snapshot, Held(snapshot.theta), here, partial(wants, snapshot.step, snapshot.phase))
+            del snapshot, here  # a round is not kept while the next one is computed
 
 
 class Together:

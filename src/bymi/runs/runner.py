@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from bymi.engine.host import Host
-from bymi.engine.memory import keep_memory
+from bymi.engine.memory import keep_memory, let_go
 from bymi.engine.parent import die_with_parent
 from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
@@ -40,6 +40,7 @@ Result = dict[str, Any] | BymiError | None
 
 _ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
 _TELL_EVERY = 0.1  # seconds between two words on progress
+_LONG = 1.0  # seconds of a round after which memory is looked at: in shorter ones that would be felt
 _queue: Any = None  # of a worker process only: where it reports its progress
 
 
@@ -232,10 +233,14 @@ def _walk(
                     break
             if moment.is_kept():
                 keeper.turn(moment.states, log)
-            now = before = time.perf_counter()
+            now = time.perf_counter()
             if now - told > _TELL_EVERY:
                 tell(snapshot.step - done)
                 done, told = snapshot.step, now
+            del moment, snapshot  # with all messages of a round, while those of the next one come
+            if now - before > _LONG:
+                let_go()
+            before = time.perf_counter()
     tell(sheet.steps - done)
     return log
 
