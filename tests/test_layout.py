@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from bymi.engine import layout as layouts
 from bymi.engine.board import Board
 from bymi.engine.group import Group
-from bymi.engine import layout as layouts
 from bymi.engine.layout import Layout, Routes
 from bymi.engine.placement import place, rows_sent
 from bymi.errors import InputError
