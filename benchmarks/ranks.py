@@ -195,15 +195,15 @@ SIZES = [(recipe, nodes, dim) for recipe, dim in (("linear", 100), ("mnist", 617
 def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int) -> Row:
     """One iteration on a random regular graph over lists, a rank a core, with the cores measured here; bytes of a machine.
 
-    A rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. What each rank holds of the whole: the lists (60 bytes an arc)
-    and, of images, the data of all nodes; of the linear model those of its own. A trail is float64, as long as the rows heard.
+    A rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. It has the lists of the whole graph (60 bytes an arc), and the data
+    of its own nodes, as many samples each. A trail is float64, as long as the rows heard.
     """
     size, bytes_ = MACHINES * HERE, 4 if recipe == "mnist" else 8
     here = nodes / size
     heard = nodes * (1 - 1 / size) * (1 - (1 - 1 / size) ** DEGREE)
     compute = here * machine.gradient[recipe] + 3 * DEGREE * here * dim * bytes_ / machine.passes + machine.rest
     exchange = HERE * heard * dim * bytes_ / NETWORK + 4 * AWAY
-    data = 8 * here * samples * (2 * dim + 2) if recipe == "linear" else 4 * 784 * 60000
+    data = here * samples * (8 * (dim + 1) if recipe == "linear" else 4 * 784)
     rows, trail = (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
     parts = {"lists": 60 * nodes * DEGREE, "data": data, "rows": rows, "trail": trail}
     return {

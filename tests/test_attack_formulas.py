@@ -35,6 +35,7 @@ from bymi.topology import ErdosRenyi
 
 NODES, DIM, SEED = 20, 6, 4
 MEMBERS = torch.tensor([number in (2, 5, 11, 17, 19) for number in range(NODES)])
+HONEST = (~MEMBERS).nonzero().flatten()
 OWN, OTHERS = MEMBERS.nonzero().flatten(), (~MEMBERS).nonzero().flatten()
 VECTORS = stream(0, "vectors").normal(NODES, DIM) + 0.5
 HALVES: tuple[Part, Part] = ("first half", "second half")
@@ -181,7 +182,7 @@ GRAPH = ErdosRenyi(0.7).draw(NODES, seed=2, must_connect=~MEMBERS)
 
 def told(attack: Dissensus | Isolation | Poison) -> np.ndarray:
     """One message for each honest node, in order."""
-    return Adversary(MEMBERS, attack, seed=SEED)._tailor(attack, VECTORS, GRAPH).numpy()
+    return Adversary(MEMBERS, attack, seed=SEED)._tailor(attack, VECTORS, GRAPH, HONEST).numpy()
 
 
 @pytest.mark.parametrize("eps", [0.0, 1.0, 1.5])
@@ -217,7 +218,7 @@ def test_honest_nodes_that_diverged_teach_nothing() -> None:
     broken = VECTORS.clone()
     broken[OTHERS[0]] = torch.nan
     for attack in (Dissensus(), Isolation(), Poison("fuse")):
-        assert bool(torch.isfinite(Adversary(MEMBERS, attack)._tailor(attack, broken, GRAPH)).all())
+        assert bool(torch.isfinite(Adversary(MEMBERS, attack)._tailor(attack, broken, GRAPH, HONEST)).all())
 
 
 def test_responses_are_flipped() -> None:
