@@ -39,12 +39,23 @@ CASES: dict[str, list[str]] = {
     "linear, 10,000 nodes": [*LINEAR, "attack=sign-flip"],
     "linear, 10,000 nodes, data under attack": [*LINEAR, "attack=parameter"],
     "LeNet, 100 nodes": LENET,
-    "LeNet, 1,000 nodes": [*LENET, *LISTS, "nodes=1000", "data.samples=60", "data.identification=20", "detection.sample=4"],
+    "LeNet, 1,000 nodes in a ring, BALANCE alone": [
+        *("mnist", "method=rule", "steps=4", "warm_up.steps=2", "graph=ring", "nodes=1000"),
+        *("data.samples=60", "data.identification=20"),
+    ],
+    "LeNet, 1,000 nodes that hear 20 each": [
+        *LENET,
+        *LISTS,
+        "nodes=1000",
+        "data.samples=60",
+        "data.identification=20",
+        "detection.sample=4",
+    ],
 }
 SIZES = (1, 2, 4)
 FALLS = {2: 0.75, 4: 0.5}
 """The share of what one process has beyond nothing that a rank of so many may have, of the runs in BOUND."""
-BOUND = ("linear, 10,000 nodes", "linear, 10,000 nodes, data under attack")
+BOUND = ("linear, 10,000 nodes", "linear, 10,000 nodes, data under attack", "LeNet, 1,000 nodes in a ring, BALANCE alone")
 
 
 def measure(words: list[str], note: str) -> None:

@@ -195,8 +195,8 @@ SIZES = [(recipe, nodes, dim) for recipe, dim in (("linear", 100), ("mnist", 617
 def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int) -> Row:
     """One iteration on a random regular graph over lists, a rank a core, with the cores measured here; bytes of a machine.
 
-    A rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. It has the lists of the whole graph (60 bytes an arc), and the data
-    of its own nodes, as many samples each. A trail is float64, as long as the rows heard.
+    A rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. It has the lists of the whole graph (60 bytes an arc), and the
+    data of its own nodes, so many samples each. A trail is float64, as long as the rows heard.
     """
     size, bytes_ = MACHINES * HERE, 4 if recipe == "mnist" else 8
     here = nodes / size
