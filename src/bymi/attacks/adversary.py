@@ -113,7 +113,7 @@ class Adversary:
     # The forge of the algorithm.
 
     def forges(self, topic: str, step: int) -> bool:
-        """Whether `gradients` may change vectors of this topic: then it has to see those of all nodes together."""
+        """Whether `gradients` may change vectors of this topic; `sees` says what it has to know of others then."""
         part, parts = part_of(topic), self._parts
         if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
             return False
@@ -176,7 +176,7 @@ class Adversary:
     # The wire of its nodes.
 
     def lies(self, topic: str, step: int) -> bool:
-        """Whether messages of this topic may differ from what their senders hold: the wire then needs all of them."""
+        """Whether messages of this topic may differ from what their senders hold; `sees` says what they are made from."""
         return self.acts(step) and (self.differs(topic) or self._on_wire(part_of(topic)))
 
     def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int, mean: Tensor | None = None) -> Sent:
