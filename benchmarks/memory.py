@@ -55,7 +55,7 @@ CASES: dict[str, list[str]] = {
 SIZES = (1, 2, 4)
 FALLS = {2: 0.75, 4: 0.5}
 """The share of what one process has beyond nothing that a rank of so many may have, of the runs in BOUND."""
-BOUND = ("linear, 10,000 nodes", "linear, 10,000 nodes, data under attack", "LeNet, 1,000 nodes in a ring, BALANCE alone")
+BOUND = ("linear, 10,000 nodes", "linear, 10,000 nodes, data under attack")
 
 
 def measure(words: list[str], note: str) -> None:
