@@ -93,7 +93,7 @@ def lay_out(sheet: Sheet, host: Host, group: Group) -> Course:
 
 
 def _by_all(group: Group, build: Callable[[], Scene]) -> Scene:
-    """What each process builds for itself. A mistake that one of them meets, in its own data or its own folder, stops all."""
+    """What each process builds for itself. A mistake that one of them meets, such as in its own data, stops all."""
     scene, mistake = None, ""
     try:
         scene = build()
