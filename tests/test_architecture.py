@@ -13,8 +13,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
-    {"errors", "streams", "vectors", "lists", "crowd"},
-    {"graph", "sparse", "topology", "inbox", "datasets"},
+    {"errors", "streams", "vectors", "lists", "hearing", "crowd"},
+    {"graph", "sparse", "topology", "inbox", "staying", "datasets"},
     {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
@@ -28,6 +28,8 @@ ROWS = [
 ]
 SIDEWAYS = {
     *{("topology", "graph"), ("topology", "sparse"), ("sparse", "graph")},  # a topology draws a graph of either kind
+    ("hearing", "lists"),  # who is heard is said place by place
+    ("staying", "inbox"),  # an inbox without rows is one
     ("network", "faces"),  # a network carries messages, and some senders have several
 }
 NUMERICAL = set().union(*ROWS[:9])

@@ -20,7 +20,7 @@ from bymi.attacks import GradientAttack, OutOfDistribution
 from bymi.engine import simulate
 from bymi.engine.host import Host
 from bymi.experiment import Spec, load, run
-from bymi.inbox import ABSURD
+from bymi.hearing import ABSURD
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import store, tasks
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder

@@ -18,9 +18,9 @@ from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, asked, identify, identify_asked, identify_neighbours
 from bymi.detection.products import weigh
 from bymi.experiment import load, run
-from bymi.network import Replies
 from bymi.phases import NoForge, Snapshot, detect
 from bymi.problems import LinearProblem, LinearShard, Split, linear_problem, linear_shard, split_samples
+from bymi.staying import Replies
 from tests.reference import receiver as by_definition
 from tests.reference.scenes import draw_scene
 

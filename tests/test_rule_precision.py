@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi import RULES, Round
 from bymi.aggregation import WeightedRule
-from bymi.inbox import ABSURD
+from bymi.hearing import ABSURD
 from tests.reference.rules import TRANSCRIPTIONS, Node
 from tests.rounds import Lone, draw_lone
 

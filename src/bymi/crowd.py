@@ -18,6 +18,11 @@ class Crowd(Protocol):
     @property
     def total(self) -> int: ...
 
+    @property
+    def kept(self) -> Tensor:
+        """Of which of them it is kept here what became of them [K]: of those heard here, or of those sent from here."""
+        ...
+
     def agree(self, flag: bool) -> bool:
         """Whether the flag holds for all receivers."""
         ...

@@ -19,14 +19,9 @@ from torch import Tensor
 
 from bymi.crowd import Crowd
 from bymi.errors import InputError
+from bymi.hearing import ABSURD, OVERFLOW, heard, usable
 from bymi.lists import Lists, Table
 from bymi.vectors import Rows, dist2, dist2_from, join, norms, surely_short
-
-ABSURD = 1e6
-"""A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
-
-OVERFLOW = 1e100
-"""A node whose own vector is longer than this has diverged: it hears nobody and takes part in nothing. Squares stay finite."""
 
 _NO_MATRIX = (
     "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
@@ -90,39 +85,43 @@ class Inbox:
         Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector has
         diverged hears nobody: it has nothing to compare with.
         """
-        stacked, present = _stack(messages, own)
+        stacked, present = stack(messages, own)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and surely_short(stacked, ABSURD) and (stacked is own or surely_short(own, ABSURD)):
             return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
 
         length = norms(stacked)
         own_length = length if stacked is own else norms(own)
-        reach = ABSURD * own_length.clamp_min(1.0)
-        if present is None and len(stacked) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
-            return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
-        sane = own_length < OVERFLOW  # NaN compares false
-        usable = length <= (torch.where(sane, reach, -torch.inf).amax() if len(own) else -torch.inf)
-        length = length[None, :] if lists is None else lists.look(length)
-        fine = (length <= reach[:, None]) & sane[:, None]
         if present is not None:
-            fine, usable = fine & (present if lists is None else lists.look(present)), usable & present
-        stacked = torch.where(usable[:, None], stacked, torch.zeros_like(stacked))
+            length = torch.where(present, length, torch.nan)
+        fine = usable(length, own_length)
+        if fine is None:
+            if present is None:
+                return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
+            fine = present
+        stacked = torch.where(fine[:, None], stacked, torch.zeros_like(stacked))
         if len(stacked):
-            position = torch.where((position >= 0) & usable[position.clamp_min(0)], position, -1)
-        heard = expected & fine
-        return Inbox(own, stacked, expected, heard, weight * heard, self_weight, position, senders, lists)
+            position = torch.where((position >= 0) & fine[position.clamp_min(0)], position, -1)
+        arcs = heard(length, own_length, expected, lists)
+        return Inbox(own, stacked, expected, arcs, weight * arcs, self_weight, position, senders, lists)
 
     @staticmethod
     def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
         """Inboxes of one round made alike: a sender is heard in all of them or in none, and their rows line up."""
         complete = all(inbox.complete for inbox in inboxes)
-        if complete and all(inbox.own_at is inboxes[0].own_at for inbox in inboxes):
+        # With lists of their own they have rows of their own, some perhaps elsewhere.
+        alike = all(inbox.lists is inboxes[0].lists for inbox in inboxes)
+        if complete and (not alike or all(inbox.own_at is inboxes[0].own_at for inbox in inboxes)):
             return tuple(inboxes)
         own_at = torch.stack([inbox.own_at for inbox in inboxes]).amin(0)
+        places = [own_at if alike else inbox.own_at for inbox in inboxes]
         if complete:
-            return tuple(replace(inbox, own_at=own_at) for inbox in inboxes)
+            return tuple(replace(inbox, own_at=place) for inbox, place in zip(inboxes, places, strict=True))
         heard = torch.stack([inbox.heard for inbox in inboxes]).all(0)
-        return tuple(replace(inbox, heard=heard, weight=inbox.weight * heard, own_at=own_at) for inbox in inboxes)
+        return tuple(
+            replace(inbox, heard=heard, weight=inbox.weight * heard, own_at=place)
+            for inbox, place in zip(inboxes, places, strict=True)
+        )
 
     def of(self, receivers: Tensor) -> Inbox:
         """The same round as seen by some of the receivers, given by their places [b] in this inbox."""
@@ -285,7 +284,7 @@ def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:
     return counts.index_add_(1, senders, mask.to(torch.int64)) > 0
 
 
-def _stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:
+def stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:
     """Messages as [J, D] and which of them arrived in the right shape [J], None for all."""
     if isinstance(messages, Tensor):
         return messages, None

@@ -94,7 +94,7 @@ class Lists:
         """Squared distances of the messages at each place to the receivers' own vectors [B, n], float64, zero at empty ones."""
         # Straight from the differences: there are few, and nothing cancels.
         output = torch.zeros(self.there.shape, dtype=torch.float64, device=own.device)
-        output[self.there] = _apart(own, self.flat[0], messages, self.flat[1])
+        output[self.there] = apart(own, self.flat[0], messages, self.flat[1])
         return output
 
     def median(self, values: Tensor, size: int, fill: float) -> Tensor:
@@ -154,7 +154,7 @@ class Table(Lists):
 
     def correct(self, dist2: Tensor, own: Tensor, messages: Tensor) -> Tensor:
         """Squared distances of message j to the receivers' own vectors [B, n], put right where a further one is heard."""
-        found = _apart(own, self.further.receivers, messages, self.further.numbers)
+        found = apart(own, self.further.receivers, messages, self.further.numbers)
         return dist2.flatten().index_copy(0, self.further.at, found).view_as(dist2)
 
     def total(self, weight: Tensor, vectors: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Table(Lists):
         return values.gather(1, self.at) * self.there
 
 
-def _apart(own: Tensor, receivers: Tensor, messages: Tensor, numbers: Tensor) -> Tensor:
+def apart(own: Tensor, receivers: Tensor, messages: Tensor, numbers: Tensor) -> Tensor:
     """Squared distances |own_r - message_s|^2 of pairs [E], float64."""
     # All in one place: small results that lie between the large differences keep the memory of these from being used again.
     found = torch.empty(len(receivers), dtype=torch.float64, device=own.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
@@ -15,6 +15,7 @@ from bymi.graph import Graph
 from bymi.inbox import Inbox, fold
 from bymi.lists import Lists, Table
 from bymi.sparse import SparseGraph
+from bymi.staying import Replies
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
 LONG = 1 << 20  # numbers in the answers to one question from which on a CPU handles it alone: they stay in its cache
@@ -32,16 +33,6 @@ class Say(Protocol):
     def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: str) -> Tensor: ...
 
 
-@dataclass(frozen=True, eq=False)
-class Replies:
-    """What one receiver gets back on a question: one inbox a topic, with that receiver alone (B = 1) and J who were asked."""
-
-    receiver: int  # its place among the nodes held here
-    senders: Tensor  # [J] which columns of the network's arcs they are
-    point: Tensor  # [D] about which it asked
-    read: Callable[[], tuple[Inbox, ...]]  # once, in any thread: only then do nodes say what they found
-
-
 class Network(Protocol):
     """The seam between the algorithm and the place where it runs: `nodes` are held here, out of `size` in all."""
 
@@ -55,10 +46,19 @@ class Network(Protocol):
         """Everybody sends its rows, named by topic; one Inbox a topic comes back, in order, with the same arcs heard."""
         ...
 
-    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, say: Say | None = None) -> Iterator[Replies]:
+    def ask(
+        self,
+        step: int,
+        points: Tensor,
+        answer: Answer,
+        who: Tensor,
+        say: Say | None = None,
+        deeds: tuple[Tensor, Tensor] | None = None,
+    ) -> Iterator[Replies]:
         """The nodes of `who` [B] send their points [B, D] to those they hear; each of these answers, as the node itself does.
 
-        Without `say` they say what they found.
+        Without `say` they say what they found. `deeds` come with the answers: of each node held here what others saw of it, and
+        what it did, [B, D] each.
 
         Walked through receiver by receiver, so that memory does not grow with their number, and before anything else is sent.
         """
@@ -151,7 +151,15 @@ class LocalNetwork:
         split = self._two_faced is not None and self._faces is not None and any(map(self._two_faced.differs, vectors))
         return Inbox.together([self._deliver(own, topic, step, split=split) for topic, own in vectors.items()])
 
-    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, say: Say | None = None) -> Iterator[Replies]:
+    def ask(
+        self,
+        step: int,
+        points: Tensor,
+        answer: Answer,
+        who: Tensor,
+        say: Say | None = None,
+        deeds: tuple[Tensor, Tensor] | None = None,
+    ) -> Iterator[Replies]:
         if not bool(who.any()):
             return
         # Lists of neighbours are walked on the CPU: one copy here instead of a wait for each receiver.
@@ -174,7 +182,8 @@ class LocalNetwork:
                 found = {topic: vectors[place] for topic, vectors in parts.items()}
                 weight = self._plain.weight[node, columns[place]][None]
                 read = partial(self._replies, found, node, asked[place], weight, say, step)
-                yield Replies(node, columns[place], points[node], read)
+                seen = None if deeds is None else partial(_deeds, *deeds, asked[place])
+                yield Replies(node, columns[place], points[node], read, seen)
 
     def agree(self, flag: bool) -> bool:
         return flag
@@ -272,6 +281,11 @@ class LocalNetwork:
             )
             inboxes.append(inbox)
         return Inbox.together(inboxes)
+
+
+def _deeds(seen: Tensor, own: Tensor, asked: Tensor) -> Tensor:
+    """Those of nodes asked, as others saw them, and last of the asker itself [J + 1, D]."""
+    return torch.cat([seen.index_select(0, asked[:-1]), own.index_select(0, asked[-1:])])
 
 
 def _replace(vectors: Tensor, forged: Sent) -> Tensor | list[Tensor | None]:

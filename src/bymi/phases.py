@@ -8,14 +8,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bymi.detection import REASONS, Answers, Claims, Record, Trail, identify_asked, identify_neighbours, sit
+from bymi.detection import REASONS, Answers, Claims, Minutes, Record, Trail, identify_asked, identify_neighbours, sit
 from bymi.detection.fuse import Fuse, fused
 from bymi.forge import Forge, NoForge
 from bymi.inbox import Inbox, Round
-from bymi.network import Network, Replies, Settles
+from bymi.network import Network, Settles
 from bymi.plan import Optimisation, Plan
 from bymi.problems import Problem, Split, fresh_halves
 from bymi.state import Snapshot
+from bymi.staying import Replies, StayingInbox
 from bymi.streams import stream
 
 _PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
@@ -71,7 +72,10 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
             for topic, chosen in split.halves.items()
         }
         first, second = network.exchange(step, **halves)
-        verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
+        if isinstance(first, StayingInbox):
+            verdict = identify_asked(first.visit(second), plan.detector, network.arcs)
+        else:
+            verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
     else:
         (first,) = network.exchange(step, parameters=theta)
         replies = _ask(problem, network, split.halves, theta, forge.asks(nodes, step), forge, step)
@@ -114,21 +118,31 @@ def judge(
         }
 
     asks = forge.asks(nodes, step)
-    deeds = trail.vectors() if trail.rounds else None
+    asking = asks.nonzero().flatten()
     (parameters,) = network.exchange(step, parameters=theta)
+    # Deeds are here, or with those whose deeds they are, and come with what these say.
+    scattered = isinstance(parameters, StayingInbox)
+    deeds = trail.vectors() if trail.rounds and not scattered else None
+    sides = trail.sides() if trail.rounds and scattered else None
     parameters = parameters.without_vectors()  # where everybody stands is in the trail and comes with the questions
-    probed = None
+    probed: Claims | Minutes | None = None
     if detector.probe:
         first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
-        probed = Claims(first, second)
+        if isinstance(first, StayingInbox):
+            probed = Minutes(Answers(first.visit(second, who=asks)), asking, network.arcs, nodes)
+        else:
+            probed = Claims(first, second)
+        del first, second
     claims: Answers | Claims
     if detector.point == "receiver":
-        claims = Answers(_ask(problem, network, halves, theta, asks, forge, step), deeds)
+        claims = Answers(_ask(problem, network, halves, theta, asks, forge, step, sides), deeds)
     else:
         first, second = network.exchange(step, **told(theta, ""))
-        claims = Claims(first, second, deeds)
+        if isinstance(first, StayingInbox):
+            claims = Answers(first.visit(second, who=asks, deeds=sides), deeds)
+        else:
+            claims = Claims(first, second, deeds)
     trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
-    asking = asks.nonzero().flatten()
     verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)
     record, verdict = record.add(verdict)
     weighed = cut_off(network, plan, verdict.flagged, forge, step=step)
@@ -136,7 +150,14 @@ def judge(
 
 
 def _ask(
-    problem: Problem, network: Network, halves: dict[str, Tensor], theta: Tensor, who: Tensor, forge: Forge, step: int
+    problem: Problem,
+    network: Network,
+    halves: dict[str, Tensor],
+    theta: Tensor,
+    who: Tensor,
+    forge: Forge,
+    step: int,
+    deeds: tuple[Tensor, Tensor] | None = None,
 ) -> Iterator[Replies]:
     """The nodes of `who` [B] ask for the gradients on both halves at their own parameter."""
 
@@ -152,7 +173,7 @@ def _ask(
     def say(vectors: Tensor, nodes: Tensor, asker: int, topic: str) -> Tensor:
         return forge.gradients(vectors, nodes, f"{topic} for {asker}", step)
 
-    return network.ask(step, theta, answer, who, say)
+    return network.ask(step, theta, answer, who, say, deeds)
 
 
 def optimise(

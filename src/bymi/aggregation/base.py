@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bymi.inbox import Inbox, Mixture, Round
+from bymi.staying import StayingInbox
 from bymi.vectors import Rows, gather_members
 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
@@ -110,6 +111,8 @@ class CoordinateRule(Rule):
         lonely = ~inbox.heard.any(1, keepdim=True)
         if inbox.lists is None:
             return torch.where(lonely, inbox.own, inbox.by_coordinate(self.centre))
+        if isinstance(inbox, StayingInbox):
+            return torch.where(lonely, inbox.own, inbox.by_sets(self.centre_of))
         output = torch.empty_like(inbox.own)
         for some in sets(inbox):
             output[some.receivers] = self.centre_of(inbox.rows, some.at, some.valid)

@@ -177,7 +177,10 @@ class Adversary:
 
     def lies(self, topic: str, step: int) -> bool:
         """Whether messages of this topic may differ from what their senders hold; `sees` says what they are made from."""
-        return self.acts(step) and (self.differs(topic) or self._on_wire(part_of(topic)))
+        return self.acts(step) and self.may_lie(topic)
+
+    def may_lie(self, topic: str) -> bool:
+        return self.differs(topic) or self._on_wire(part_of(topic))
 
     def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int, mean: Tensor | None = None) -> Sent:
         """What senders put on the wire. If these are not all nodes, `mean` [D] is what an attack that sees it has to know."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bymi.aggregation import Filtering, GeometricMedian, Mean, Median, TrMean
 from bymi.detection.asked import identify_asked
+from bymi.detection.claims import Answers, Claims, Minutes
 from bymi.detection.identify import Detector, Verdict, identify, identify_neighbours
 from bymi.detection.panel import Panel
 from bymi.detection.products import Centre
@@ -12,7 +13,7 @@ from bymi.detection.record import Record
 from bymi.detection.scale import Identity, Principal, Scale
 from bymi.detection.threshold import threshold
 from bymi.detection.trail import Trail
-from bymi.detection.tribunal import Answers, Claims, sit
+from bymi.detection.tribunal import sit
 from bymi.detection.watch import Watch
 
 CENTRES: dict[str, type[Centre]] = {
@@ -34,6 +35,7 @@ __all__ = [
     "Claims",
     "Detector",
     "Identity",
+    "Minutes",
     "Panel",
     "Principal",
     "Record",

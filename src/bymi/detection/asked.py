@@ -14,7 +14,7 @@ from bymi.detection.identify import Detector, Verdict
 from bymi.detection.products import Products, multiply, weigh
 from bymi.detection.reasons import REASONS
 from bymi.detection.threshold import threshold
-from bymi.network import Replies
+from bymi.staying import Replies
 from bymi.vectors import inner
 
 _RECEIVERS = 256  # whose products are held at a time

@@ -16,7 +16,8 @@ from bymi.detection.reasons import REASONS
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.threshold import threshold
 from bymi.errors import InputError, require
-from bymi.inbox import OVERFLOW, Inbox
+from bymi.hearing import OVERFLOW
+from bymi.inbox import Inbox
 from bymi.vectors import Rows, norms
 
 Point = Literal["sender", "receiver"]

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bymi.inbox import OVERFLOW, Inbox
+from bymi.hearing import OVERFLOW
+from bymi.inbox import Inbox
 from bymi.lists import Lists, Table, median_by_number
+from bymi.staying import StayingInbox
 from bymi.vectors import Rows, ascending, from_midst, norms, stride_of
 
 _ARCS = 1 << 14  # whose receivers' vectors are copied at a time
@@ -43,7 +45,7 @@ class Trail:
         used, heard = _used_and_heard(inbox, share)
         if self.messages is None or self.own is None or self.times is None or self.refused is None:
             # In float64: late in a run theta is far longer than what nodes differ by.
-            self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (inbox.messages, inbox.own))
+            self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (_kept(inbox), inbox.own))
             self.times = torch.zeros(len(heard), dtype=torch.int64, device=heard.device)
             columns = len(heard) if isinstance(inbox.lists, Table) else inbox.heard.shape[1]
             self.refused = torch.zeros(len(inbox.own), columns, dtype=torch.int32, device=heard.device)
@@ -60,7 +62,11 @@ class Trail:
         self.inbox = inbox.without_vectors()
 
     def vectors(self) -> Tensor:
-        """q of every column and of every receiver itself [J + B, D].
+        """q of every column and of every receiver itself [J + B, D]."""
+        return torch.cat(self.sides())
+
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """q of every column [J, D], and of every receiver itself [B, D].
 
         Sums over sums, not a mean of quotients: where steps fall to nothing, the last rounds would drown all others.
         """
@@ -69,7 +75,12 @@ class Trail:
         assert self.times is not None
         mean = self.messages / self.times.clamp_min(1)[:, None].to(self.messages)
         rounds = max(1, self.rounds)
-        return torch.cat([mean, self.own / rounds]) * (rounds / self.steps)
+        return mean * (rounds / self.steps), self.own / rounds * (rounds / self.steps)
+
+
+def _kept(inbox: Inbox) -> Tensor:
+    """Messages of which a trail is kept here [J, D]: all heard or, where rows stay with those who sent them, those sent."""
+    return inbox.kept if isinstance(inbox, StayingInbox) else inbox.messages
 
 
 def _used_and_heard(inbox: Inbox, share: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,9 +92,10 @@ def _used_and_heard(inbox: Inbox, share: Tensor) -> tuple[Tensor, Tensor]:
         size = len(inbox.messages)
         return _as_used_by_table(inbox, share, inbox.lists), inbox.lists.count(inbox.lists.there, size) > 0
     places = _Places.of(inbox, share, inbox.lists)
+    kept = _kept(inbox)
     if places is None:
-        return inbox.messages, torch.ones_like(inbox.messages[:, 0], dtype=torch.bool)
-    return _as_used_by_lists(inbox, places), places.usable(len(inbox.messages))
+        return kept, torch.ones_like(kept[:, 0], dtype=torch.bool)
+    return _as_used_by_lists(inbox, kept, places), places.usable(len(kept))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +186,7 @@ def _as_used_by_table(inbox: Inbox, share: Tensor, table: Table) -> Tensor:
 class _Places:
     """The same by lists: what all receivers, also those held elsewhere, did to the messages heard here."""
 
-    arcs: Lists  # [M, n], or [B, n] where all receivers are held here: which message of the inbox is at each place
+    arcs: Lists  # [M, n], or [B, n] where all receivers are held here: which of the messages kept is at each place
     share: Tensor  # of it that was used, at each place
     heard: Tensor  # bool
     shortened: bool  # whether any message of the round was, here or elsewhere
@@ -194,7 +206,7 @@ class _Places:
         told = crowd.gather(torch.stack([number.to(share), share, heard.to(share)], 1))
         number, share, heard = told[:, 0].to(torch.int64), told[:, 1], told[:, 2] > 0
         here = torch.full((crowd.total + 1,), -1, device=number.device)  # the last one is for none
-        at = here.index_copy(0, crowd.columns, torch.arange(len(crowd.columns), device=number.device))[number]
+        at = here.index_copy(0, crowd.kept, torch.arange(len(crowd.kept), device=number.device))[number]
         return _Places(Lists(at.clamp_min(0), at >= 0), share, heard, bool((share[number >= 0] < 1).any()))
 
     def usable(self, count: int) -> Tensor:
@@ -203,11 +215,11 @@ class _Places:
         return (2 * self.arcs.count(self.heard, count) >= most) & (most > 0)
 
 
-def _as_used_by_lists(inbox: Inbox, places: _Places) -> Tensor:
+def _as_used_by_lists(inbox: Inbox, kept: Tensor, places: _Places) -> Tensor:
     """As `_as_used`, with those who hear a message found in their lists."""
     if not places.shortened:
-        return inbox.messages
-    everyone, arcs, size = _Everyone(inbox), places.arcs, len(inbox.messages)
+        return kept
+    everyone, arcs, size = _Everyone(inbox), places.arcs, len(kept)
     receivers, numbers = arcs.flat
     parts = arcs.flatten(places.share)
     # Where less than half of its receivers shortened a message, the median is one.
@@ -215,7 +227,7 @@ def _as_used_by_lists(inbox: Inbox, places: _Places) -> Tensor:
     short = (2 * low >= arcs.count(arcs.there, size)) & (low > 0)
     some = short[numbers].nonzero().flatten()
     if not len(some) and inbox.crowd is None:
-        return inbox.messages
+        return kept
     which, place = short.nonzero().flatten(), torch.cumsum(short, 0) - 1
     receivers, numbers = receivers[some], place[numbers[some]]
     left = median_by_number(numbers, parts[some], len(which), 1.0).to(inbox.own.dtype)
@@ -226,10 +238,10 @@ def _as_used_by_lists(inbox: Inbox, places: _Places) -> Tensor:
         for at, of in zip(receivers[near].split(_ARCS), numbers[near].split(_ARCS), strict=True):
             towards[:, part].index_add_(0, of, rows[at])
     if not len(which):
-        return inbox.messages
+        return kept
     towards = towards / count.clamp_min(1)[:, None]
-    moved = towards + left[:, None] * (inbox.messages[which] - towards)
-    return inbox.messages.index_copy(0, which, moved)
+    moved = towards + left[:, None] * (kept[which] - towards)
+    return kept.index_copy(0, which, moved)
 
 
 class _Everyone:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,17 +15,19 @@ from bymi.attacks import Adversary
 from bymi.attacks.levels import asker_of
 from bymi.engine.board import Board
 from bymi.engine.group import Group
-from bymi.engine.inquiry import Inquiry
+from bymi.engine.inquiry import Inquiry, own_or_sent
 from bymi.engine.layout import Layout
 from bymi.engine.placement import place
+from bymi.engine.striped import StripedInbox
 from bymi.engine.wires import Wires
 from bymi.graph import Graph
 from bymi.inbox import Inbox
-from bymi.network import Answer, Replies, Say
+from bymi.network import Answer, Say
 from bymi.plan import Plan
 from bymi.problems import Problem
 from bymi.sparse import SparseGraph
 from bymi.state import Snapshot, State
+from bymi.staying import Replies
 
 _SHARDS = 4  # of a run that is to give the same bits on 1, 2 and 4 ranks
 
@@ -59,14 +62,35 @@ class ShardNetwork:
         self.finish()
         self._note(step, " and ".join(vectors))
         inboxes: tuple[Inbox, ...] = self.meet(vectors, lambda given: self.wires.deliver(given, step))
-        return inboxes
+        return tuple(replace(inbox, network=self) if isinstance(inbox, StripedInbox) else inbox for inbox in inboxes)
 
-    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, say: Say | None = None) -> Iterator[Replies]:
+    def ask(
+        self,
+        step: int,
+        points: Tensor,
+        answer: Answer,
+        who: Tensor,
+        say: Say | None = None,
+        deeds: tuple[Tensor, Tensor] | None = None,
+    ) -> Iterator[Replies]:
         self.finish()
         self._note(step, "answers")
-        known, asks = self.meet((points, who), self._invite)
-        inquiry = self._open[self._place] = Inquiry(self, step, known, answer, asks, say)
+        inquiry = self._open[self._place] = Inquiry(self, step, points, answer, self._asking(who), say, deeds)
         return inquiry.replies()
+
+    def visit(
+        self, topics: Mapping[str, tuple[Tensor, Tensor]], who: Tensor, deeds: tuple[Tensor, Tensor] | None
+    ) -> Iterator[Replies]:
+        """What the nodes of `who` [B] have before them of each topic, of which nodes sent something and hold something."""
+        self.finish()
+
+        def found(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+            return {topic: own_or_sent(sent, own, self.nodes, nodes, askers) for topic, (sent, own) in topics.items()}
+
+        held = next(iter(topics.values()))[1]
+        inquiry = self._open[self._place] = Inquiry(self, 0, held, found, self._asking(who), None, deeds, visits=True)
+        yield from inquiry.replies()
+        self.finish()
 
     def agree(self, flag: bool) -> bool:
         self.finish()
@@ -109,10 +133,10 @@ class ShardNetwork:
 
         return ShardNetwork(self.meet(flagged, act), self._place, self._open)
 
-    def _invite(self, given: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        asks = self.wires.gather([who for _, who in given], "points")
-        known = self.wires.to_points.carry(torch.cat([points for points, _ in given]), "points")
-        return [(part, asks) for part in known]
+    def _asking(self, who: Tensor) -> Tensor:
+        """Who asks [M], from those of each shard [B]."""
+        asks: Tensor = self.meet(who, lambda given: [self.wires.gather(given, "points")] * len(given))
+        return asks
 
     def _note(self, step: int, what: str) -> None:
         self.wires.board.group.moment = f"in round {step} ({what})"
@@ -183,6 +207,7 @@ class Spread:
         self._board = Board(group, layout)
         self._problem, self._adversary = problem, adversary
         self.wires = Wires(self._board, graph, adversary)
+        self.wires.set_out(problem.initial(self.wires.nodes[0][:1]).shape[1])
         open_inquiries: dict[int, Inquiry] = {}
         self.networks = [ShardNetwork(self.wires, place, open_inquiries) for place in range(self._board.count)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections import defaultdict
@@ -56,6 +57,15 @@ class Group:
         self._count(name, [count * flat[:1].nbytes for count in counts] if len(flat) else [])
         self._do(lambda: dist.all_to_all_single(output, flat, list(coming), list(counts)), name)
         return output.view(rows.dtype) if rows.dtype == torch.bool else output
+
+    def trade(self, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], name: str) -> list[Tensor]:
+        """Send one block to each rank; what comes from each is of the shape given."""
+        if self.size == 1:
+            return list(blocks)
+        coming = [math.prod(shape) for shape in shapes]
+        flat = torch.cat([block.reshape(-1) for block in blocks])
+        came = self.swap(flat, [block.numel() for block in blocks], coming, name)
+        return [part.view(shape) for part, shape in zip(came.split(coming), shapes, strict=True)]
 
     def total(self, values: Tensor, name: str) -> Tensor:
         """The sum of what all processes have, in each of them."""

@@ -12,7 +12,8 @@ from torch import Tensor
 from bymi.engine.ears import arcs_to
 from bymi.faces import Sent
 from bymi.inbox import Inbox
-from bymi.network import LONG, Answer, Replies, Say
+from bymi.network import LONG, Answer, Say
+from bymi.staying import DEEDS, Replies
 
 if TYPE_CHECKING:
     from bymi.engine.distributed import ShardNetwork
@@ -29,15 +30,34 @@ class Told(NamedTuple):
 
 
 class Inquiry:
-    """The questions of one shard and its part in answering those of all others. Every shard takes every turn."""
+    """The questions of one shard and its part in answering those of all others. Every shard takes every turn.
 
-    def __init__(self, network: ShardNetwork, step: int, points: Tensor, answer: Answer, asks: Tensor, say: Say | None) -> None:
-        """`points` are those of the nodes `network.wires.points` of this shard; `asks` [M] says who asks."""
+    Points travel turn by turn, too: nowhere are more of them than are being answered.
+    """
+
+    def __init__(
+        self,
+        network: ShardNetwork,
+        step: int,
+        points: Tensor,
+        answer: Answer,
+        asks: Tensor,
+        say: Say | None = None,
+        deeds: tuple[Tensor, Tensor] | None = None,
+        *,
+        visits: bool = False,
+    ) -> None:
+        """`points` [B, D] are those of the nodes of this shard; `asks` [M] says who asks.
+
+        `deeds`: of these nodes what others saw of each, and what it did [B, D] each. `visits`: nobody answers about a point. What
+        nodes have sent comes as it is, and points stay where they are.
+        """
         self._network, self._step, self._points, self._answer, self._say = network, step, points, answer, say
+        self._deeds, self._visits = deeds, visits
         layout = network.wires.board.layout
         counts = 1 + network.wires.whole.hears.sum(1)  # how many answer each asker, which is one of them itself
         numbers = int(counts[asks].max()) * points.shape[1] if bool(asks.any()) else 1
-        self._alone = numbers >= LONG and points.device.type == "cpu"
+        self._alone = numbers >= LONG and points.device.type == "cpu" and not visits
         askers = [nodes[asks[nodes]].split(max(1, _NUMBERS // numbers)) for nodes in layout.shards]
         self._askers = [[turn for turn in turns if len(turn)] for turns in askers]
         self.turns_left = max(len(turns) for turns in self._askers)
@@ -52,10 +72,17 @@ class Inquiry:
         """Answer what others ask of this shard in this turn, and take what they answer. Talks at once, reads on demand."""
         turn, self._turn = self._turn, self._turn + 1
         self.turns_left -= 1
-        asking = [self._asking(shard, turn).tolist() for shard in range(len(self._network.wires.board.layout.shards))]
-        questions = self._questions([asker for some in asking for asker in some])
-        answers = self._answers(questions)
-        told: list[list[Told]] = self._network.meet(answers, lambda given: self._carry(given, asking, questions))
+        asking = [self._asking(shard, turn) for shard in range(len(self._network.wires.board.layout.shards))]
+        numbers = [some.tolist() for some in asking]
+        questions = self._questions([asker for some in numbers for asker in some])
+        mine = torch.searchsorted(self._network.nodes, asking[self._network.shard])
+        points: dict[int, Tensor] = {}
+        if not self._visits:
+            points = self._network.meet(self._points[mine], lambda given: self._send_points(given, numbers, questions))
+        answers = self._answers(questions, points)
+        if self._deeds is not None:
+            answers = [one._replace(vectors={**one.vectors, DEEDS: self._deeds_for(one)}) for one in answers]
+        told: list[list[Told]] = self._network.meet(answers, lambda given: self._carry(given, numbers, questions))
         return map(self._read, told)
 
     def _asking(self, shard: int, turn: int) -> Tensor:
@@ -74,27 +101,58 @@ class Inquiry:
             found.update({(asker, shard): asked[home == shard] for shard in range(len(layout.shards))})
         return found
 
-    def _answers(self, questions: Mapping[tuple[int, int], Tensor]) -> list[Told]:
+    def _send_points(
+        self, given: list[Tensor], asking: list[list[int]], questions: Mapping[tuple[int, int], Tensor]
+    ) -> list[dict[int, Tensor]]:
+        """The points of this turn that anybody of this rank is asked about, by asker."""
+        board = self._network.wires.board
+        group, held = board.group, board.layout.held
+
+        def crossing(home: int, to: int) -> list[int]:
+            """Askers of one rank who ask anybody of another."""
+            some = [asker for shard in held[home] for asker in asking[shard]]
+            return [] if home == to else [asker for asker in some if any(len(questions[asker, shard]) for shard in held[to])]
+
+        here = [asker for shard in held[group.rank] for asker in asking[shard]]
+        rows = torch.cat(given)
+        known = dict(zip(here, rows, strict=True))
+        sent = [crossing(group.rank, rank) for rank in range(group.size)]
+        coming = [crossing(rank, group.rank) for rank in range(group.size)]
+        place = {asker: number for number, asker in enumerate(here)}
+        picked = torch.tensor([place[asker] for some in sent for asker in some], dtype=torch.int64, device=rows.device)
+        came = group.swap(rows[picked], [len(some) for some in sent], [len(some) for some in coming], "points")
+        known.update(zip([asker for some in coming for asker in some], came if group.size > 1 else (), strict=True))
+        return [known] * len(given)
+
+    def _answers(self, questions: Mapping[tuple[int, int], Tensor], points: Mapping[int, Tensor]) -> list[Told]:
         """What the nodes of this shard answer, asker by asker."""
         shard = self._network.shard
         asked = {asker: nodes for (asker, where), nodes in questions.items() if where == shard and len(nodes)}
-        known = self._network.wires.points[shard]
         if self._alone:  # one point for all who answer one question, without a copy for each
-            places = torch.searchsorted(known, torch.tensor(list(asked), dtype=torch.int64, device=known.device))
             return [
-                Told(asker, nodes, self._answer(point.expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker)))
-                for (asker, nodes), point in zip(asked.items(), self._points[places], strict=True)
+                Told(
+                    asker,
+                    nodes,
+                    self._answer(points[asker].expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker)),
+                )
+                for asker, nodes in asked.items()
             ]
         if not asked:
             return []
         counts = [len(nodes) for nodes in asked.values()]
-        askers = torch.tensor(list(asked), device=known.device).repeat_interleave(torch.tensor(counts, device=known.device))
-        answers = self._answer(self._points[torch.searchsorted(known, askers)], torch.cat(list(asked.values())), askers)
+        many = torch.tensor(counts, device=self._points.device)
+        askers = torch.tensor(list(asked), device=many.device).repeat_interleave(many)
+        at = self._points[:0] if self._visits else torch.stack([points[asker] for asker in asked]).repeat_interleave(many, 0)
+        answers = self._answer(at, torch.cat(list(asked.values())), askers)
         parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
         return [
             Told(asker, nodes, {topic: vectors[place] for topic, vectors in parts.items()})
             for place, (asker, nodes) in enumerate(asked.items())
         ]
+
+    def _deeds_for(self, told: Told) -> Tensor:
+        assert self._deeds is not None
+        return own_or_sent(*self._deeds, self._network.nodes, told.nodes, torch.full_like(told.nodes, told.asker))
 
     def _carry(
         self, given: list[list[Told]], asking: list[list[int]], questions: Mapping[tuple[int, int], Tensor]
@@ -122,16 +180,22 @@ class Inquiry:
             }
             for out in (True, False)
         )
-        sent = [made[pair].vectors[topic] for rank in others for pair in going[rank] for topic in topics]
-        counts, expected = (
-            [len(topics) * sum(len(questions[pair]) for pair in pairs.get(rank, ())) for rank in range(group.size)]
-            for pairs in (going, coming)
-        )
-        came = group.swap(torch.cat(sent) if sent else self._points[:0], counts, expected, "answers")
         pairs = [pair for rank in others for pair in coming[rank]]
-        parts = iter(came.split([len(questions[pair]) for pair in pairs for _ in topics]))
+        vectors: dict[tuple[int, int], dict[str, Tensor]] = {pair: {} for pair in pairs}
+        # Deeds are more precise than what they come with.
+        for some in [[topic for topic in topics if topic != DEEDS], *([[DEEDS]] if self._deeds is not None else [])]:
+            counts, expected = (
+                [len(some) * sum(len(questions[pair]) for pair in by_rank.get(rank, ())) for rank in range(group.size)]
+                for by_rank in (going, coming)
+            )
+            sent = [made[pair].vectors[topic] for rank in others for pair in going[rank] for topic in some]
+            blank = self._points[:0].to(torch.float64) if DEEDS in some else self._points[:0]
+            came = group.swap(torch.cat(sent) if sent else blank, counts, expected, "answers")
+            parts = iter(came.split([len(questions[pair]) for pair in pairs for _ in some]))
+            for pair in pairs:
+                vectors[pair].update({topic: next(parts) for topic in some})
         for asker, shard in pairs:
-            made[asker, shard] = Told(asker, questions[asker, shard], {topic: next(parts) for topic in topics})
+            made[asker, shard] = Told(asker, questions[asker, shard], vectors[asker, shard])
         everywhere = range(len(layout.shards))
         return [
             [[made[asker, shard] for shard in everywhere if (asker, shard) in made] for asker in asking[home]]
@@ -143,23 +207,30 @@ class Inquiry:
         asker, network = told[0].asker, self._network
         receiver = int(torch.searchsorted(network.nodes, asker))
         columns = network.arcs[receiver].nonzero().flatten()  # in the order of their numbers
-        point = self._points[int(torch.searchsorted(network.wires.points[network.shard], asker))]
-        return Replies(receiver, columns, point, partial(self._inboxes, told, columns))
+        deeds = partial(self._in_order, told, DEEDS) if self._deeds is not None else None
+        return Replies(receiver, columns, self._points[receiver], partial(self._inboxes, told, columns), deeds)
 
     def _inboxes(self, told: list[Told], columns: Tensor) -> tuple[Inbox, ...]:
-        asker, network = told[0].asker, self._network
+        asker = told[0].asker
         nodes = torch.cat([part.nodes for part in told])
-        # Those asked by number, as the columns are, and last the asker itself.
-        order = torch.argsort(torch.where(nodes == asker, network.size, nodes))
+        nodes = nodes[self._order(nodes, asker)]
+        weight = self._network.wires.weight[asker, columns][None]
+        topics = [topic for topic in told[0].vectors if topic != DEEDS]
+        return Inbox.together([self._reply(self._in_order(told, topic), nodes, weight, asker, topic) for topic in topics])
+
+    def _order(self, nodes: Tensor, asker: int) -> Tensor:
+        """Those asked by number, as the columns are, and last the asker itself."""
+        return torch.argsort(torch.where(nodes == asker, self._network.size, nodes))
+
+    def _in_order(self, told: list[Told], topic: str) -> Tensor:
+        """The vectors of one topic [J + 1, D]."""
+        order = self._order(torch.cat([part.nodes for part in told]), told[0].asker)
         places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
-        weight = network.wires.weight[asker, columns][None]
-        inboxes = []
-        for topic, example in told[0].vectors.items():
-            vectors = example.new_empty(len(nodes), example.shape[1])
-            for part, at in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
-                vectors.index_copy_(0, at, part.vectors[topic])
-            inboxes.append(self._reply(vectors, nodes[order], weight, asker, topic))
-        return Inbox.together(inboxes)
+        example = told[0].vectors[topic]
+        vectors = example.new_empty(len(order), example.shape[1])
+        for part, at in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
+            vectors.index_copy_(0, at, part.vectors[topic])
+        return vectors
 
     def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: str) -> Inbox:
         """The inbox of one receiver: answers of those asked, and its own in the last row."""
@@ -167,7 +238,7 @@ class Inquiry:
         adversary = wires.adversary
         sent: Sent = {}
         vectors = vectors if self._say is None else self._say(vectors, who, asker, topic)
-        if adversary is not None:
+        if adversary is not None and not self._visits:
             # Here all answers to one question come together: only now can those who lie know what the others say.
             vectors = adversary.gradients(vectors, who, f"{topic} for {asker}", step)
             sent = adversary.tamper(vectors[:-1], senders, topic, step)
@@ -185,3 +256,9 @@ class Inquiry:
             weight=weight,
             self_weight=wires.self_weight[asker][None],
         )
+
+
+def own_or_sent(sent: Tensor, own: Tensor, held: Tensor, nodes: Tensor, askers: Tensor) -> Tensor:
+    """What some nodes [q] of those held [B] have for each asker [q]: what they sent [B, D] or, to themselves, their own."""
+    places, themselves = torch.searchsorted(held, nodes), (nodes == askers).nonzero().flatten()
+    return sent.index_select(0, places).index_copy_(0, themselves, own.index_select(0, places[themselves]))

@@ -7,7 +7,6 @@ same shape and every sum the same order on any number of ranks, so the bits do n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bymi.graph import Graph
-from bymi.inbox import ABSURD, OVERFLOW
+from bymi.hearing import ABSURD, OVERFLOW
 from bymi.vectors import Rows, from_middle, inner
 
 if TYPE_CHECKING:
@@ -69,15 +68,6 @@ class Cut:
         """One row of each shard of the network, in their order."""
         return self.group.collect(torch.stack(list(parts)), [len(some) for some in self.held], name)
 
-    def trade(self, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], name: str) -> list[Tensor]:
-        """Send one block to each rank; what comes from each is of the shape given."""
-        if self.group.size == 1:
-            return list(blocks)
-        coming = [math.prod(shape) for shape in shapes]
-        flat = torch.cat([block.reshape(-1) for block in blocks])
-        came = self.group.swap(flat, [block.numel() for block in blocks], coming, name)
-        return [part.view(shape) for part, shape in zip(came.split(coming), shapes, strict=True)]
-
     def by_shard(self, rows: Tensor) -> list[Tensor]:
         """Rows of all nodes held here as those of each shard."""
         return list(rows.split([len(nodes) for nodes in self.wires.nodes]))
@@ -112,7 +102,7 @@ class Slices:
         """Of each shard held here its slice of all rows [M, D / S], in order of nodes."""
         rows, (start, stop) = torch.cat(list(self._parts)), self._ranges[self.cut.group.rank]
         blocks = [rows[:, first:last] for first, last in self._ranges]
-        came = torch.cat(self.cut.trade(blocks, [(count, stop - start) for count in self.cut.nodes], "parameters"))
+        came = torch.cat(self.cut.group.trade(blocks, [(count, stop - start) for count in self.cut.nodes], "parameters"))
         return [came[:, first - start : last - start].index_select(0, self.cut.place) for first, last in self._spans]
 
     def _receivers(self, given: Sequence[tuple[Tensor, bool]]) -> tuple[list[Tensor], Tensor]:
@@ -127,7 +117,7 @@ class Slices:
         cut, here = self.cut, self.cut.group.rank
         counts = [sum(len(who[shard]) for shard in some) for some in cut.held]
         blocks = torch.cat(list(found), 1).split(counts)
-        came = cut.trade(blocks, [(counts[here], width) for width in self._widths], "mixtures")
+        came = cut.group.trade(blocks, [(counts[here], width) for width in self._widths], "mixtures")
         return list(torch.cat(came, 1).split([len(who[shard]) for shard in cut.held[here]]))
 
     def mix(self, given: Sequence[tuple[Tensor, Tensor | None]]) -> Sequence[Tensor | None]:
@@ -182,7 +172,7 @@ class Slices:
         parts = [inner(part, part, part[self._origin]).index_select(0, cut.order) for part in self._slices]
         blocks = torch.stack(parts, 1).split(cut.nodes)
         shapes = [(cut.nodes[cut.group.rank], len(some), size) for some in cut.held]
-        return reduce(torch.add, torch.cat(cut.trade(blocks, shapes, "products"), 1).unbind(1))
+        return reduce(torch.add, torch.cat(cut.group.trade(blocks, shapes, "products"), 1).unbind(1))
 
     @cached_property
     def _squares(self) -> Tensor:

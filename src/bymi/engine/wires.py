@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from bymi.attacks import Adversary
+from bymi.attacks.levels import part_of
+from bymi.crowd import Crowd
 from bymi.engine.board import Board
-from bymi.engine.ears import Ear, Messages, arcs_to, ear_of, heard_by
+from bymi.engine.ears import Ear, Messages, ear_of, heard_by
 from bymi.engine.layout import Routes
 from bymi.engine.sliced import SlicedInbox
 from bymi.engine.slices import Cut, Slices, usable
+from bymi.engine.striped import striped
+from bymi.engine.strips import Weave
 from bymi.faces import Faces, ListedFaces, Sent
 from bymi.graph import Graph
 from bymi.inbox import Inbox
@@ -24,6 +28,9 @@ from bymi.vectors import norms
 _Told = tuple[Messages, Tensor | None]
 """What a shard is told, and which of its nodes [B] send what they hold; None for all."""
 
+LONG = 1 << 24  # numbers in the rows of all nodes, from which on these stay where they are if many would have to come
+_FEW = 128  # coordinates of a row that always travels
+_MANY = 1.5  # rows that shards hear, for each node: with neighbours in one place they hear little more than their own
 _SLICES = 3  # with two shards slices there and back are as many bytes as rows
 
 
@@ -41,6 +48,7 @@ class Wires:
     ) -> None:
         self.board, self.graph, self.adversary = board, graph, adversary
         self.by_slices = True  # where they are less to send; whoever keeps whole messages needs them anyway
+        self.by_strips = False
         self.whole = graph if whole is None else whole
         self.faces = adversary.layout(graph) if adversary is not None and faces is None else faces
         layout = board.layout
@@ -49,7 +57,7 @@ class Wires:
 
     def over(self, graph: Graph | SparseGraph, *, whole: Graph | SparseGraph | None = None) -> Wires:
         wires = Wires(self.board, graph, self.adversary, faces=self.faces, whole=whole)
-        wires.by_slices = self.by_slices
+        wires.by_slices, wires.by_strips = self.by_slices, self.by_strips
         return wires
 
     @cached_property
@@ -80,22 +88,32 @@ class Wires:
         whole = self.board.group.collect(torch.stack(list(totals)), counts, f"{name} for those who lie").sum(0)
         return whole[:-1] / whole[-1] if whole[-1] > 0 else None
 
+    def set_out(self, dim: int) -> None:
+        """Decide how vectors of so many coordinates travel in all rounds to come: by the graph as it is now."""
+        shards = self.board.layout.shards
+        long = len(shards) > 1 and dim > _FEW and self.graph.size * dim >= LONG
+        self.by_strips = (
+            long
+            and isinstance(self.whole, SparseGraph)
+            and sum(len(heard_by(self.whole, nodes)) for nodes in shards) > _MANY * self.graph.size
+        )
+
+    def stays(self, topic: str) -> bool:
+        """Whether the rows of a topic stay with those who send them, in every round.
+
+        Not where senders have to know what all others hold, or tell each receiver something else: then all rows are here.
+        """
+        if not self.by_strips or part_of(topic) not in ("message", "first half", "second half"):
+            return False
+        adversary = self.adversary
+        return adversary is None or not adversary.may_lie(topic) or (adversary.sees != "all" and not adversary.differs(topic))
+
     def columns(self, topic: str) -> list[Tensor]:
-        """Of each shard held here: which of all columns of a topic its inboxes have, in every round."""
+        """Of each shard held here: of which of all columns of a topic it keeps a trail, in every round."""
+        if self.stays(topic):
+            return self.nodes
         split = self.faces is not None and self.adversary is not None and self.adversary.differs(topic)
         return [ear.columns for ear in (self._split_ears if split else self._ears)]
-
-    @cached_property
-    def points(self) -> list[Tensor]:
-        """Of each shard of the network: itself and those who hear any of its nodes, whose points it is sent."""
-        layout = self.board.layout
-        receivers, senders = arcs_to(self.whole, self.everybody)
-        home = layout.home[senders]
-        return [torch.cat([receivers[home == shard], nodes]).unique() for shard, nodes in enumerate(layout.shards)]
-
-    @cached_property
-    def to_points(self) -> Routes:
-        return Routes(self.board.layout, self.board.group, self.points)
 
     def deliver(self, given: list[Mapping[str, Tensor]], step: int) -> list[tuple[Inbox, ...]]:
         """What each shard hears of the vectors that all of them send, by topic."""
@@ -106,6 +124,9 @@ class Wires:
         by_topic = []
         for topic in topics:
             parts = [vectors[topic] for vectors in given]
+            if self.stays(topic):
+                by_topic.append(striped(self, parts, topic, step))
+                continue
             sliced = self._sliced(parts) if true and topic == "parameters" else None
             by_topic.append(self._topic(parts, topic, step, split=split) if sliced is None else sliced)
         return [Inbox.together(inboxes) for inboxes in zip(*by_topic, strict=True)]
@@ -125,13 +146,17 @@ class Wires:
                 ear.self_weight,
                 ear.own_at,
                 ear.senders,
-                crowd=_Crowd(self, seat, ear.columns, self.graph.size),
+                crowd=self.crowd(seat, ear.columns, self.graph.size),
                 nodes=ear.nodes,
                 slices=slices,
                 seat=seat,
             )
             for seat, (ear, own) in enumerate(zip(self._ears, parts, strict=True))
         ]
+
+    @cached_property
+    def weave(self) -> Weave:
+        return Weave(self)
 
     @cached_property
     def _cut(self) -> Cut | None:
@@ -143,7 +168,7 @@ class Wires:
         told = self._told(parts, topic, step, split=split)
         total = self.graph.size + (len(self.faces.senders) if split and self.faces is not None else 0)
         return [
-            replace(ear.receive(own, messages, true), crowd=_Crowd(self, place, ear.columns, total))
+            replace(ear.receive(own, messages, true), crowd=self.crowd(place, ear.columns, total))
             for place, (ear, own, (messages, true)) in enumerate(zip(ears, parts, told, strict=True))
         ]
 
@@ -154,16 +179,32 @@ class Wires:
             return [(rows, None) for rows in self.needed.carry(torch.cat(parts), topic)]
         if split or adversary.sees == "all":
             return self._told_by_all_seeing(adversary, parts, topic, step, split=split)
-        mean = None
+        rows = self.needed.carry(torch.cat(parts), topic)
+        told: list[_Told] = []
+        for ear, (messages, true) in zip(self._ears, self.tampered(parts, topic, step, rows), strict=True):
+            told.append((messages, None if true is None else true[ear.own_at]))
+        return told
+
+    def tampered(self, parts: list[Tensor], topic: str, step: int, rows: list[Tensor] | None = None) -> list[_Told]:
+        """What is sent in place of `rows` [J, D], as each shard held here hears them, or of its own; which are as they were.
+
+        For those who need not know all `parts`.
+        """
+        adversary, mean = self.adversary, None
+        assert adversary is not None
         if adversary.sees == "mean":
             totals = [adversary.total(part, nodes) for part, nodes in zip(parts, self.nodes, strict=True)]
             mean = self.mean_of_others(totals, topic)
-        told: list[_Told] = []
-        for ear, held in zip(self._ears, self.needed.carry(torch.cat(parts), topic), strict=True):
+        numbers = self.nodes if rows is None else [ear.columns for ear in self._ears]
+        told = []
+        for held, some in zip(parts if rows is None else rows, numbers, strict=True):
             speechless = adversary.sees == "mean" and mean is None
-            messages, true = _put_on(held, {} if speechless else adversary.tamper(held, ear.columns, topic, step, mean))
-            told.append((messages, None if true is None else true[ear.own_at]))
+            told.append(_put_on(held, {} if speechless else adversary.tamper(held, some, topic, step, mean)))
         return told
+
+    def crowd(self, seat: int, columns: Tensor, total: int, kept: Tensor | None = None) -> Crowd:
+        """All receivers of a round, as one shard sees them."""
+        return _Crowd(self, seat, columns, total, columns if kept is None else kept)
 
     def _told_by_all_seeing(
         self, adversary: Adversary, parts: list[Tensor], topic: str, step: int, *, split: bool
@@ -205,6 +246,7 @@ class _Crowd:
     place: int
     columns: Tensor
     total: int
+    kept: Tensor
 
     def agree(self, flag: bool) -> bool:
         board = self.wires.board

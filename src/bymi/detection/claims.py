@@ -1,0 +1,166 @@
+"""What receivers have before them: half gradients of their neighbours and, if deeds are known, how these go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, partial
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bymi.detection.aside import Aside
+from bymi.detection.evidence import Evidence, Seats, pick, stack, stack_rows
+from bymi.detection.spectrum import FEW_DIMENSIONS
+from bymi.inbox import Inbox
+from bymi.staying import Replies
+from bymi.vectors import Rows, inner, inner_of_both, inner_of_sets, midst
+
+_RECEIVERS = 128  # whose products are held at a time
+
+
+class Before(NamedTuple):
+    """What b receivers have before them, products [b, n, n] by seats."""
+
+    evidence: Evidence
+    crossed: Tensor | None = None  # <q, (x1 + x2) / 2> of deeds and claims
+    trail: Tensor | None = None  # <q, q> of deeds, where they came with the claims
+
+
+class Claims:
+    """Half gradients that neighbours sent of their own accord, the same to all."""
+
+    def __init__(self, first: Inbox, second: Inbox, deeds: Tensor | None = None) -> None:
+        self._first, self._second, self._deeds = first, second, deeds
+
+    def before(self, seats: Seats, rows: Tensor | None) -> Before:
+        """`rows` [b, n] says which deeds are those of each seat, if any are known."""
+        at, there = seats.rows(self._first)
+        if self._first.lists is not None:
+            return self._before_few(at, there, seats, rows)
+        if self._points is not None:
+            evidence = _from_points(self._points[0][at], self._points[1][at], there, seats)
+        else:
+            first, second, cross = (pick(products, at) for products in self._products)
+            evidence = Evidence(first, second, cross, there, there & seats.judged)
+        if self._deeds is None or rows is None:
+            return Before(evidence)
+        return Before(evidence, self._crossed[rows[:, :, None], at[:, None, :]])
+
+    def _before_few(self, at: Tensor, there: Tensor, seats: Seats, rows: Tensor | None) -> Before:
+        """The same where each receiver has few of all rows before it: products of these alone."""
+        one, two, origin = self._first.rows, self._second.rows, self._first.rows.origin
+        second = inner_of_sets(two.vectors, at, two.vectors, at, origin)
+        cross = inner_of_sets(one.vectors, at, two.vectors, at, origin)
+        points = None
+        if self._first.own.shape[1] <= FEW_DIMENSIONS:
+            points = one.points(at), _about(two.vectors[at], origin)
+        evidence = Evidence(one.among(at), second, cross, there, there & seats.judged, points)
+        if self._deeds is None or rows is None:
+            return Before(evidence)
+        parts = [inner_of_sets(self._deeds, rows, half.vectors, at, torch.zeros_like(origin)) for half in (one, two)]
+        return Before(evidence, (parts[0] + parts[1]) / 2)
+
+    @cached_property
+    def _products(self) -> tuple[Tensor, Tensor, Tensor]:
+        return _multiply(self._first, self._second)
+
+    @cached_property
+    def _points(self) -> tuple[Tensor, Tensor] | None:
+        return _points(self._first, self._second)
+
+    @cached_property
+    def _crossed(self) -> Tensor:
+        assert self._deeds is not None
+        return _cross(self._deeds, self._first, self._second)
+
+
+class Answers:
+    """Half gradients before each receiver by itself: its neighbours' and, last, its own. Walked through once, in order.
+
+    Those it asked for, at its own point, or those that came to it where rows stay with who sent them.
+    """
+
+    def __init__(self, replies: Iterator[Replies], deeds: Tensor | None = None) -> None:
+        """`deeds` if they are here; they may come with the replies."""
+        self._replies, self._deeds = replies, deeds
+
+    def before(self, seats: Seats, rows: Tensor | None) -> Before:
+        there = torch.zeros_like(seats.taken)
+        deeds, size = None if rows is None else self._deeds, seats.taken.shape[1]
+        halves: dict[int, tuple[Tensor, Tensor]] = {}
+        products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        crossed: dict[int, Tensor] = {}
+        trail: dict[int, Tensor] = {}
+
+        def read(place: int, reply: Replies) -> None:
+            first, second = reply.read()
+            there[place, : len(reply.senders)] = first.heard[0]
+            there[place, len(reply.senders)] = True  # its own
+            if len(reply.point) <= FEW_DIMENSIONS:
+                halves[place] = first.rows.vectors, second.rows.vectors
+                return
+            products[place] = _multiply(first, second)
+            if reply.deeds is not None:
+                came = reply.deeds()
+                crossed[place], trail[place] = _cross(came, first, second), Rows(came).gram
+            elif deeds is not None and rows is not None:
+                crossed[place] = _cross(deeds[rows[place, : len(reply.senders) + 1]], first, second)
+
+        with Aside() as aside:
+            for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
+                numbers = len(reply.senders) * len(reply.point)
+                aside(partial(read, place, reply), numbers=numbers, device=reply.point.device)
+        if not halves:
+            one, two, cross = (stack([products[place][part] for place in sorted(products)], size) for part in range(3))
+            with_deeds, moves = (
+                stack([some[place] for place in sorted(some)], size) if some else None for some in (crossed, trail)
+            )
+            return Before(Evidence(one, two, cross, there, there & seats.judged), with_deeds, moves)
+        one, two = (stack_rows([halves[place][half] for place in sorted(halves)], size).to(torch.float64) for half in range(2))
+        origin, taken = midst(one, there)[:, None], seats.taken[:, :, None]
+        evidence = _from_points((one - origin) * taken, (two - origin) * taken, there, seats)
+        if deeds is None or rows is None:
+            return Before(evidence)
+        return Before(evidence, (deeds[rows].to(torch.float64) * taken) @ ((one + two) / 2).mT)
+
+
+class Minutes:
+    """What was before receivers, written down group by group before others are heard: two walks never go on at once."""
+
+    def __init__(self, answers: Answers, receivers: Tensor, arcs: Tensor, nodes: Tensor) -> None:
+        self._pages = iter([answers.before(Seats.of(arcs, nodes, some), None) for some in groups(receivers)])
+
+    def before(self, seats: Seats, rows: Tensor | None) -> Before:
+        return next(self._pages)
+
+
+def groups(receivers: Tensor) -> tuple[Tensor, ...]:
+    """Those whose products are held at a time."""
+    return receivers.split(_RECEIVERS) if len(receivers) else ()
+
+
+def _from_points(one: Tensor, two: Tensor, there: Tensor, seats: Seats) -> Evidence:
+    """Evidence of halves [b, n, d] about one point a receiver, in few dimensions."""
+    return Evidence(one @ one.mT, two @ two.mT, one @ two.mT, there, there & seats.judged, (one, two))
+
+
+def _multiply(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor, Tensor]:
+    return inner_of_both(first.rows.vectors, second.rows.vectors, first.rows.origin)
+
+
+def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:
+    if first.own.shape[1] > FEW_DIMENSIONS:
+        return None
+    origin = first.rows.origin
+    return _about(first.rows.vectors, origin), _about(second.rows.vectors, origin)
+
+
+def _cross(deeds: Tensor, first: Inbox, second: Inbox) -> Tensor:
+    middle = (first.rows.vectors + second.rows.vectors) / 2
+    return inner(deeds, middle, torch.zeros_like(middle[0]))
+
+
+def _about(vectors: Tensor, origin: Tensor) -> Tensor:
+    return vectors.to(torch.float64) - origin.to(torch.float64)

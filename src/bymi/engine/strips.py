@@ -1,0 +1,205 @@
+"""Rows of a large graph by strips: each shard has some coordinates of all rows, and works on them for all receivers.
+
+So no process has more than its share of the rows, however many of them its nodes hear. Strips are those of shards, whoever
+holds these, and sums over them go in their order: the bits do not depend on the number of processes. Everything here is
+collective: it is worked out where all shards of a process meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bymi.lists import Lists, apart
+from bymi.sparse import SparseGraph
+from bymi.vectors import Rows, from_middle, inner_of_sets
+
+if TYPE_CHECKING:
+    from bymi.engine.wires import Wires
+
+_NUMBERS = 1 << 23  # of all rows that travel at a time
+_SETS = 256  # receivers of a shard whose products are found at a time
+
+Work = Callable[[Rows, Tensor, Tensor], Tensor]
+
+
+class Weave:
+    """Who has which strip of the rows of a graph's nodes, and in which order they come."""
+
+    def __init__(self, wires: Wires) -> None:
+        assert isinstance(wires.whole, SparseGraph)
+        layout = wires.board.layout
+        self.wires, self.group, self.whole = wires, wires.board.group, wires.whole
+        self.shards, self.held = layout.shards, layout.held
+        self.nodes = [layout.nodes(rank) for rank in range(self.group.size)]
+
+    @cached_property
+    def lists(self) -> list[Lists]:
+        """Of all places of the nodes of each rank."""
+        return [self.whole.lists.of(nodes) for nodes in self.nodes]
+
+    @cached_property
+    def places(self) -> tuple[list[Lists], list[Tensor]]:
+        """Of each shard held here the lists of its nodes, and which of the places are arcs [B, n]."""
+        nodes = self.wires.nodes
+        lists = [self.whole.lists.of(some) for some in nodes]
+        arcs = [self.whole.hears[some] for some in nodes]
+        # One tensor for both where nothing was cut, as in a graph.
+        whole = self.whole.hears is self.whole.lists.there
+        return lists, [some.there for some in lists] if whole else arcs
+
+    @cached_property
+    def all_lists(self) -> Lists:
+        return self.whole.lists.of(torch.cat(self.nodes))
+
+    def spans(self, dim: int) -> list[tuple[int, int]]:
+        """From which coordinate to which each shard's strip goes."""
+        count = len(self.shards)
+        return [(shard * dim // count, (shard + 1) * dim // count) for shard in range(count)]
+
+
+class Strips:
+    """One topic's rows of a round: `sent` [B, D] by each shard held here, blank where nobody can use them.
+
+    `own` [K, D]: what those of its nodes hold, given by `whose` [M], who sent something else.
+    """
+
+    def __init__(self, weave: Weave, sent: Sequence[Tensor], own: Sequence[Tensor], whose: Tensor, usable: Tensor) -> None:
+        self.weave, self.sent, self._own, self._usable = weave, sent, own, usable
+        self.size, self.dim = len(whose), sent[0].shape[1]
+        self.own_row = torch.where(whose, self.size - 1 + torch.cumsum(whose, 0), weave.wires.everybody)  # [M]
+        self._count = self.size + int(whose.sum())
+        self._place = [torch.cat([nodes, self.own_row[nodes[whose[nodes]]]]) for nodes in weave.nodes]
+        spans = weave.spans(self.dim)
+        self._spans = [spans[shard] for shard in weave.held[weave.group.rank]]
+        self._ranges = [(spans[some[0]][0], spans[some[-1]][1]) for some in weave.held]  # of each rank
+
+    @property
+    def _rank(self) -> int:
+        return self.weave.group.rank
+
+    def _turns(self) -> Iterator[list[slice]]:
+        """Some coordinates of each rank's at a time, so that what is on its way stays little."""
+        size = max(1, _NUMBERS // self._count)
+        for start in range(0, max(last - first for first, last in self._ranges), size):
+            yield [slice(first + start, max(first + start, min(first + start + size, last))) for first, last in self._ranges]
+
+    def _here(self, part: slice) -> slice:
+        """Coordinates of this rank as columns of its table."""
+        start = self._ranges[self._rank][0]
+        return slice(part.start - start, part.stop - start)
+
+    @cached_property
+    def _table(self) -> Tensor:
+        """The coordinates of this rank of all rows, then of own vectors that were not sent [M + K, D / P]."""
+        weave, (first, last) = self.weave, self._ranges[self._rank]
+        rows = torch.cat([*self.sent, *self._own]) if len(self.sent) > 1 or len(self._own[0]) else self.sent[0]
+        if weave.group.size == 1:
+            return torch.empty_like(rows).index_copy_(0, self._place[0], rows)
+        table = rows.new_empty(self._count, last - first)
+        for parts in self._turns():
+            width = parts[self._rank].stop - parts[self._rank].start
+            shapes = [(len(place), width) for place in self._place]
+            came = weave.group.trade([rows[:, part] for part in parts], shapes, "parameters")
+            for place, block in zip(self._place, came, strict=True):
+                table[:, self._here(parts[self._rank])].index_copy_(0, place, block)
+        return table
+
+    @property
+    def _strips(self) -> list[Tensor]:
+        """Of each shard held here."""
+        return [self._table[:, self._here(slice(*span))] for span in self._spans]
+
+    def _back(self, who: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Whole rows for the receivers of each shard held here, from what `work` makes of some coordinates of all rows.
+
+        It gives those of all receivers, `who` of each shard, in their order.
+        """
+        weave, here = self.weave, self._rank
+        counts = [sum(len(who[shard]) for shard in some) for some in weave.held]
+        found = self._table.new_empty(counts[here], self.dim)
+        for parts in self._turns():
+            blocks = work(self._table[:, self._here(parts[here])]).split(counts)
+            shapes = [(counts[here], part.stop - part.start) for part in parts]
+            for part, block in zip(parts, weave.group.trade(blocks, shapes, "mixtures"), strict=True):
+                found[:, part] = block
+        return list(found.split([len(who[shard]) for shard in weave.held[here]]))
+
+    def mix(self, given: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
+        """Weighted sums of messages for the receivers of each shard, by number, from weights [b, n], None for the graph's."""
+        weave, wires = self.weave, self.weave.wires
+        marks, weights = [], []
+        for (nodes, weight), held in zip(given, wires.nodes, strict=True):
+            places = torch.searchsorted(held, nodes)
+            mark = torch.zeros(len(held), dtype=torch.uint8, device=held.device)
+            marks.append(mark.index_fill(0, places, 1 if weight is None else 2))
+            usual = wires.weight[held]
+            weights.append(usual if weight is None else usual.index_copy(0, places, weight))
+        kinds = wires.gather(marks, "weights")
+        who = [nodes[kinds[nodes] > 0] for nodes in weave.shards]
+        everybody = torch.cat(who)
+        if not len(everybody):
+            return [part[:0] for part in self.sent]
+        used = wires.gather(weights, "weights") if bool((kinds > 1).any()) else wires.weight
+        lists = weave.all_lists if len(everybody) == self.size else weave.whole.lists.of(everybody)
+        some = used[everybody]
+        return self._back(who, lambda part: lists.total(some, part))
+
+    def by_sets(self, given: Sequence[tuple[Tensor, Work]]) -> list[Tensor]:
+        """What is worked out on each coordinate alone, for all receivers, of which each shard says whom they heard [B, n]."""
+        weave, work = self.weave, given[0][1]
+        valid = weave.wires.gather([heard for heard, _ in given], "weights")
+        everybody = torch.cat(list(weave.shards))
+        at = self._sets(everybody)
+        valid = torch.nn.functional.pad(valid[everybody], (0, 1), value=True)
+        return self._back(weave.shards, lambda part: work(Rows(part), at, valid))
+
+    def _sets(self, nodes: Tensor) -> Tensor:
+        """Which rows some receivers have before them, their own last [b, n + 1]."""
+        return torch.cat([self.weave.whole.lists.at[nodes], self.own_row[nodes][:, None]], 1)
+
+    def distances(self) -> list[Tensor]:
+        """Squared distances of the messages at each place to the own vectors, of each shard held here [B, n]."""
+        weave = self.weave
+        blocks = []
+        for nodes, lists in zip(weave.nodes, weave.lists, strict=True):
+            receivers, numbers = lists.flat
+            own = self.own_row[nodes][receivers]
+            blocks.append(torch.stack([apart(strip, own, strip, numbers) for strip in self._strips]))
+        mine = weave.lists[self._rank]
+        shapes = [(len(some), len(mine.flat[0])) for some in weave.held]
+        found = self._sum(blocks, shapes)
+        output = torch.zeros(mine.there.shape, dtype=torch.float64, device=found.device).masked_scatter_(mine.there, found)
+        return list(output.split([len(nodes) for nodes in weave.wires.nodes]))
+
+    def _sum(self, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+        """What all strips together say about the nodes held here, from what those here say about the nodes of each rank."""
+        return reduce(torch.add, torch.cat(self.weave.group.trade(blocks, shapes, "products")).unbind())
+
+    @cached_property
+    def _origin(self) -> Tensor:
+        """Which row stands nearest to the coordinate-wise median, as for `Rows`."""
+        usable = self._usable if bool(self._usable.any()) else torch.ones_like(self._usable)
+        some = usable.nonzero().flatten()
+        pairs = zip(self._strips, self._spans, strict=True)
+        away = torch.stack([from_middle(strip[some], self.dim, first) for strip, (first, _) in pairs])
+        counts = [len(held) for held in self.weave.held]
+        return some[reduce(torch.add, self.weave.group.collect(away, counts, "products").unbind()).argmin()]
+
+    def among(self) -> list[Tensor]:
+        """Products of the rows that each receiver has before it, its own last, of each shard held here [B, n + 1, n + 1]."""
+        weave, found = self.weave, []
+        for start in range(0, max(len(nodes) for nodes in weave.shards), _SETS):
+            some = [nodes[start : start + _SETS] for nodes in weave.shards]
+            sets = [self._sets(torch.cat([some[shard] for shard in held])) for held in weave.held]
+            blocks = [
+                torch.stack([inner_of_sets(strip, at, strip, at, strip[self._origin]) for strip in self._strips]) for at in sets
+            ]
+            mine = sets[self._rank]
+            shapes = [(len(held), *mine.shape, mine.shape[1]) for held in weave.held]
+            found.append(self._sum(blocks, shapes).split([len(some[shard]) for shard in weave.held[self._rank]]))
+        return [torch.cat(parts) for parts in zip(*found, strict=True)]
