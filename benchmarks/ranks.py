@@ -3,10 +3,10 @@
 `python benchmarks/ranks.py` prints tables and writes benchmarks/results/ranks.json; with `--whole` it also times the recipe
 `mnist` from start to end, in one process of one thread and on two ranks (about ten minutes). Needs MNIST (`--data`, BYMI_DATA).
 
-The one process has one core to itself and no other thread. The model has seven constants, measured before and after
-each row: a gradient, products in both precisions, passes over memory, the time of a round that has nothing to do, latency and
-bandwidth of an exchange. Each is measured in as many processes at a time as there are ranks, which share caches, memory and,
-four of them, cores; the slowest counts. No constant is fitted to the rows that it is compared with.
+The one process has one core to itself and no other thread. The model has seven constants, measured several times between the
+rounds of each row, by its own processes: a gradient, products in both precisions, passes over memory, the time of a round that
+has nothing to do, latency and bandwidth of an exchange. All processes measure at a time: they share caches, memory and, four
+of them, cores; the slowest counts, and of several looks the median. No constant is fitted to the rows that it is compared with.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ from bymi.vectors import norms
 
 Row = dict[str, Any]
 OUT = Path(__file__).parent / "results" / "ranks.json"
-ROUNDS = 14
+ROUNDS = 20
+LOOK_EVERY = 4
+"""Rounds between two looks at the constants; a round right after one finds its caches cold, and does not count."""
 CASES: dict[str, tuple[str, int, int]] = {  # recipe, nodes, coordinates
     "LeNet, BALANCE, m = 100": ("mnist", 100, 61706),
     "LeNet, BALANCE, m = 150": ("mnist", 150, 61706),
@@ -66,23 +68,35 @@ def keys_of(recipe: str, nodes: int, dim: int) -> tuple[str | None, list[str]]:
 
 
 def walk(case: str) -> Row | None:
-    """The time of a round, its median over all but the first ones; on rank 0 a row."""
+    """The time of a round, its median over all that count, and what each look at the constants found; on rank 0 a row."""
     recipe, keys = keys_of(*CASES[case])
     sheet, host = load(recipe, keys).sheet, Host(device="cpu", threads=1)
     torch.set_num_threads(1)
     with ranks(120, device="cpu") as group:
+        look = Look(group)
         course = alone(sheet, host) if group is None else lay_out(sheet, host, group)
-        marks: dict[str, list[float]] = {"seconds": [], "exchange_seconds": [], "calls": [], "bytes": []}
-        for _ in course.rounds(None, lambda step, phase: False):
-            traffic = course.group.traffic.values()
-            marks["seconds"].append(time.perf_counter())
-            marks["exchange_seconds"].append(sum(entry.seconds for entry in traffic))
-            marks["calls"].append(sum(entry.calls for entry in traffic))
-            marks["bytes"].append(sum(entry.bytes for entry in traffic))
-        if group is None or group.rank == 0:
+        rounds, looks, before = [], [], None
+        for moment in course.rounds(None, lambda step, phase: False):
+            now = _mark(course.group)
             # Without the first ones, in which memory is taken, and the last one, which is recorded.
-            return {key: median(later - earlier for earlier, later in pairwise(some[2:-1])) for key, some in marks.items()}
-    return None
+            if before is not None and 2 < moment.snapshot.step < ROUNDS:
+                rounds.append([later - earlier for earlier, later in zip(before, now, strict=True)])
+            before = now
+            if moment.snapshot.step % LOOK_EVERY == 2:
+                looks.append(look())
+                before = None
+            del moment
+    if group is not None and group.rank:
+        return None
+    middle = [median(column) for column in zip(*rounds, strict=True)]
+    return {**dict(zip(("seconds", "exchange_seconds", "calls", "bytes"), middle, strict=True)), "looks": looks}
+
+
+def _mark(group: Group) -> tuple[float, float, float, float]:
+    """The time, and what was spent, called and sent in exchanges so far."""
+    entries = list(group.traffic.values())
+    spent = sum(entry.seconds for entry in entries)
+    return time.perf_counter(), spent, sum(entry.calls for entry in entries), sum(entry.bytes for entry in entries)
 
 
 # The constants of the model.
@@ -121,13 +135,11 @@ def _slowest(seconds: float, group: Group | None) -> float:
     return seconds if group is None else max(float(words["seconds"]) for words in group.tell({"seconds": seconds}))
 
 
-def constants() -> Row | None:
-    """Those of a Machine; on rank 0 a row."""
-    torch.set_num_threads(1)
-    rows, wide = torch.randn(100, 1024, dtype=torch.float64), torch.randn(100, 61706)
-    weights = torch.rand(50, 100)
-    gradient = {}
-    with ranks(120, device="cpu") as group:
+class Look:
+    """Measures the constants of a Machine."""
+
+    def __init__(self, group: Group | None) -> None:
+        self._group, self._gradients = group, {}
         for recipe, nodes, dim in (("mnist", 50, 61706), ("linear", 150, 2000)):
             name, keys = keys_of(recipe, nodes, dim)
             scene = build_scene(load(name, keys).sheet, Host(device="cpu", threads=1))
@@ -136,21 +148,29 @@ def constants() -> Row | None:
             # At points of their own: at a common one several are worked out together.
             theta = scene.problem.initial(everybody)
             theta = theta + 1e-3 * torch.randn(theta.shape, dtype=theta.dtype)
-            gradient[recipe] = usual(partial(scene.problem.gradient, theta, everybody, chosen), group) / nodes
-        tiny = load(None, ["nodes=8", "graph=complete", *keys_of("linear", 8, 4)[1][1:], "data.dim=4"]).sheet
-        marks = [
-            time.perf_counter() for _ in alone(tiny, Host(device="cpu", threads=1)).rounds(None, lambda step, phase: False)
-        ]
+            self._gradients[recipe] = partial(scene.problem.gradient, theta, everybody, chosen), nodes
+        self._tiny = load(None, ["nodes=8", "graph=complete", *keys_of("linear", 8, 4)[1][1:], "data.dim=4"]).sheet
+
+    def __call__(self) -> Row:
+        group = self._group
+        rows, wide = torch.randn(100, 1024, dtype=torch.float64), torch.randn(100, 61706)
+        weights = torch.rand(50, 100)
+        rounds = alone(self._tiny, Host(device="cpu", threads=1)).rounds(None, lambda step, phase: False)
+        marks = [time.perf_counter() for _ in rounds]
         row = {
-            "gradient": gradient,
+            "gradient": {recipe: usual(work, group) / nodes for recipe, (work, nodes) in self._gradients.items()},
             "products": 2 * 100 * 100 * 1024 / usual(lambda: rows @ rows.T, group),
             "products_32": 2 * 50 * 100 * 61706 / usual(lambda: weights @ wide, group),
             "passes": wide.nbytes / usual(lambda: norms(wide), group),
             "rest": _slowest(median(later - earlier for earlier, later in pairwise(marks)), group),
         }
-        if group is not None:
-            row.update(wire(group))
-    return row if group is None or group.rank == 0 else None
+        return row if group is None else {**row, **wire(group)}
+
+
+def usual_look(looks: list[Row]) -> Machine:
+    """The median of each constant."""
+    gradient = {recipe: median(look["gradient"][recipe] for look in looks) for recipe in looks[0]["gradient"]}
+    return Machine(gradient, **{key: median(look[key] for look in looks) for key in looks[0] if key != "gradient"})
 
 
 def wire(group: Group) -> Row:
@@ -231,16 +251,16 @@ def apart(size: int, *words: str) -> Row:
 
 
 def iterations() -> list[Row]:
-    """Each row with constants of the same minute: this kind of machine is faster in one than in the next."""
+    """Each row with constants of its own minute and processes: this kind of machine is faster in one than in the next."""
     rows = []
     for case, (recipe, nodes, dim) in CASES.items():
         for size in (1, 2, 4):
-            before, row, after = apart(size, "--constants"), apart(size, "--case", case), apart(size, "--constants")
-            machines = [Machine(**before), Machine(**after)]
-            model = sum(predicted(each, recipe, nodes, dim, size, row["calls"], row["bytes"]) for each in machines) / 2
+            row = apart(size, "--case", case)
+            looks = row.pop("looks")
+            model = predicted(usual_look(looks), recipe, nodes, dim, size, row["calls"], row["bytes"])
             row = {"what": case, "ranks": size, **row, "model_seconds": model, "error": model / row["seconds"] - 1}
             row["exchange_share"] = row["exchange_seconds"] / row["seconds"]
-            rows.append({**row, "machines": [asdict(machine) for machine in machines]})
+            rows.append({**row, "machine": asdict(usual_look(looks)), "looks": looks})
             print(json.dumps(row), file=sys.stderr)
     return rows
 
@@ -261,14 +281,13 @@ def whole() -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    parser.add_argument("--constants", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--recipe", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--whole", action="store_true", help="also the recipe mnist from start to end")
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     given = parser.parse_args()
     if given.data is not None:
         os.environ["BYMI_DATA"] = str(given.data)
-    parts = {"case": lambda: walk(given.case), "constants": constants, "recipe": run_recipe}
+    parts = {"case": lambda: walk(given.case), "recipe": run_recipe}
     for name, part in parts.items():
         if getattr(given, name):
             keep_memory()
@@ -283,7 +302,7 @@ def main() -> None:
         "environment": environment(),
         "iterations": rows,
         "whole": whole() if given.whole else _before(),
-        "projected": [projected(Machine(**rows[1]["machines"][0]), recipe, nodes, dim, 100) for recipe, nodes, dim in SIZES],
+        "projected": [projected(Machine(**rows[1]["machine"]), recipe, nodes, dim, 100) for recipe, nodes, dim in SIZES],
     }
     OUT.write_text(json.dumps(made, indent=2) + "\n")
     show(made)

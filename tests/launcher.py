@@ -4,13 +4,15 @@
 "sheets", "out"}, many runs one after the other in one group with a checkpoint "every" so many rounds, and a file of what each
 rank sent. "breaks": [what, rank, name, time] does something to one rank when it sends something of that name, or is about to
 store a "checkpoint", for the nth time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on.
-"said": a file for what is written to stderr. "lists": graphs are lists of neighbours, however small. A job starts when the one
-before has ended. Prints a line of JSON for each job that starts and for each rank that ends.
+"said": a file for what is written to stderr. "lists": graphs are lists of neighbours, however small. "set": constants of
+modules, by their names. "largest": beside what each rank sent, how many entries the largest tensor has that it ever made. A job
+starts when the one before has ended. Prints a line of JSON for each job that starts and for each rank that ends.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -18,6 +20,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -26,6 +29,7 @@ from typing import Any
 import matplotlib.pyplot  # noqa: F401
 import torch.distributed  # noqa: F401
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import bymi.cli
 import bymi.experiment
@@ -37,6 +41,20 @@ from bymi.engine.launch import ranks
 from bymi.errors import BymiError
 from bymi.runs import read_sheets, tensorfile
 from bymi.runs.ranks import run_apart, run_together
+
+
+class Largest(TorchDispatchMode):
+    """How many entries the largest tensor has that any operation gives."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in output if isinstance(output, tuple | list) else [output]:
+            if isinstance(tensor, Tensor):
+                # Views that repeat rows take no memory.
+                self.entries = max(self.entries, tensor.untyped_storage().nbytes() // tensor.itemsize)
+        return output
 
 
 def free_port() -> int:
@@ -61,8 +79,12 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
             _break(*job["breaks"])
         if job.get("lists"):
             always_lists()
+        for name, value in job.get("set", {}).items():
+            module, constant = name.rsplit(".", 1)
+            assert hasattr(importlib.import_module(module), constant)
+            setattr(importlib.import_module(module), constant, value)
         if "sheets" in job:
-            with ranks() as group:
+            with ranks() as group, Largest() if job.get("largest") else nullcontext() as seen:
                 assert group is not None
                 spread = run_apart if job.get("apart") else run_together
                 spread(
@@ -73,6 +95,8 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
                 )
                 sent = {name: asdict(entry) for name, entry in group.traffic.items()}
                 (Path(job["out"]) / f"traffic-{rank}.json").write_text(json.dumps(sent))
+                if seen is not None:
+                    (Path(job["out"]) / f"largest-{rank}.json").write_text(json.dumps(seen.entries))
             raise SystemExit(0)
         words = job["words"]
         sys.argv = ["bymi", *(words[rank] if isinstance(words[0], list) else words)]

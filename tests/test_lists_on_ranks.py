@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from bymi import sparse
 from bymi.detection.trail import Trail
@@ -24,6 +22,7 @@ from bymi.runs.metrics import Recorder
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.sparse import SparseGraph
+from tests.launcher import Largest
 from tests.test_same_numbers import CASES, HARDENED, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
 # Beside those that matrices are tested with: attacks on lists of few neighbours, where shards hear different nodes.
@@ -161,20 +160,6 @@ def test_trails_do_not_depend_on_who_holds_whom(lists: None) -> None:
                 torch.testing.assert_close(getattr(trail, name), getattr(whole, name)[rows], rtol=1e-10, atol=1e-10)
             compared += 1
     assert compared > 5
-
-
-class Largest(TorchDispatchMode):
-    """How many entries the largest tensor has that any operation gives."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        for tensor in output if isinstance(output, tuple | list) else [output]:
-            if isinstance(tensor, Tensor):
-                # Views that repeat rows take no memory.
-                self.entries = max(self.entries, tensor.untyped_storage().nbytes() // tensor.itemsize)
-        return output
 
 
 def walk(scene: Scene, steps: int) -> None:

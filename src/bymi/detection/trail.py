@@ -270,12 +270,12 @@ class _Everyone:
         if whole is not None or crowd is None:
             assert whole is not None
             return _near(whole, self._inbox.rows if whole is self._inbox.messages else None)
-        lengths, sample = (crowd.gather(some) for some in (norms(own)[:, None], own[:, :: stride_of(own.shape[1])]))
-        usable = (lengths < OVERFLOW).squeeze(1)
+        usable = (crowd.gather(norms(own)[:, None]) < OVERFLOW).squeeze(1)
         usable = usable if bool(usable.any()) else torch.ones_like(usable)
         places = usable.nonzero().flatten()
-        origin = places[from_midst(sample[places]).argmin()]
-        away = torch.zeros_like(lengths.squeeze(1))
+        sample = own[:, :: stride_of(own.shape[1])].split(max(1, _NUMBERS // crowd.total), 1)
+        origin = places[torch.stack([from_midst(crowd.gather(part)[places]) for part in sample]).sum(0).argmin()]
+        away = torch.zeros_like(usable, dtype=torch.float64)
         for _, rows in self.blocks():
             away = torch.hypot(away, norms(rows - rows[origin]))
         return _within(away)

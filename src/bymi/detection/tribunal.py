@@ -148,7 +148,7 @@ class _Deeds:
         wider: Tensor,
         guard: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes and figures with those of tests on deeds, by their products `trail`, and whether the guard dropped these [b]."""
+        """Codes and figures with tests on deeds, by their products `trail`, and whether the guard dropped these [b]."""
         before = code, figure
         by_place = self._inbox.lists is not None and not isinstance(self._inbox.lists, Table)
         places = seats.at if by_place else seats.columns(self._inbox)

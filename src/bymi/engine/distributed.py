@@ -89,6 +89,10 @@ class ShardNetwork:
 
         held = next(iter(topics.values()))[1]
         inquiry = self._open[self._place] = Inquiry(self, 0, held, found, self._asking(who), None, deeds, visits=True)
+        return self._to_the_end(inquiry)
+
+    def _to_the_end(self, inquiry: Inquiry) -> Iterator[Replies]:
+        """Until all shards are through: what comes next may be no exchange, before which they wait for each other anyway."""
         yield from inquiry.replies()
         self.finish()
 
@@ -207,7 +211,7 @@ class Spread:
         self._board = Board(group, layout)
         self._problem, self._adversary = problem, adversary
         self.wires = Wires(self._board, graph, adversary)
-        self.wires.set_out(problem.initial(self.wires.nodes[0][:1]).shape[1])
+        self.wires.set_out(problem.dim)
         open_inquiries: dict[int, Inquiry] = {}
         self.networks = [ShardNetwork(self.wires, place, open_inquiries) for place in range(self._board.count)]
 

@@ -49,8 +49,8 @@ class Inquiry:
     ) -> None:
         """`points` [B, D] are those of the nodes of this shard; `asks` [M] says who asks.
 
-        `deeds`: of these nodes what others saw of each, and what it did [B, D] each. `visits`: nobody answers about a point. What
-        nodes have sent comes as it is, and points stay where they are.
+        `deeds`: of these nodes what others saw of each, and what it did [B, D] each. `visits`: nobody answers about a point.
+        What nodes have sent comes as it is, and points stay where they are.
         """
         self._network, self._step, self._points, self._answer, self._say = network, step, points, answer, say
         self._deeds, self._visits = deeds, visits

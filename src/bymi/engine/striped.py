@@ -89,7 +89,7 @@ class StripedInbox(StayingInbox):
         products = self._once("products", self.strips.among)
         row = self.own_row
         order = torch.argsort(row)
-        receivers = order[torch.searchsorted(row[order], at[:, -1])]
+        receivers = order[torch.searchsorted(row[order], at[:, -1].contiguous())]
         seats = torch.arange(at.shape[1], device=at.device)
         seats = torch.where(seats == at.shape[1] - 1, products.shape[1] - 1, seats)
         return products[receivers][:, seats[:, None], seats]

@@ -35,7 +35,8 @@ class Weave:
         layout = wires.board.layout
         self.wires, self.group, self.whole = wires, wires.board.group, wires.whole
         self.shards, self.held = layout.shards, layout.held
-        self.nodes = [layout.nodes(rank) for rank in range(self.group.size)]
+        self.ranks = range(self.group.size)
+        self.nodes = [layout.nodes(rank) for rank in self.ranks]
 
     @cached_property
     def lists(self) -> list[Lists]:
@@ -74,45 +75,52 @@ class Strips:
         self.own_row = torch.where(whose, self.size - 1 + torch.cumsum(whose, 0), weave.wires.everybody)  # [M]
         self._count = self.size + int(whose.sum())
         self._place = [torch.cat([nodes, self.own_row[nodes[whose[nodes]]]]) for nodes in weave.nodes]
-        spans = weave.spans(self.dim)
-        self._spans = [spans[shard] for shard in weave.held[weave.group.rank]]
-        self._ranges = [(spans[some[0]][0], spans[some[-1]][1]) for some in weave.held]  # of each rank
+        self._all_spans = weave.spans(self.dim)
+        self._spans = [self._all_spans[shard] for shard in weave.held[weave.group.rank]]
 
     @property
     def _rank(self) -> int:
         return self.weave.group.rank
 
     def _turns(self) -> Iterator[list[slice]]:
-        """Some coordinates of each rank's at a time, so that what is on its way stays little."""
-        size = max(1, _NUMBERS // self._count)
-        for start in range(0, max(last - first for first, last in self._ranges), size):
-            yield [slice(first + start, max(first + start, min(first + start + size, last))) for first, last in self._ranges]
+        """Some coordinates of each shard's at a time, so that what is on its way stays little."""
+        size = max(1, _NUMBERS * len(self._spans) // self._count // len(self._all_spans))
+        for start in range(0, max(last - first for first, last in self._all_spans), size):
+            yield [slice(min(first + start, last), min(first + start + size, last)) for first, last in self._all_spans]
 
-    def _here(self, part: slice) -> slice:
-        """Coordinates of this rank as columns of its table."""
-        start = self._ranges[self._rank][0]
-        return slice(part.start - start, part.stop - start)
+    def _of(self, rank: int, parts: Sequence[slice]) -> list[slice]:
+        """Those of the shards of a rank."""
+        return [parts[shard] for shard in self.weave.held[rank]]
+
+    def _columns(self, part: slice) -> Tensor:
+        """Some coordinates of all rows, of those that this rank has."""
+        start = self._spans[0][0]
+        return self._table[:, part.start - start : part.stop - start]
 
     @cached_property
     def _table(self) -> Tensor:
         """The coordinates of this rank of all rows, then of own vectors that were not sent [M + K, D / P]."""
-        weave, (first, last) = self.weave, self._ranges[self._rank]
+        weave, start = self.weave, self._spans[0][0]
         rows = torch.cat([*self.sent, *self._own]) if len(self.sent) > 1 or len(self._own[0]) else self.sent[0]
         if weave.group.size == 1:
             return torch.empty_like(rows).index_copy_(0, self._place[0], rows)
-        table = rows.new_empty(self._count, last - first)
+        table = rows.new_empty(self._count, self._spans[-1][1] - start)
         for parts in self._turns():
-            width = parts[self._rank].stop - parts[self._rank].start
-            shapes = [(len(place), width) for place in self._place]
-            came = weave.group.trade([rows[:, part] for part in parts], shapes, "parameters")
+            # Those of a rank's shards do not lie side by side, so they go one after the other.
+            sent = [torch.cat([rows[:, part].flatten() for part in self._of(rank, parts)]) for rank in weave.ranks]
+            mine = self._of(self._rank, parts)
+            widths = [part.stop - part.start for part in mine]
+            came = weave.group.trade(sent, [(len(place) * sum(widths),) for place in self._place], "parameters")
             for place, block in zip(self._place, came, strict=True):
-                table[:, self._here(parts[self._rank])].index_copy_(0, place, block)
+                for part, one in zip(mine, block.split([len(place) * width for width in widths]), strict=True):
+                    into = table[:, part.start - start : part.stop - start]
+                    into.index_copy_(0, place, one.view(len(place), part.stop - part.start))
         return table
 
     @property
     def _strips(self) -> list[Tensor]:
         """Of each shard held here."""
-        return [self._table[:, self._here(slice(*span))] for span in self._spans]
+        return [self._columns(slice(*span)) for span in self._spans]
 
     def _back(self, who: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Whole rows for the receivers of each shard held here, from what `work` makes of some coordinates of all rows.
@@ -123,10 +131,14 @@ class Strips:
         counts = [sum(len(who[shard]) for shard in some) for some in weave.held]
         found = self._table.new_empty(counts[here], self.dim)
         for parts in self._turns():
-            blocks = work(self._table[:, self._here(parts[here])]).split(counts)
-            shapes = [(counts[here], part.stop - part.start) for part in parts]
-            for part, block in zip(parts, weave.group.trade(blocks, shapes, "mixtures"), strict=True):
-                found[:, part] = block
+            made = [work(self._columns(part)).split(counts) for part in self._of(here, parts)]
+            sent = [torch.cat([blocks[rank].flatten() for blocks in made]) for rank in weave.ranks]
+            widths = [[part.stop - part.start for part in self._of(rank, parts)] for rank in weave.ranks]
+            came = weave.group.trade(sent, [(counts[here] * sum(some),) for some in widths], "mixtures")
+            for rank, block in enumerate(came):
+                pieces = block.split([counts[here] * width for width in widths[rank]])
+                for part, piece in zip(self._of(rank, parts), pieces, strict=True):
+                    found[:, part] = piece.view(counts[here], part.stop - part.start)
         return list(found.split([len(who[shard]) for shard in weave.held[here]]))
 
     def mix(self, given: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:

@@ -17,6 +17,7 @@ from bymi.problems.linear import solve
 from bymi.runs.averages import Average
 
 Measures = dict[str, float | None]
+_NUMBERS = 1 << 23  # in the moments of all shards that a process has at a time
 
 
 class Yardstick(Protocol):
@@ -75,7 +76,10 @@ class LinearYardstick:
     def shared(self, group: Group, layout: Layout) -> LinearYardstick:
         # Sums of shards, always in the same order: the bits do not depend on who holds which.
         parts = [self._problem.moments(nodes[self._honest[nodes]]) for nodes in layout.blocks(group.rank)]
-        sums = group.collect(torch.stack(parts), [len(held) for held in layout.held], "moments").sum(0)
+        counts, sums = [len(held) for held in layout.held], torch.empty_like(parts[0])
+        rows = max(1, _NUMBERS // (len(layout.shards) * sums.shape[1]))
+        for into, *some in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
+            into.copy_(group.collect(torch.stack(some), counts, "moments").sum(0))
         return LinearYardstick(self._problem, ~self._honest, sums)
 
     def _excess(self, theta: Tensor) -> Tensor:

@@ -1,0 +1,247 @@
+"""Long rows of large graphs stay with those who sent them: the same numbers and bits, and no process ever has all rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bymi import sparse
+from bymi.aggregation import RULES
+from bymi.detection.trail import Trail
+from bymi.engine import inquiry, simulate, strips, wires
+from bymi.engine.distributed import Spread
+from bymi.experiment import Spec, load
+from bymi.runs import run_all, write_sheets
+from bymi.runs.scene import Scene, build_scene
+from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
+from bymi.staying import StayingInbox
+from tests.test_same_numbers import HARDENED, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
+
+WIDE = ["nodes=24", "graph=regular:degree=8"]
+LONG = ["data.dim=130"]
+SENDER = [*HARDENED, "detection.point=sender"]
+CASES: dict[str, list[str]] = {
+    **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in RULES},
+    "hardened": [*HARDENED, *WIDE],
+    "hardened, at the senders' points": SENDER,
+    "paper": PAPER,
+    "receiver": RECEIVER,
+    "pca, cross-fitted": [*PAPER, *WIDE, "detection.scale=pca", "detection.cross_fit=true"],
+    "median as centre": [*PAPER, "detection.centre=median"],
+    "noise on the wire": [*HARDENED, *WIDE, "attack=gaussian", "byzantine_level=message"],
+    "noise on the wire, at the senders' points": [*SENDER, "attack=gaussian", "byzantine_level=message"],
+    "the mean of others on the wire": [*HARDENED, "attack=ipm:a=2.0", "byzantine_level=message"],
+    "far off": [*HARDENED, *WIDE, "attack=same-value:value=1e4", "byzantine_level=message"],
+    "silent": [*HARDENED, "attack=silent"],
+    "silent, paper": [*PAPER, *WIDE, "attack=silent"],
+    "not a number": [*RECEIVER, *WIDE, "attack=nan"],
+    "not a number, at the senders' points": [*SENDER, "attack=nan"],
+    "diverging": ["method=dsgd", "attack=same-value:value=1e12", "byzantine_level=message"],
+    "diverging, median": ["method=rule", "warm_up.rule=median", "attack=same-value:value=1e12", "byzantine_level=message"],
+    "diverging, ios": ["method=rule", "warm_up.rule=ios", "attack=same-value:value=1e12", "byzantine_level=message"],
+    "tracker": [*PAPER, "attack=y-poison", "optimisation.premix_rounds=2"],
+    "who lies follows the rule": [*HARDENED, "byzantine_mixing=rule", "byzantine_pruning=rule", "byzantine_start=3"],
+    "who lies keeps its own": [*HARDENED, *WIDE, "byzantine_mixing=none"],
+}
+MOVED = {
+    "two faces": [*HARDENED, "attack=sign-flip", "byzantine_faces=two", "byzantine_level=message"],
+    "tailored": [*HARDENED, "attack=dissensus"],
+    "a lie made of all that others hold": [*HARDENED, "attack=alie", "byzantine_level=message"],
+}
+"""Where rows have to be where they are looked at."""
+
+MANY = wires._MANY
+ALWAYS = {"bymi.engine.wires.LONG": 1, "bymi.engine.wires._MANY": 0, "bymi.engine.strips._SETS": 2}
+WATCHED = [*WIDE, *HARDENED, "watch.every=8", "steps=24", "warm_up.steps=6", "record_every=4", "attack=sign-flip"]
+
+
+def drawn(words: list[str]) -> Spec:
+    (spec,) = load(None, [*SMALL, *LONG, *words], 0).expand()
+    return spec
+
+
+def always(patch: pytest.MonkeyPatch) -> None:
+    """Rows of lists stay where they are, however short and few they are."""
+    patch.setattr(sparse, "LISTS_FROM", 1)
+    patch.setattr(sparse, "_SHORT", 0)
+    patch.setattr(wires, "LONG", 1)
+    patch.setattr(wires, "_MANY", 0)
+
+
+@pytest.fixture(scope="module")
+def staying() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        always(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
+def specs() -> dict[str, Spec]:
+    return {name: drawn(words) for name, words in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of all specs, from one process and from each number of ranks, and of one that was broken off."""
+    place = tmp_path_factory.mktemp("staying")
+    sheets = [spec.sheet for spec in specs.values()]
+    write_sheets(place / "sheets.json", sheets)
+    write_sheets(place / "watched.json", [drawn(WATCHED).sheet])
+    write_sheets(place / "large.json", [load(None, LARGE).sheet])
+    write_sheets(place / "short.json", [load(None, [*LARGE, "method=rule", "steps=2"]).sheet])
+    how = {"lists": True, "set": ALWAYS}
+    jobs: list[dict[str, Any]] = [
+        {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size)), **how} for size in SIZES
+    ]
+    watched = {"sheets": str(place / "watched.json"), "every": 3, "said": str(place / "said"), **how}
+    jobs.append({**watched, "size": 2, "out": str(place / "whole"), "every": 0})
+    jobs.append({**watched, "size": 4, "out": str(place / "broken"), "breaks": ["killed", 3, "mixtures", 37]})
+    jobs.append({**watched, "size": 2, "out": str(place / "broken")})
+    large = {"size": 8, "sheets": str(place / "large.json"), "lists": True, "largest": True}
+    little = {f"bymi.{name}._NUMBERS": SIZE // 16 for name in BUFFERS}
+    jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
+    jobs.append({**large, "sheets": str(place / "short.json"), "out": str(place / "rows"), "set": little})
+    done = launch(jobs)
+    codes: dict[int, list[int]] = {}
+    for line in map(json.loads, done.stdout.splitlines()):
+        if "code" in line:
+            codes.setdefault(line["job"], []).append(line["code"])
+    assert len(codes) == len(jobs), done.stderr[-3000:]
+    assert all(any(some) == (job == len(SIZES) + 1) for job, some in codes.items()), done.stderr[-3000:]
+    assert all(isinstance(result, dict) for result in run_all(sheets, place / "alone", jobs=1))
+    return place
+
+
+BUFFERS = ("engine.inquiry", "engine.strips", "engine.records", "engine.layout", "detection.trail", "runs.yardsticks")
+NODES, DIM = 300, 130
+SIZE = NODES * DIM
+LARGE = [
+    *("method=drsgd-bymi", "watch.every=2", "steps=4", "warm_up.steps=1", "record_every=4", "attack=sign-flip"),
+    *(f"nodes={NODES}", "graph=regular:degree=12", f"data.dim={DIM}", "data.samples=4", "detection.sample=2"),
+    *("warm_up.batch=1", "optimisation.batch=1"),
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_number_of_ranks_changes_no_bit(name: str, specs: dict[str, Spec], runs: Path) -> None:
+    one, two, four = (read(folder_of(runs / str(size), specs[name])) for size in SIZES)
+    assert one == two
+    assert one == four
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_process_gives_the_same_numbers_to_rounding(name: str, specs: dict[str, Spec], runs: Path) -> None:
+    alone, spread = (read(folder_of(runs / place, specs[name])) for place in ("alone", "4"))
+    assert alike(alone, spread, 1e-9)
+
+
+def test_no_rank_ever_has_all_rows(runs: Path) -> None:
+    """Of all tensors of a run with two detections; what is of a fixed size was made small. The data of a rank are half of all
+    rows here."""
+    strips, rows = (
+        [json.loads((runs / way / f"largest-{rank}.json").read_text()) for rank in range(8)] for way in ("strips", "rows")
+    )
+    assert max(strips) < 0.6 * SIZE
+    assert max(rows) >= 0.9 * SIZE
+
+
+def test_a_run_that_was_broken_off_goes_on_over_another_number_of_ranks(runs: Path) -> None:
+    """Trails are kept with those who left them, whoever these are with."""
+    whole, again = (folder_of(runs / place, drawn(WATCHED).sheet) for place in ("whole", "broken"))
+    assert (whole / METRICS).read_bytes() == (again / METRICS).read_bytes()
+    assert read_json(whole / VERDICT) == read_json(again / VERDICT)
+    sent = json.loads((runs / "broken" / "traffic-0.json").read_text())
+    assert sent["lengths"]["calls"] < 24 - 6, (runs / "said").read_text()
+    assert not checkpoints_of(runs / "broken", drawn(WATCHED).sheet).exists()
+
+
+# Inside one process
+
+
+def spread_over(scene: Scene, shards: int) -> Spread:
+    return Spread(scene.problem, scene.graph, scene.adversary, shards=shards)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_inboxes_have_no_rows(name: str, staying: None, specs: dict[str, Spec]) -> None:
+    """Of anything that was sent, with lies or without."""
+    seen = 0
+    for parts in spread_over(build_scene(specs[name].sheet), 3).walk(build_scene(specs[name].sheet).plan):
+        for part in parts:
+            if part.phase != "detection":
+                assert isinstance(part.inbox, StayingInbox)
+            assert part.inbox.messages.numel() == 0
+            seen += 1
+    assert seen >= 3 * 5
+
+
+@pytest.mark.parametrize("name", ["hardened", "ubar", "far off", "hardened, at the senders' points"])
+def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
+    name: str, staying: None, specs: dict[str, Spec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = build_scene(specs[name].sheet)
+    alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
+    for module in (inquiry, strips):
+        monkeypatch.setattr(module, "_NUMBERS", 200)
+    for shards in (2, 5, scene.graph.size):
+        spread = spread_over(scene, shards)
+        order = torch.cat([network.nodes for network in spread.networks])
+        for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
+            torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta[order], rtol=1e-9, atol=1e-12)
+            if whole.verdict is not None:
+                why = torch.cat([part.verdict.why for part in parts if part.verdict is not None])
+                assert torch.equal(why, whole.verdict.why[order])
+
+
+def test_trails_are_those_of_one_process(staying: None) -> None:
+    """A far message is taken at the length at which all of its receivers used it."""
+    scene = build_scene(drawn([*CASES["far off"], "watch.every=4", "steps=9"]).sheet)
+    trails: dict[int, Trail] = {}
+    for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
+        if snapshot.state is not None and snapshot.state.trail is not None and snapshot.state.trail.rounds:
+            trails[snapshot.step] = snapshot.state.trail.copy()
+    spread, compared = spread_over(scene, 5), 0
+    for parts in spread.walk(scene.plan):
+        for part, network in zip(parts, spread.networks, strict=True):
+            trail, whole = part.state.trail if part.state is not None else None, trails.get(part.step)
+            if trail is None or whole is None or not trail.rounds:
+                continue
+            for name in ("messages", "times", "own", "refused"):
+                expected = getattr(whole, name)[network.nodes]
+                torch.testing.assert_close(getattr(trail, name), expected, rtol=1e-10, atol=1e-10)
+            compared += 1
+    assert compared > 5
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None:
+    scene = build_scene(drawn(MOVED[name]).sheet)
+    assert not spread_over(scene, 4).wires.stays("parameters")
+    without = Spread(scene.problem, scene.graph, None, shards=4)
+    assert without.wires.stays("parameters")
+    assert not without.wires.stays("premix")
+
+
+@pytest.mark.parametrize(
+    ("words", "shards", "stays"),
+    [
+        (WIDE, 4, True),
+        (WIDE, 2, True),
+        (WIDE, 1, False),
+        ([*WIDE, "data.dim=100"], 4, False),
+        (["nodes=120", "graph=ring"], 4, False),
+    ],
+)
+def test_rows_stay_where_many_long_ones_would_have_to_come(
+    words: list[str], shards: int, stays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "LISTS_FROM", 1)
+    monkeypatch.setattr(sparse, "_SHORT", 0)
+    monkeypatch.setattr(wires, "LONG", 1000)
+    monkeypatch.setattr(wires, "_MANY", MANY)
+    assert spread_over(build_scene(drawn([*words, "method=dsgd"]).sheet), shards).wires.stays("parameters") is stays
