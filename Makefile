@@ -11,7 +11,7 @@ run: $(READY)
 	$(BIN)/bymi run
 
 test: $(READY) check
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff format --check .
