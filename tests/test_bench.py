@@ -12,6 +12,7 @@ from torch import Tensor
 from bymi import Graph, InputError, LocalNetwork
 from bymi.attacks import Adversary, SignFlip
 from bymi.detection import Answers, Claims, Detector, Panel, Trail, Verdict, Watch, sit, tribunal
+from bymi.detection import claims as claims_room
 from bymi.detection.evidence import Evidence, Seats
 from bymi.detection.fuse import shorten
 from bymi.detection.reasons import REASONS
@@ -108,7 +109,7 @@ def test_claims(dim: int, seed: int) -> None:
     deeds = stream(seed, "deeds").normal(24, dim)  # of twelve columns and twelve receivers
     own = seats.taken & ~seats.judged
     rows = torch.where(own, 12 + receivers[:, None], seats.nodes)
-    evidence, crossed = Claims(*inboxes, deeds).before(seats, rows)
+    evidence, crossed, _ = Claims(*inboxes, deeds).before(seats, rows)
     assert (evidence.points is None) == (dim == 80)
     assert crossed is not None
     for place, receiver in enumerate(receivers.tolist()):
@@ -132,7 +133,7 @@ def test_claims_of_two_faces() -> None:
     inboxes = network.exchange(0, **{"first half": first, "second half": second})
     receivers = torch.arange(13)
     seats = Seats.of(network.arcs, network.nodes, receivers)
-    evidence, _ = Claims(*inboxes).before(seats, None)
+    evidence, *_ = Claims(*inboxes).before(seats, None)
     for receiver in range(13):
         order = [*network.arcs[receiver].nonzero().flatten().tolist(), receiver]
         lied = [bool(adversary.members[node] & adversary.fooled[receiver]) and node != receiver for node in order]
@@ -162,8 +163,9 @@ def test_answers(dim: int) -> None:
     claims = Answers(network.ask(0, theta, answer, asks))
     for receivers in asks.nonzero().flatten().split(6):
         seats = Seats.of(graph.hears, network.nodes, receivers)
-        evidence, crossed = claims.before(seats, None)
+        evidence, crossed, trail = claims.before(seats, None)
         assert crossed is None
+        assert trail is None
         for place, receiver in enumerate(receivers.tolist()):
             order = [*graph.hears[receiver].nonzero().flatten().tolist(), receiver]
             halves = [
@@ -200,7 +202,7 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
         trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
     whole = verdict_of(network, torch.arange(size), first, second, trail)
     assert 0 < int(whole.flagged.sum()) < size * size / 4
-    monkeypatch.setattr(tribunal, "_RECEIVERS", 7)
+    monkeypatch.setattr(claims_room, "_RECEIVERS", 7)
     grouped = verdict_of(network, torch.arange(size), first, second, trail)
     some = torch.tensor([3, 9, 20])
     part = verdict_of(network, some, first, second, trail)
@@ -256,7 +258,7 @@ def test_deeds_of_each_seat(faces: int) -> None:
             node = int(seats.nodes[receiver, seat])
             lies = bool(lied[receiver, node]) and node != receiver
             expected = theta[node] / 0.5
-            assert torch.allclose(deeds.vectors[rows[receiver, seat]], -expected if lies else expected, rtol=1e-12)
+            assert torch.allclose(trail.vectors()[rows[receiver, seat]], -expected if lies else expected, rtol=1e-12)
 
 
 def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:

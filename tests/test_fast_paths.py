@@ -103,7 +103,7 @@ def test_trails_by_a_table_are_those_by_lists(seed: int) -> None:
     used, heard = trail._used_and_heard(inbox, share)
     places = trail._Places.of(inbox, share, table)
     assert places is not None
-    torch.testing.assert_close(used, trail._as_used_by_lists(inbox, places), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(used, trail._as_used_by_lists(inbox, messages, places), rtol=1e-12, atol=1e-12)
     assert torch.equal(heard, places.usable(len(messages)))
 
 

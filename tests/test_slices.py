@@ -19,6 +19,7 @@ from bymi.engine.sliced import SlicedInbox
 from bymi.engine.slices import Cut
 from bymi.experiment import load
 from bymi.inbox import Mixture, Round
+from bymi.problems import linear_problem, linear_shard
 from bymi.runs.scene import build_scene
 from bymi.topology import Complete, ErdosRenyi, Ring
 from tests.rounds import quadratic
@@ -36,7 +37,8 @@ def vectors_of(dim: int, dtype: torch.dtype = torch.float64, size: int = NODES) 
 
 
 def spread_of(graph: Graph, *, shards: int = SHARDS, adversary: Adversary | None = None) -> Spread:
-    return Spread(None, graph, adversary, shards=shards)  # type: ignore[arg-type]
+    problem = linear_problem(linear_shard(torch.arange(graph.size), samples=4, dim=2, seed=0), seed=0)
+    return Spread(problem, graph, adversary, shards=shards)
 
 
 def by_shards(spread: Spread, vectors: Tensor, use: Use, **others: Tensor) -> tuple[Tensor, list[Inbox]]:
