@@ -2,8 +2,8 @@
 
 Each row is a short run, in one process and over 2 and 4 ranks of one thread each, with the peak of memory of the rank that has
 most. A run of eight nodes shows what a rank takes before it has anything: the interpreter, torch, the transport. What a rank
-has beyond that falls with the number of ranks as far as it is data and models of its own nodes, and what these hear if they do
-not hear everybody. Lists of the whole graph, and buffers of one turn of a detection or one pass over images, do not.
+has beyond that falls with the number of ranks as far as it is data, models and trails of its own nodes, and its strips of what
+is heard. Lists of the whole graph, and buffers of one turn of a detection or one pass over images, do not.
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ CASES: dict[str, list[str]] = {
     NOTHING: ["nodes=8", "graph=complete", "data.samples=8", "steps=2", "method=dsgd"],
     "linear, 10,000 nodes": [*LINEAR, "attack=sign-flip"],
     "linear, 10,000 nodes, data under attack": [*LINEAR, "attack=parameter"],
+    "linear, 6,000 nodes, d = 3,000, two detections": [
+        *LISTS,
+        *("method=drsgd-bymi", "nodes=6000", "data.dim=3000", "data.samples=4", "detection.sample=2", "attack=sign-flip"),
+        *("steps=4", "warm_up.steps=1", "watch.every=2", "warm_up.batch=2", "optimisation.batch=2"),
+    ],
     "LeNet, 100 nodes": LENET,
     "LeNet, 1,000 nodes in a ring, BALANCE alone": [
         *("mnist", "method=rule", "steps=4", "warm_up.steps=2", "graph=ring", "nodes=1000"),
@@ -55,7 +60,12 @@ CASES: dict[str, list[str]] = {
 SIZES = (1, 2, 4)
 FALLS = {2: 0.75, 4: 0.5}
 """The share of what one process has beyond nothing that a rank of so many may have, of the runs in BOUND."""
-BOUND = ("linear, 10,000 nodes", "linear, 10,000 nodes, data under attack")
+BOUND = (
+    "linear, 10,000 nodes",
+    "linear, 10,000 nodes, data under attack",
+    "linear, 6,000 nodes, d = 3,000, two detections",
+    "LeNet, 1,000 nodes that hear 20 each",
+)
 
 
 def measure(words: list[str], note: str) -> None:

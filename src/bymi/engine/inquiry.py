@@ -18,7 +18,7 @@ from bymi.staying import DEEDS, Replies
 if TYPE_CHECKING:
     from bymi.engine.distributed import ShardNetwork
 
-_NUMBERS = 1 << 23  # in the answers that come to one shard in one turn: they fit a CPU's cache, as far as one asker's do
+_NUMBERS = 1 << 22  # in the answers of one topic that come to one shard in one turn; a rank has several times as many at work
 
 
 class Told(NamedTuple):
