@@ -207,25 +207,31 @@ def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int, ca
 # What many machines would take.
 
 MACHINES, HERE, GIGABYTES, NETWORK, AWAY, DEGREE = 100, 16, 64, 1.25e9, 1e-4, 20  # cores and memory of each; 10 Gbit/s, 0.1 ms
+FEW = 128  # coordinates of rows that travel
 
 
 SIZES = [(recipe, nodes, dim) for recipe, dim in (("linear", 100), ("mnist", 61706)) for nodes in (10**5, 10**6)]
 
 
 def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int) -> Row:
-    """One iteration on a random regular graph over lists, a rank a core, with the cores measured here; bytes of a machine.
+    """One iteration of BALANCE on a random regular graph over lists, a rank a core, with the cores measured here.
 
-    A rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. It has the lists of the whole graph (60 bytes an arc), and the
-    data of its own nodes, so many samples each. A trail is float64, as long as the rows heard.
+    Bytes of a machine. Long rows stay: strips go there and back, with distances and weights of all arcs; a rank has six times
+    its own rows at a time (models, gradients, what is sent, strips, what came back, what liars keep), and trails of its own
+    nodes in float64, as seen and as they were. Short ones travel: a rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others.
+    It has the lists of the whole graph, with the weights of a round (68 bytes an arc), and the data of its own nodes.
     """
     size, bytes_ = MACHINES * HERE, 4 if recipe == "mnist" else 8
-    here = nodes / size
+    here, arcs = nodes / size, DEGREE * nodes
     heard = nodes * (1 - 1 / size) * (1 - (1 - 1 / size) ** DEGREE)
     compute = here * machine.gradient[recipe] + 3 * DEGREE * here * dim * bytes_ / machine.passes + machine.rest
-    exchange = HERE * heard * dim * bytes_ / NETWORK + 4 * AWAY
+    if dim > FEW:
+        sent, calls, rows, trail = 2 * here * dim * bytes_ + 16 * arcs, 8, 6 * here * dim * bytes_, 16 * here * dim
+    else:
+        sent, calls, rows, trail = heard * dim * bytes_, 4, (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
+    exchange = HERE * sent / NETWORK + calls * AWAY
     data = here * samples * (8 * (dim + 1) if recipe == "linear" else 4 * 784)
-    rows, trail = (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
-    parts = {"lists": 60 * nodes * DEGREE, "data": data, "rows": rows, "trail": trail}
+    parts = {"lists": 68 * arcs, "data": data, "rows": rows, "trail": trail}
     return {
         "what": f"{'LeNet' if recipe == 'mnist' else 'linear'}, d = {dim:,}",
         "nodes": nodes,

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from bymi import sparse
+from bymi import LocalNetwork, sparse
 from bymi.aggregation import RULES
 from bymi.detection.trail import Trail
 from bymi.engine import inquiry, simulate, strips, wires
-from bymi.engine.distributed import Spread
+from bymi.engine.distributed import Spread, usual_layout
+from bymi.engine.group import Group
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.staying import StayingInbox
+from bymi.topology import Complete
 from tests.test_same_numbers import HARDENED, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
 WIDE = ["nodes=24", "graph=regular:degree=8"]
@@ -51,6 +53,7 @@ CASES: dict[str, list[str]] = {
 MOVED = {
     "two faces": [*HARDENED, "attack=sign-flip", "byzantine_faces=two", "byzantine_level=message"],
     "tailored": [*HARDENED, "attack=dissensus"],
+    "two faces in a detection": [*HARDENED, "attack=sign-flip", "byzantine_faces=two", "byzantine_level=pair"],
     "a lie made of all that others hold": [*HARDENED, "attack=alie", "byzantine_level=message"],
 }
 """Where rows have to be where they are looked at."""
@@ -150,6 +153,27 @@ def test_no_rank_ever_has_all_rows(runs: Path) -> None:
     assert max(rows) >= 0.9 * SIZE
 
 
+def test_what_travels_is_what_the_docs_say(runs: Path) -> None:
+    """Bytes of all ranks in four rounds and two detections."""
+    scene, ranks = build_scene(load(None, LARGE).sheet), 8
+    names = [json.loads((runs / "strips" / f"traffic-{rank}.json").read_text()) for rank in range(ranks)]
+    sent = {
+        name: sum(entry[name]["bytes"] for entry in names)
+        for name in ("parameters", "mixtures", "products", "lengths", "weights")
+    }
+    blocks = usual_layout(scene.graph, torch.float64, torch.device("cpu"), Group(0, ranks))
+    assert blocks is not None
+    away = [DIM - ((rank + 1) * DIM // ranks - rank * DIM // ranks) for rank in range(ranks)]  # coordinates of others
+    rows = [len(nodes) for nodes in blocks.shards]
+    mixed = [len(nodes) + int(scene.byzantine[nodes].sum()) for nodes in blocks.shards]
+    others, places, rounds = ranks - 1, scene.graph.hears.shape[1], 4
+    assert sent["parameters"] == rounds * sum(count * width * 8 for count, width in zip(rows, away, strict=True))
+    assert sent["mixtures"] == rounds * sum(count * width * 8 for count, width in zip(mixed, away, strict=True))
+    assert sent["products"] == rounds * 8 * int(scene.graph.hears.sum()) * others
+    assert sent["lengths"] == (rounds + 2 * 3) * 16 * NODES * others
+    assert sent["weights"] == rounds * (2 * NODES + 8 * NODES * places) * others
+
+
 def test_a_run_that_was_broken_off_goes_on_over_another_number_of_ranks(runs: Path) -> None:
     """Trails are kept with those who left them, whoever these are with."""
     whole, again = (folder_of(runs / place, drawn(WATCHED).sheet) for place in ("whole", "broken"))
@@ -216,6 +240,15 @@ def test_trails_are_those_of_one_process(staying: None) -> None:
                 torch.testing.assert_close(getattr(trail, name), expected, rtol=1e-10, atol=1e-10)
             compared += 1
     assert compared > 5
+
+
+def test_deeds_come_with_answers_in_one_process_as_well() -> None:
+    graph = Complete().draw(5)
+    seen, own = torch.arange(5.0)[:, None].expand(-1, 3), 10 + torch.arange(5.0)[:, None].expand(-1, 3)
+    who = torch.tensor([False, True, False, False, True])
+    replies = LocalNetwork(graph).ask(0, seen, lambda points, nodes, askers: {"first half": points}, who, None, (seen, own))
+    found = {reply.receiver: reply.deeds() for reply in replies if reply.deeds is not None}
+    assert {number: rows[:, 0].tolist() for number, rows in found.items()} == {1: [0, 2, 3, 4, 11], 4: [0, 1, 2, 3, 14]}
 
 
 @pytest.mark.parametrize("name", MOVED)

@@ -72,7 +72,8 @@ class StripedInbox(StayingInbox):
         return StripedRows(inbox=self), self.strips.own_row[self.nodes]
 
     def dist2_to_own(self) -> Tensor:
-        return self._once("distances", self.strips.distances)
+        found, held = self._once("distances", self.strips.distances), self.strips.weave.wires.nodes[self.seat]
+        return found if len(self.nodes) == len(held) else found[torch.searchsorted(held, self.nodes)]
 
     def mix(self, mixture: Mixture) -> Tensor:
         usual = self.complete and mixture.weight is self.weight

@@ -30,6 +30,7 @@ _Told = tuple[Messages, Tensor | None]
 
 LONG = 1 << 24  # numbers in the rows of all nodes, from which on these stay where they are if many would have to come
 _FEW = 128  # coordinates of a row that always travels
+_STAY = ("parameters", "first half", "second half")
 _MANY = 1.5  # rows that shards hear, for each node: with neighbours in one place they hear little more than their own
 _SLICES = 3  # with two shards slices there and back are as many bytes as rows
 
@@ -95,18 +96,20 @@ class Wires:
         self.by_strips = (
             long
             and isinstance(self.whole, SparseGraph)
+            and not self._needs_all()
             and sum(len(heard_by(self.whole, nodes)) for nodes in shards) > _MANY * self.graph.size
         )
 
-    def stays(self, topic: str) -> bool:
-        """Whether the rows of a topic stay with those who send them, in every round.
-
-        Not where senders have to know what all others hold, or tell each receiver something else: then all rows are here.
-        """
-        if not self.by_strips or part_of(topic) not in ("message", "first half", "second half"):
-            return False
+    def _needs_all(self) -> bool:
+        """Whether senders have to know what all others hold, or tell each receiver something else: then all rows are here."""
         adversary = self.adversary
-        return adversary is None or not adversary.may_lie(topic) or (adversary.sees != "all" and not adversary.differs(topic))
+        if adversary is None:
+            return False
+        return any(adversary.differs(topic) or (adversary.may_lie(topic) and adversary.sees == "all") for topic in _STAY)
+
+    def stays(self, topic: str) -> bool:
+        """Whether the rows of a topic stay with those who send them, in every round."""
+        return self.by_strips and part_of(topic) in {part_of(some) for some in _STAY}
 
     def columns(self, topic: str) -> list[Tensor]:
         """Of each shard held here: of which of all columns of a topic it keeps a trail, in every round."""
