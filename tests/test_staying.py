@@ -104,7 +104,9 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
     watched = {"sheets": str(place / "watched.json"), "every": 3, "said": str(place / "said"), **how}
     jobs.append({**watched, "size": 2, "out": str(place / "whole"), "every": 0})
     jobs.append({**watched, "size": 4, "out": str(place / "broken"), "breaks": ["killed", 3, "mixtures", 37]})
-    jobs.append({**watched, "size": 2, "out": str(place / "broken")})
+    # Three ranks hold one, one and two shards.
+    some = {**how, "set": {**ALWAYS, "bymi.engine.strips._NUMBERS": 500}}
+    jobs.append({**watched, **some, "size": 3, "out": str(place / "broken")})
     large = {"size": 8, "sheets": str(place / "large.json"), "lists": True, "largest": True}
     little = {f"bymi.{name}._NUMBERS": SIZE // 16 for name in BUFFERS}
     jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
@@ -220,6 +222,18 @@ def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
             if whole.verdict is not None:
                 why = torch.cat([part.verdict.why for part in parts if part.verdict is not None])
                 assert torch.equal(why, whole.verdict.why[order])
+
+
+@pytest.mark.parametrize("rule", ["balance", "ios", "trimmed-mean", "ubar"])
+def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wires, "_FEW", 1)
+    scene = build_scene(drawn([*WIDE, "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).sheet)
+    spread = spread_over(scene, 24)
+    assert spread.wires.stays("parameters")
+    alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
+    order = torch.cat([network.nodes for network in spread.networks])
+    for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
+        torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta[order], rtol=1e-9, atol=1e-12)
 
 
 def test_trails_are_those_of_one_process(staying: None) -> None:

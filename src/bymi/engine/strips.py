@@ -21,7 +21,8 @@ from bymi.vectors import Rows, from_middle, inner_of_sets
 if TYPE_CHECKING:
     from bymi.engine.wires import Wires
 
-_NUMBERS = 1 << 23  # of all rows that travel at a time
+_NUMBERS = 1 << 23  # of all rows that come to a process at a time
+_TOGETHER = 4  # shards that may share one
 _SETS = 256  # receivers of a shard whose products are found at a time
 
 Work = Callable[[Rows, Tensor, Tensor], Tensor]
@@ -83,8 +84,8 @@ class Strips:
         return self.weave.group.rank
 
     def _turns(self) -> Iterator[list[slice]]:
-        """Some coordinates of each shard's at a time, so that what is on its way stays little."""
-        size = max(1, _NUMBERS * len(self._spans) // self._count // len(self._all_spans))
+        """Some coordinates of each shard's at a time, so that what is on its way stays little: the same, whoever holds them."""
+        size = max(1, _NUMBERS // (self._count * min(len(self._all_spans), _TOGETHER)))
         for start in range(0, max(last - first for first, last in self._all_spans), size):
             yield [slice(min(first + start, last), min(first + start + size, last)) for first, last in self._all_spans]
 
@@ -131,7 +132,7 @@ class Strips:
         counts = [sum(len(who[shard]) for shard in some) for some in weave.held]
         found = self._table.new_empty(counts[here], self.dim)
         for parts in self._turns():
-            made = [work(self._columns(part)).split(counts) for part in self._of(here, parts)]
+            made = [self._made(part, sum(counts), work).split(counts) for part in self._of(here, parts)]
             sent = [torch.cat([blocks[rank].flatten() for blocks in made]) for rank in weave.ranks]
             widths = [[part.stop - part.start for part in self._of(rank, parts)] for rank in weave.ranks]
             came = weave.group.trade(sent, [(counts[here] * sum(some),) for some in widths], "mixtures")
@@ -140,6 +141,10 @@ class Strips:
                 for part, piece in zip(self._of(rank, parts), pieces, strict=True):
                     found[:, part] = piece.view(counts[here], part.stop - part.start)
         return list(found.split([len(who[shard]) for shard in weave.held[here]]))
+
+    def _made(self, part: slice, count: int, work: Callable[[Tensor], Tensor]) -> Tensor:
+        """With more shards than coordinates some have none."""
+        return work(self._columns(part)) if part.stop > part.start else self._table.new_empty(count, 0)
 
     def mix(self, given: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
         """Weighted sums of messages for the receivers of each shard, by number, from weights [b, n], None for the graph's."""
