@@ -219,19 +219,22 @@ def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int)
     Bytes of a machine. Long rows stay: strips go there and back, with distances and weights of all arcs; a rank has six times
     its own rows at a time (models, gradients, what is sent, strips, what came back, what liars keep), and trails of its own
     nodes in float64, as seen and as they were. Short ones travel: a rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others.
-    It has the lists of the whole graph, with the weights of a round (68 bytes an arc), and the data of its own nodes.
+    It has the lists of the whole graph, 60 bytes an arc, with strips once more in the order of shards and with the weights of
+    a round, 101 bytes; and the data of its own nodes.
     """
     size, bytes_ = MACHINES * HERE, 4 if recipe == "mnist" else 8
     here, arcs = nodes / size, DEGREE * nodes
     heard = nodes * (1 - 1 / size) * (1 - (1 - 1 / size) ** DEGREE)
     compute = here * machine.gradient[recipe] + 3 * DEGREE * here * dim * bytes_ / machine.passes + machine.rest
     if dim > FEW:
-        sent, calls, rows, trail = 2 * here * dim * bytes_ + 16 * arcs, 8, 6 * here * dim * bytes_, 16 * here * dim
+        sent, calls, lists = 2 * here * dim * bytes_ + 16 * arcs, 8, 101 * arcs
+        rows, trail = 6 * here * dim * bytes_, 16 * here * dim
     else:
-        sent, calls, rows, trail = heard * dim * bytes_, 4, (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
+        sent, calls, lists = heard * dim * bytes_, 4, 60 * arcs
+        rows, trail = (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
     exchange = HERE * sent / NETWORK + calls * AWAY
     data = here * samples * (8 * (dim + 1) if recipe == "linear" else 4 * 784)
-    parts = {"lists": 68 * arcs, "data": data, "rows": rows, "trail": trail}
+    parts = {"lists": lists, "data": data, "rows": rows, "trail": trail}
     return {
         "what": f"{'LeNet' if recipe == 'mnist' else 'linear'}, d = {dim:,}",
         "nodes": nodes,

@@ -98,31 +98,31 @@ class Answers:
             first, second = reply.read()
             there[place, : len(reply.senders)] = first.heard[0]
             there[place, len(reply.senders)] = True  # its own
+            if reply.deeds is not None:
+                came = reply.deeds()
+                crossed[place], trail[place] = _cross(came, first, second), Rows(came).gram
             if len(reply.point) <= FEW_DIMENSIONS:
                 halves[place] = first.rows.vectors, second.rows.vectors
                 return
             products[place] = _multiply(first, second)
-            if reply.deeds is not None:
-                came = reply.deeds()
-                crossed[place], trail[place] = _cross(came, first, second), Rows(came).gram
-            elif deeds is not None and rows is not None:
+            if reply.deeds is None and deeds is not None and rows is not None:
                 crossed[place] = _cross(deeds[rows[place, : len(reply.senders) + 1]], first, second)
 
         with Aside() as aside:
             for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
                 numbers = len(reply.senders) * len(reply.point)
                 aside(partial(read, place, reply), numbers=numbers, device=reply.point.device)
+        with_deeds, moves = (
+            stack([some[place] for place in sorted(some)], size) if some else None for some in (crossed, trail)
+        )
         if not halves:
             one, two, cross = (stack([products[place][part] for place in sorted(products)], size) for part in range(3))
-            with_deeds, moves = (
-                stack([some[place] for place in sorted(some)], size) if some else None for some in (crossed, trail)
-            )
             return Before(Evidence(one, two, cross, there, there & seats.judged), with_deeds, moves)
         one, two = (stack_rows([halves[place][half] for place in sorted(halves)], size).to(torch.float64) for half in range(2))
         origin, taken = midst(one, there)[:, None], seats.taken[:, :, None]
         evidence = _from_points((one - origin) * taken, (two - origin) * taken, there, seats)
         if deeds is None or rows is None:
-            return Before(evidence)
+            return Before(evidence, with_deeds, moves)
         return Before(evidence, (deeds[rows].to(torch.float64) * taken) @ ((one + two) / 2).mT)
 
 

@@ -207,7 +207,9 @@ class _Places:
         number, share, heard = told[:, 0].to(torch.int64), told[:, 1], told[:, 2] > 0
         here = torch.full((crowd.total + 1,), -1, device=number.device)  # the last one is for none
         at = here.index_copy(0, crowd.kept, torch.arange(len(crowd.kept), device=number.device))[number]
-        return _Places(Lists(at.clamp_min(0), at >= 0), share, heard, bool((share[number >= 0] < 1).any()))
+        # Of all messages of the round, so that all processes go on alike: is the median of any one below one?
+        low, all_ = (torch.bincount(number[some], minlength=crowd.total) for some in ((share < 1) & (number >= 0), number >= 0))
+        return _Places(Lists(at.clamp_min(0), at >= 0), share, heard, bool(((2 * low >= all_) & (low > 0)).any()))
 
     def usable(self, count: int) -> Tensor:
         """Which messages [J] at least half of their receivers heard."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi.engine.strips import Strips, Work
+from bymi.errors import InputError
 from bymi.hearing import OVERFLOW, heard, usable
 from bymi.inbox import Inbox, Mixture, stack
 from bymi.staying import Replies, StayingInbox
@@ -19,6 +20,12 @@ from bymi.vectors import Rows, norms
 if TYPE_CHECKING:
     from bymi.engine.distributed import ShardNetwork
     from bymi.engine.wires import Wires
+
+
+_NO_ROWS = (
+    "this needs the rows of a round, but long ones of large graphs stay with those who sent them: "
+    "derive a rule from SetRule or CoordinateRule, or go from receiver to receiver with `StayingInbox.visit`"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +174,11 @@ class StripedRows(Rows):
 
     vectors: Tensor = field(init=False, repr=False)  # there are none
     inbox: StripedInbox = field(kw_only=True)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "vectors":
+            raise AttributeError(name)
+        raise InputError(_NO_ROWS)
 
     @property
     def dim(self) -> int:

@@ -31,18 +31,15 @@ Work = Callable[[Rows, Tensor, Tensor], Tensor]
 class Weave:
     """Who has which strip of the rows of a graph's nodes, and in which order they come."""
 
-    def __init__(self, wires: Wires) -> None:
+    def __init__(self, wires: Wires, all_lists: Lists) -> None:
+        """`all_lists`: those of all nodes, shard by shard. Places do not move when arcs are cut."""
         assert isinstance(wires.whole, SparseGraph)
         layout = wires.board.layout
         self.wires, self.group, self.whole = wires, wires.board.group, wires.whole
         self.shards, self.held = layout.shards, layout.held
         self.ranks = range(self.group.size)
         self.nodes = [layout.nodes(rank) for rank in self.ranks]
-
-    @cached_property
-    def lists(self) -> list[Lists]:
-        """Of all places of the nodes of each rank."""
-        return [self.whole.lists.of(nodes) for nodes in self.nodes]
+        self.all_lists = all_lists
 
     @cached_property
     def places(self) -> tuple[list[Lists], list[Tensor]]:
@@ -53,10 +50,6 @@ class Weave:
         # One tensor for both where nothing was cut, as in a graph.
         whole = self.whole.hears is self.whole.lists.there
         return lists, [some.there for some in lists] if whole else arcs
-
-    @cached_property
-    def all_lists(self) -> Lists:
-        return self.whole.lists.of(torch.cat(self.nodes))
 
     def spans(self, dim: int) -> list[tuple[int, int]]:
         """From which coordinate to which each shard's strip goes."""
@@ -181,16 +174,16 @@ class Strips:
 
     def distances(self) -> list[Tensor]:
         """Squared distances of the messages at each place to the own vectors, of each shard held here [B, n]."""
-        weave = self.weave
-        blocks = []
-        for nodes, lists in zip(weave.nodes, weave.lists, strict=True):
-            receivers, numbers = lists.flat
-            own = self.own_row[nodes][receivers]
-            blocks.append(torch.stack([apart(strip, own, strip, numbers) for strip in self._strips]))
-        mine = weave.lists[self._rank]
-        shapes = [(len(some), len(mine.flat[0])) for some in weave.held]
-        found = self._sum(blocks, shapes)
-        output = torch.zeros(mine.there.shape, dtype=torch.float64, device=found.device).masked_scatter_(mine.there, found)
+        weave, lists = self.weave, self.weave.all_lists
+        there = lists.there.split([len(nodes) for nodes in weave.nodes])
+        counts = [int(places.sum()) for places in there]
+        receivers, numbers = lists.flat
+        own = self.own_row[torch.cat(weave.nodes)[receivers]]
+        pairs = zip(own.split(counts), numbers.split(counts), strict=True)
+        blocks = [torch.stack([apart(strip, one, strip, other) for strip in self._strips]) for one, other in pairs]
+        mine = there[self._rank]
+        found = self._sum(blocks, [(len(some), counts[self._rank]) for some in weave.held])
+        output = torch.zeros(mine.shape, dtype=torch.float64, device=found.device).masked_scatter_(mine, found)
         return list(output.split([len(nodes) for nodes in weave.wires.nodes]))
 
     def _sum(self, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Tensor:
@@ -209,14 +202,20 @@ class Strips:
 
     def among(self) -> list[Tensor]:
         """Products of the rows that each receiver has before it, its own last, of each shard held here [B, n + 1, n + 1]."""
-        weave, found = self.weave, []
-        for start in range(0, max(len(nodes) for nodes in weave.shards), _SETS):
-            some = [nodes[start : start + _SETS] for nodes in weave.shards]
-            sets = [self._sets(torch.cat([some[shard] for shard in held])) for held in weave.held]
+        weave, found, size = self.weave, [], 1 + self.weave.whole.hears.shape[1]
+        step = max(1, min(_SETS, _NUMBERS // (len(weave.shards) * size**2)))
+        for start in range(0, max(len(nodes) for nodes in weave.shards), step):
+            # Shard by shard: how a product is summed up depends on how many there are.
+            some = [nodes[start : start + step] for nodes in weave.shards]
+            made = [[self._products(strip, nodes) for strip in self._strips] for nodes in some]
             blocks = [
-                torch.stack([inner_of_sets(strip, at, strip, at, strip[self._origin]) for strip in self._strips]) for at in sets
+                torch.stack([torch.cat(parts) for parts in zip(*(made[shard] for shard in held), strict=True)])
+                for held in weave.held
             ]
-            mine = sets[self._rank]
-            shapes = [(len(held), *mine.shape, mine.shape[1]) for held in weave.held]
-            found.append(self._sum(blocks, shapes).split([len(some[shard]) for shard in weave.held[self._rank]]))
+            counts = [len(some[shard]) for shard in weave.held[self._rank]]
+            found.append(self._sum(blocks, [(len(held), sum(counts), size, size) for held in weave.held]).split(counts))
         return [torch.cat(parts) for parts in zip(*found, strict=True)]
+
+    def _products(self, strip: Tensor, nodes: Tensor) -> Tensor:
+        at = self._sets(nodes)
+        return inner_of_sets(strip, at, strip, at, strip[self._origin])

@@ -22,6 +22,7 @@ from bymi.engine.strips import Weave
 from bymi.faces import Faces, ListedFaces, Sent
 from bymi.graph import Graph
 from bymi.inbox import Inbox
+from bymi.lists import Lists
 from bymi.sparse import SparseGraph
 from bymi.vectors import norms
 
@@ -50,6 +51,7 @@ class Wires:
         self.board, self.graph, self.adversary = board, graph, adversary
         self.by_slices = True  # where they are less to send; whoever keeps whole messages needs them anyway
         self.by_strips = False
+        self.all_lists: Lists | None = None  # where rows go by strips, those of all nodes, shard by shard
         self.whole = graph if whole is None else whole
         self.faces = adversary.layout(graph) if adversary is not None and faces is None else faces
         layout = board.layout
@@ -58,7 +60,7 @@ class Wires:
 
     def over(self, graph: Graph | SparseGraph, *, whole: Graph | SparseGraph | None = None) -> Wires:
         wires = Wires(self.board, graph, self.adversary, faces=self.faces, whole=whole)
-        wires.by_slices, wires.by_strips = self.by_slices, self.by_strips
+        wires.by_slices, wires.by_strips, wires.all_lists = self.by_slices, self.by_strips, self.all_lists
         return wires
 
     @cached_property
@@ -91,14 +93,13 @@ class Wires:
 
     def set_out(self, dim: int) -> None:
         """Decide how vectors of so many coordinates travel in all rounds to come: by the graph as it is now."""
-        shards = self.board.layout.shards
-        long = len(shards) > 1 and dim > _FEW and self.graph.size * dim >= LONG
-        self.by_strips = (
-            long
-            and isinstance(self.whole, SparseGraph)
-            and not self._needs_all()
-            and sum(len(heard_by(self.whole, nodes)) for nodes in shards) > _MANY * self.graph.size
-        )
+        shards, whole = self.board.layout.shards, self.whole
+        if not isinstance(whole, SparseGraph) or len(shards) == 1 or self._needs_all():
+            return
+        # Products of a neighbourhood are not to be more than a row.
+        long = dim > _FEW and dim >= (1 + whole.hears.shape[1]) ** 2 and whole.size * dim >= LONG
+        if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > _MANY * whole.size:
+            self.by_strips, self.all_lists = True, whole.lists.of(torch.cat(list(shards)))
 
     def _needs_all(self) -> bool:
         """Whether senders have to know what all others hold, or tell each receiver something else: then all rows are here."""
@@ -159,7 +160,8 @@ class Wires:
 
     @cached_property
     def weave(self) -> Weave:
-        return Weave(self)
+        assert self.all_lists is not None
+        return Weave(self, self.all_lists)
 
     @cached_property
     def _cut(self) -> Cut | None:
