@@ -96,8 +96,8 @@ class Wires:
         shards, whole = self.board.layout.shards, self.whole
         if not isinstance(whole, SparseGraph) or len(shards) == 1 or self._needs_all():
             return
-        # Products of a neighbourhood are not to be more than a row.
-        long = dim > _FEW and dim >= (1 + whole.hears.shape[1]) ** 2 and whole.size * dim >= LONG
+        # With fewer coordinates than members of a neighbourhood there are rules that look at these themselves.
+        long = dim > max(_FEW, 1 + whole.hears.shape[1]) and whole.size * dim >= LONG
         if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > _MANY * whole.size:
             self.by_strips, self.all_lists = True, whole.lists.of(torch.cat(list(shards)))
 
