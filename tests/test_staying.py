@@ -309,7 +309,6 @@ def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None
         (WIDE, 2, True),
         (WIDE, 1, False),
         ([*WIDE, "data.dim=100"], 4, False),
-        (["nodes=160", "graph=regular:degree=152"], 4, False),
         (["nodes=120", "graph=ring"], 4, False),
     ],
 )
