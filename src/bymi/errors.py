@@ -10,6 +10,10 @@ EXIT_CODES: dict[int, str] = {
     4: "a run was fragmented: pruning left no component that holds half of the nodes",
     5: "a run isolated a node: it flagged all of its neighbours and trained alone",
     6: "a rank was lost: the line on stderr names it and the round; start the same command again",
+    7: "`bymi detect --fail-if-flagged`: at least one machine was flagged",
+    8: "a run was infiltrated: it ended with Byzantine nodes in its core",
+    9: "storage: a full disk, or a folder that vanished or cannot be written; what is complete is kept",
+    10: "memory: the run needs more than there is; the line on stderr says how much",
     130: "interrupted: complete run folders are kept and skipped next time, others go on from their checkpoint",
 }
 
@@ -31,6 +35,18 @@ class RankLostError(BymiError):
     """Another process of the run died, hangs or has stopped: this one cannot go on."""
 
     exit_code = 6
+
+
+class StorageError(BymiError):
+    """Results cannot be written: the disk is full, or the folder has vanished or is read-only."""
+
+    exit_code = 9
+
+
+class OutOfMemoryError(BymiError):
+    """A run needs more memory than the machine has."""
+
+    exit_code = 10
 
 
 class GraphError(InputError):
