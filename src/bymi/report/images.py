@@ -80,7 +80,7 @@ def page(name: str, values: dict[str, Any]) -> str:
     """The Markdown page of a table or ratios study called `name` (as its JSON file is), from its JSON."""
     kind, short, *_ = name.split("-")
     runs = read_cells(values)
-    tables = {"table": table, "ratios": ratios}[kind](DATA[short], runs)
+    headings, rows = {"table": table, "ratios": ratios}[kind](DATA[short], runs)
     counts = sorted({len(found) for found in runs.values()})
     where = ", ".join(sorted({run["made_on"] for found in runs.values() for run in found}))
     lines = [
@@ -92,13 +92,13 @@ def page(name: str, values: dict[str, Any]) -> str:
         "",
         *[f"* **{column}**: {meaning}" for column, meaning in COLUMNS.items() if any(key[3] == column for key in runs)],
         "",
-        tables,
+        markdown_table(headings, rows).rstrip("\n"),
     ]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    return "\n".join(lines) + "\n"
 
 
-def table(data: str, runs: Runs) -> str:
-    """Every rule alone and with detection, at one ratio."""
+def table(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: every rule alone and with detection, at one ratio."""
     headings = [
         "attack",
         "rule",
@@ -135,11 +135,11 @@ def table(data: str, runs: Runs) -> str:
                         "; ".join(_table_misses(data, attack, rule, column, runs)) or "-",
                     ]
                 )
-    return markdown_table(headings, rows)
+    return headings, rows
 
 
-def ratios(data: str, runs: Runs) -> str:
-    """Detection at each ratio of Byzantine nodes, and what a cell must hold."""
+def ratios(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: detection at each ratio of Byzantine nodes, and the targets that a cell misses."""
     headings = [
         "attack",
         "rule",
@@ -177,7 +177,7 @@ def ratios(data: str, runs: Runs) -> str:
         )
     order = {name: at for at, name in enumerate(_NAMES.values())}
     rows.sort(key=lambda row: (order[row[0]], row[1:4]))
-    return markdown_table(headings, rows)
+    return headings, rows
 
 
 def _table_misses(data: str, attack: str, rule: str, column: str, runs: Runs) -> list[str]:
