@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def test_the_page_of_attacks(tmp_path: Path) -> None:
         assert f"{summary['gap']:.1e}" in line
         assert f"{100 * summary['fdp']:.1f}" in line
     assert '"column": "hardened"' in data.read_text()
+    assert red_team.page("red-team", json.loads(data.read_text())) == page.read_text(), "the page is a function of the JSON"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from bymi import InputError
 from bymi.experiment import run_all, steps_to_do
 from bymi.experiment.studies import Study, build_study
 from bymi.report import studies as report
+from bymi.report.origin import fingerprints
 from bymi.runs import store
 
 
@@ -56,14 +57,17 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path]:
 
 def test_figures_and_medians_are_written(small: tuple[Study, Path]) -> None:
     study, folder = small
-    paths = report.draw(study, folder)
+    paths = report.draw(study, folder, "bymi reproduce scenario-b")
     assert {path.suffix for path in paths} == {".png", ".svg", ".md", ".json"}
     assert all(path.stat().st_size > 500 for path in paths)
-    headings, rows = report.medians(study, report.collect(study, folder))
+    headings, rows = report.medians(study.axis, report.collect(study, folder))
     assert headings[:3] == ["d", "Byzantine ratio", "warm-up"]
     assert len(rows) == 9
     values = json.loads((folder / "values.json").read_text())
     assert sum(len(setting["runs"]) for setting in values["settings"]) == 9
+    assert report.page(values) == (folder / "medians.md").read_text(), "the page is a function of the JSON"
+    assert report.read_settings(values) == report.collect(study, folder)
+    assert values["figures"] == fingerprints([path for path in paths if path.suffix in (".png", ".svg")])
 
 
 def test_a_study_resumes_where_it_stopped(small: tuple[Study, Path]) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bymi.engine.memory import keep_memory
-from bymi.errors import BymiError, InputError
+from bymi.errors import BymiError, InputError, require
 
 INTERRUPTED = 130
 
@@ -100,8 +100,9 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="scenario-a, scenario-b; red-team, red-team-limits, red-team-pieces; "
-            "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion"
+            help="default; scenario-a, scenario-b; red-team, red-team-limits, red-team-pieces, red-team-mnist; "
+            "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
+            "or pages: write README and docs of this checkout from docs/results."
         ),
     ],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
@@ -116,6 +117,9 @@ def reproduce(
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part, one seed: a look, not a result.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="With pages: write nothing, name the pages that differ, exit code 2 if any does.")
+    ] = False,
     export: Annotated[
         Path | None, typer.Option("--export", help="Write the runs to a file for `python -m bymi.runs`; run nothing.")
     ] = None,
@@ -133,6 +137,10 @@ def reproduce(
     from bymi.report.reproduce import show
     from bymi.runs import write_sheets
 
+    if study == "pages":
+        _pages(check)
+        return
+    require(not check, "--check", study, "for pages only")
     plan = find_study(study, seeds=seeds, mu=mu, dims=dim or (), only=only or (), fast=fast)
     specs, folder = plan.specs, out / plan.folder
     console = _console()
@@ -145,7 +153,8 @@ def reproduce(
     if group is not None and group.rank:
         return
     everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
-    paths, table = show(everything, folder, f"bymi reproduce {study}" + ("" if seeds == 5 else f" --seeds {seeds}"))
+    said = ("" if seeds == 5 else f" --seeds {seeds}") + ("" if mu == 5.0 else f" --mu {mu:g}")
+    paths, table = show(everything, folder, f"bymi reproduce {study}{said}")
     for path in paths:
         _say(console, f"Wrote {path}")
     if table is not None:
@@ -154,6 +163,17 @@ def reproduce(
     if failed:
         _say(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
         raise typer.Exit(2)
+
+
+def _pages(check: bool) -> None:
+    """Write the pages of the checkout in the current folder, or name those that differ."""
+    from bymi.report import pages
+
+    found = pages.check(Path()) if check else [f"Wrote {path}" for path in pages.write(Path())]
+    for line in found:
+        _say(_console(), line)
+    if check and found:
+        raise typer.Exit(InputError.exit_code)
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bymi.errors import InputError, require
+from bymi.experiment.default import DefaultStudy, build_default
 from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.experiment.red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
 from bymi.experiment.studies import STUDIES, Study, build_study
@@ -12,11 +13,14 @@ from bymi.experiment.studies import STUDIES, Study, build_study
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> Study | ImageStudy | RedTeam:
+) -> DefaultStudy | Study | ImageStudy | RedTeam:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = (*STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES)
+    known = ("default", *STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES)
     if name not in known:
-        raise InputError(f"{name!r}: unknown study, allowed: {', '.join(known)}")
+        raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, 'pages'))}")
+    if name == "default":
+        require(not only and mu == 5.0 and not dims, "--only, --mu or --dim", [*only, mu, *dims], "for other studies")
+        return build_default(fast=fast)
     if name in STUDIES:
         require(not only, "--only", list(only), "for studies on images and red-team")
         return build_study(name, seeds=seeds, mu=mu, dims=dims, fast=fast)

@@ -1,4 +1,7 @@
-"""Tables of the red-team studies, read from their run folders: what each defence made of each attack."""
+"""Tables of the red-team studies: how each defence did against each attack.
+
+`collect` and `document` turn run folders into the JSON of a study; `page` writes its Markdown from that JSON alone.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from statistics import mean
 from typing import Any
 
 from bymi.experiment.red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, RedTeam
+from bymi.files import write_bytes
+from bymi.report.origin import origin
 from bymi.report.tables import markdown_table
 from bymi.runs import store
 
@@ -25,12 +30,22 @@ _POINTS = 0.003  # of accuracy, that an attack may cost
 
 def draw(study: RedTeam, folder: Path, command: str) -> list[Path]:
     """Write the table (Markdown) and all values (JSON) of a study into its folder."""
-    runs = collect(study, folder)
-    page, data = folder / f"{study.name}.md", folder / f"{study.name}.json"
-    page.write_text(_page(study, runs, command))
+    values = document(collect(study, folder), command)
+    table, data = folder / f"{study.name}.md", folder / f"{study.name}.json"
+    write_bytes(table, page(study.name, values).encode())
+    store.write_json(data, values, indent=1)
+    return [table, data]
+
+
+def document(runs: Runs, command: str) -> dict[str, Any]:
+    """The JSON of a study: every run of every cell."""
     cells = [{"row": row, "column": column, "runs": found} for (row, column), found in runs.items()]
-    store.write_json(data, {"command": command, "environment": store.environment(), "cells": cells}, indent=1)
-    return [page, data]
+    return {"command": command, "environment": store.environment(), "cells": cells}
+
+
+def read_cells(values: dict[str, Any]) -> Runs:
+    """The runs of each cell, from the JSON of a study."""
+    return {(cell["row"], cell["column"]): cell["runs"] for cell in values["cells"]}
 
 
 def collect(study: RedTeam, folder: Path) -> Runs:
@@ -41,8 +56,7 @@ def collect(study: RedTeam, folder: Path) -> Runs:
         if store.is_complete(place):
             summary = store.read_json(place / store.SUMMARY)
             values = {key: summary[key] for key in _KEPT}
-            made = store.read_json(place / store.ENVIRONMENT)
-            values["made_on"] = f"{made['cores']} CPU cores, torch {made['torch']}, bymi {made['bymi']}"
+            values.update(origin(place))
             values["honest"] = NODES - int(trial.spec.byzantine_ratio * NODES + 1e-9)
             groups[trial.row, trial.column].append(values)
     return dict(groups)
@@ -70,20 +84,20 @@ def harmless(calm: float, honest: int) -> float:
     return max(_TIMES * calm, 3 * DIM / (2 * honest * SAMPLES))
 
 
-def _page(study: RedTeam, runs: Runs, command: str) -> str:
-    counts = sorted({len(found) for found in runs.values()})
-    seconds = sum(run["seconds"] for found in runs.values() for run in found)
-    made = ", ".join(sorted({run["made_on"] for found in runs.values() for run in found}))
-    base = study.name.removesuffix("-fast")
+def page(name: str, values: dict[str, Any]) -> str:
+    """The Markdown page of a study called `name` (as its JSON file is), from its JSON."""
+    runs = read_cells(values)
+    seeds = sorted({run["seed"] for found in runs.values() for run in found})
+    base = name.removesuffix("-fast")
     table = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces, "red-team-mnist": _images}[base]
     lines = [
-        f"# {study.name}",
+        f"# {name}",
         "",
-        f"`{command}`; {sum(map(len, runs.values()))} runs, seeds 0 to {max(counts or [1]) - 1}, {seconds:.0f} s of runs on",
-        f"{made}. Means over seeds; P_a, found, FDP, honest edges",
+        f"`{values['command']}`; {sum(map(len, runs.values()))} runs, seeds {', '.join(map(str, seeds))}.",
+        f"Versions and every value: [{name}.json]({name}.json). Means over seeds; P_a, found, FDP, honest edges",
         "lost and the honest nodes in the core in per cent, of the last detection; worst loss over all detections.",
         "",
-        table(runs),
+        table(runs).rstrip("\n"),
     ]
     return "\n".join(lines) + "\n"
 

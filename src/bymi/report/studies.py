@@ -1,4 +1,7 @@
-"""Box plots and medians of a study, read from its run folders."""
+"""Box plots and medians of the linear studies.
+
+`collect` and `document` turn run folders into the JSON of a study; `page` writes its Markdown from that JSON alone.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bymi.experiment.studies import Study
+from bymi.files import write_bytes
 from bymi.report.figures import COLOURS, save
+from bymi.report.origin import fingerprints, origin
 from bymi.report.tables import cell, markdown_table
 from bymi.runs import store
 
@@ -22,16 +27,42 @@ _HEADINGS = ("FDP %", "P_a %", "gap")
 Group = tuple[int, str, float]  # dimension, warm-up, value on the axis
 
 
-def draw(study: Study, folder: Path) -> list[Path]:
+def draw(study: Study, folder: Path, command: str) -> list[Path]:
     """Write figure (PNG, SVG), medians (Markdown) and all values (JSON) of a study into its folder."""
     values = collect(study, folder)
-    paths = save(lambda: _figure(study, values), folder, study.name)
-    table = folder / "medians.md"
-    table.write_text(markdown_table(*medians(study, values)))
-    data = folder / "values.json"
+    figures = save(lambda: _figure(study, values), folder, study.name)
+    everything = document(study, values, command, fingerprints(figures))
+    table, data = folder / "medians.md", folder / "values.json"
+    write_bytes(table, page(everything).encode())
+    store.write_json(data, everything, indent=1)
+    return [*figures, table, data]
+
+
+def document(study: Study, values: dict[Group, list[dict[str, Any]]], command: str, figures: dict[str, str]) -> dict[str, Any]:
+    """The JSON of a study: every run of every setting."""
     rows = [{"dim": d, "warm_up": w, study.axis: v, "runs": runs} for (d, w, v), runs in values.items()]
-    store.write_json(data, {"study": study.title, "environment": store.environment(), "settings": rows}, indent=1)
-    return [*paths, table, data]
+    said = {"study": study.title, "command": command, "axis": study.axis, "environment": store.environment()}
+    return {**said, "figures": figures, "settings": rows}
+
+
+def read_settings(values: dict[str, Any]) -> dict[Group, list[dict[str, Any]]]:
+    """The runs of each setting, from the JSON of a study."""
+    axis = values["axis"]
+    return {(entry["dim"], entry["warm_up"], entry[axis]): entry["runs"] for entry in values["settings"]}
+
+
+def page(values: dict[str, Any]) -> str:
+    """The Markdown page of a study, from its JSON."""
+    settings = read_settings(values)
+    lines = [
+        f"# {values['study']}",
+        "",
+        f"`{values['command']}`; {sum(map(len, settings.values()))} runs. Medians over seeds. Versions and every value:",
+        "[values.json](values.json).",
+        "",
+        markdown_table(*medians(values["axis"], settings)).rstrip("\n"),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def collect(study: Study, folder: Path) -> dict[Group, list[dict[str, Any]]]:
@@ -45,13 +76,14 @@ def collect(study: Study, folder: Path) -> dict[Group, list[dict[str, Any]]]:
             values = {key: summary[key] for key in keys}
             if values["outcome"] == "diverged":
                 values["gap"] = None  # how far it got says nothing
+            values.update(origin(place))
             groups[entry.dim, entry.warm_up, entry.value].append(values)
     return dict(groups)
 
 
-def medians(study: Study, values: dict[Group, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
+def medians(axis: str, values: dict[Group, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
     """Headings and rows: the median of each metric over the seeds of a setting, and how many runs ended badly."""
-    headings = ["d", study.axis, "warm-up", *_HEADINGS, "runs", "not finished"]
+    headings = ["d", axis, "warm-up", *_HEADINGS, "runs", "not finished"]
     rows = []
     for (dim, warm_up, value), runs in sorted(values.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
         middle = [_middle(key, runs) for _, key in _METRICS]

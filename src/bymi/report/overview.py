@@ -1,0 +1,329 @@
+"""Blocks of README and docs that sum up studies: tables and sentences, each a function of the committed JSON."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+
+from bymi.experiment.images import COLUMNS, DATA
+from bymi.experiment.published import RULES_ALONE
+from bymi.experiment.red_team import COLUMNS as DEFENCES
+from bymi.report import default, images, red_team
+from bymi.report.results import (
+    NOT_MEASURED,
+    Results,
+    Run,
+    average,
+    count_runs,
+    ended_badly,
+    middle,
+    numbers,
+    of,
+    percent,
+    small,
+    span,
+)
+from bymi.report.tables import markdown_table
+
+GAP = 1e-4  # the paper's, and the dashed line of its figures
+LEVEL = 0.2
+
+_STUDIES = {
+    "default": "Default experiment",
+    "scenario-a": "Scenario A",
+    "scenario-a-mu1": "Scenario A with mu_c = 1",
+    "scenario-b": "Scenario B",
+    "images": "MNIST and Fashion-MNIST",
+    "published-step": "The published step size",
+    "detection": "Detection on arrays",
+    "theory": "Theorems, measured",
+    "red-team": "Red team",
+}
+"""Folders of docs/results, and what they hold."""
+
+
+def default_table(results: Results) -> str:
+    """The table of the default experiment, as the terminal shows it."""
+    values = results.json("default/default.json")
+    return NOT_MEASURED if values is None else f"```text\n{default.text(values)}```"
+
+
+def index(results: Results) -> str:
+    """All studies that are there: their pages, figures, values, commands and numbers of runs."""
+    rows = []
+    for name, title in _STUDIES.items():
+        files = sorted(results.folder.glob(f"{name}/*"))
+        values = {path: results.json(f"{name}/{path.name}") for path in files if path.suffix == ".json"}
+        if values:
+            said = dict.fromkeys(f"`{found['command']}`" for found in values.values() if found and "command" in found)
+            runs = sum(map(count_runs, values.values()))
+            rows.append([title, _links(name, files), "<br>".join(said) or "-", str(runs)])
+    return markdown_table(["study", "pages, figures, values", "commands", "runs"], rows)
+
+
+def _links(name: str, files: list[Path]) -> str:
+    """Links to the page of a folder, or to all of its pages, figures and values."""
+    if any(path.name == "README.md" for path in files):
+        return f"[page of its own]({name}/README.md)"
+    shown = [path for suffix in (".md", ".png", ".json") for path in files if path.suffix == suffix]
+    return ", ".join(f"[{path.name}]({name}/{path.name})" for path in shown)
+
+
+def linear(name: str) -> Callable[[Results], str]:
+    """A block about one of the linear studies: how many settings reach what, then a row for each point of the axis."""
+
+    def block(results: Results) -> str:
+        values, settings = results.json(f"{name}/values.json"), results.linear(name)
+        if values is None or not settings:
+            return NOT_MEASURED
+        warm_ups = list(dict.fromkeys(warm_up for _, warm_up, _ in settings))
+        lines = []
+        for dim in sorted({dim for dim, _, _ in settings}):
+            chosen = [runs for (where, _, _), runs in settings.items() if where == dim]
+            seeds = span((len(runs) for runs in chosen), str)
+            lines.append(
+                f"* d = {dim}, {seeds} seeds a setting: the median gap is below {GAP:.0e} in {of(_gap_below(chosen))} settings"
+                f", the median FDP at most {100 * LEVEL:g} % in {of(middle(runs, 'fdp') <= LEVEL for runs in chosen)} "
+                f"({span(middle(runs, 'fdp') for runs in chosen)}), and P_a is 100 % in "
+                f"{of(run['pa'] == 1 for runs in chosen for run in runs)} runs."
+            )
+        headings = [
+            "d",
+            values["axis"],
+            "median FDP",
+            *(f"P_a 100 %: {name}" for name in warm_ups),
+            "median gap",
+            "ended badly",
+        ]
+        rows = []
+        for dim, value in sorted({(dim, value) for dim, _, value in settings}):
+            row = [settings.get((dim, warm_up, value), []) for warm_up in warm_ups]
+            found = [of(run["pa"] == 1 for run in runs) for runs in row]
+            medians = [middle(runs, "fdp") for runs in row if runs], [middle(runs, "gap") for runs in row if runs]
+            bad = of(ended_badly(run) for runs in row for run in runs)
+            rows.append([str(dim), f"{value:g}", span(medians[0]), *found, span(medians[1], small), bad])
+        return "\n".join([*lines, "", markdown_table(headings, rows)])
+
+    return block
+
+
+def _gap_below(settings: list[list[Run]]) -> list[bool]:
+    return [middle(runs, "gap") < GAP for runs in settings]
+
+
+def image_cells(results: Results, short: str) -> images.Runs:
+    """All cells of a data set, of the table at ratio 0.2 and of the ratios."""
+    return {**results.images("table", short), **results.images("ratios", short)}
+
+
+def image_summary(results: Results) -> str:
+    """For each data set, column and ratio: the range of the means of its cells."""
+    headings = ["data", "column", "ratio", "cells", "seeds", "P_a", "FDP", "accuracy", "gradient norm", "ended badly", "misses"]
+    rows = []
+    missing = Counter((data, column, ratio) for data, _, _, ratio, column, _ in _misses(results))
+    for short, data in DATA.items():
+        runs = image_cells(results, short)
+        for column in COLUMNS:
+            for ratio in sorted({key[2] for key in runs if key[3] == column}):
+                cells = [found for key, found in runs.items() if key[2:] == (ratio, column)]
+                judged = any(numbers(found, "pa") for found in cells)
+                accuracy = "acc_scc" if judged else "acc_normal"
+                rows.append(
+                    [
+                        *(data, column, f"{ratio:g}", str(len(cells)), span(map(len, cells), str)),
+                        *(_cell_span(cells, key) if judged else "-" for key in ("pa", "fdp")),
+                        _cell_span(cells, accuracy),
+                        _cell_span(cells, "grad_norm", "{:.2g}".format),
+                        of(ended_badly(run) for found in cells for run in found),
+                        of(at < missing[data, column, ratio] for at in range(len(cells))) if judged else "-",
+                    ]
+                )
+    return markdown_table(headings, rows) if rows else NOT_MEASURED
+
+
+def _cell_span(cells: list[list[Run]], key: str, write: Callable[[float], str] = percent) -> str:
+    means = [average(found, key) for found in cells]
+    return span((value for value in means if value is not None), write)
+
+
+def image_misses(results: Results) -> str:
+    """Every cell that misses a target, with the targets that it misses."""
+    rows = [[data, attack, rule, f"{ratio:g}", column, why] for data, attack, rule, ratio, column, why in _misses(results)]
+    if not rows:
+        return "No cell misses a target."
+    return markdown_table(["data", "attack", "rule", "ratio", "column", "what it misses"], rows)
+
+
+def _misses(results: Results) -> list[tuple[str, str, str, float, str, str]]:
+    """Data, attack, rule, ratio, column and missed targets of each cell that misses one."""
+    found: dict[tuple[str, str, str, float, str], str] = {}
+    for short, data in DATA.items():
+        for kind, write in (("table", images.table), ("ratios", images.ratios)):
+            headings, rows = write(data, results.images(kind, short))
+            for row in (dict(zip(headings, row, strict=True)) for row in rows):
+                where = (data, row["attack"], row["rule"], float(row.get("ratio", "0.2")), row["column"])
+                if row["misses"] != "-":
+                    found[where] = row["misses"]
+    return [(*where, why) for where, why in found.items()]
+
+
+def ood_scale(results: Results) -> str:
+    """Accuracy of plain DSGD over the scale of the OOD noise, beside the paper's."""
+    values = results.json("images/ood-scale.json")
+    if values is None:
+        return NOT_MEASURED
+    found = {(entry["data"], entry["scale"]): mean(entry["acc_all"]) for entry in values["settings"]}
+    scales = sorted({scale for _, scale in found})
+    rows = [
+        [data, *(f"{found[data, scale]:.1f}" for scale in scales), f"{RULES_ALONE[data, 'ood', 'none'].acc_all:.1f}"]
+        for data in dict.fromkeys(data for data, _ in found)
+    ]
+    return markdown_table(["Acc (all) of DSGD, % / scale", *(f"{scale:g}" for scale in scales), "paper"], rows)
+
+
+def published_column(names: set[str]) -> str:
+    """What the published method is called in a study."""
+    return "published" if "published" in names else "paper"
+
+
+def red_team_ends(results: Results) -> str:
+    """How many attacks ended how under each defence, and which ones got through the hardened one."""
+    runs = results.red_team()
+    if not runs:
+        return NOT_MEASURED
+    calm = average(runs.get(("no attackers", "hardened"), []), "gap")
+    ends = {(row, column): _ended(row, found, calm) for (row, column), found in runs.items()}
+    attacks = [row for row in dict.fromkeys(row for row, _ in runs) if row != "no attackers"]
+    words = list(dict.fromkeys(["stopped", "harmless", *(word for (row, _), word in ends.items() if row in attacks)]))
+    rows = []
+    for column in DEFENCES:
+        count = Counter(ends[row, column] for row in attacks if (row, column) in ends)
+        rows.append([column, *(str(count[word]) for word in words)])
+    lines = [f"{len(attacks)} attacks; without attackers the hardened run ends at a gap of {small(calm or 0)}.", ""]
+    lines += [markdown_table(["defence", *words], rows), "Not stopped by the hardened profile:", ""]
+    for row in attacks:
+        if ends.get((row, "hardened"), "stopped") != "stopped":
+            found = runs[row, "hardened"]
+            pa, gap = average(found, "pa"), average(found, "gap")
+            lines.append(f"* {row}: {ends[row, 'hardened']}, P_a {_or(pa, percent)}, gap {_or(gap, small)}")
+    as_good = [row for row in attacks if _as_good(runs, row)]
+    lines += [
+        "",
+        "BALANCE alone ends at a gap no larger than the hardened run's under: " + (", ".join(as_good) or "no attack") + ".",
+    ]
+    return "\n".join(lines)
+
+
+def _ended(row: str, runs: list[Run], calm: float | None) -> str:
+    """How an attack ended; below the noise is an excuse of detections alone."""
+    word = red_team.verdict(row, runs, calm).split(" (")[0].strip("*")
+    return "through" if word == "below the noise" and not numbers(runs, "pa") else word
+
+
+def _as_good(runs: red_team.Runs, row: str) -> bool:
+    alone, ours = (average(runs.get((row, column), []), "gap") for column in ("BALANCE", "hardened"))
+    return alone is not None and ours is not None and alone <= ours
+
+
+def red_team_table(results: Results) -> str:
+    """One line an attack: the gap under each defence, what both detections found, how it ended for the hardened one."""
+    runs = results.red_team()
+    if not runs:
+        return NOT_MEASURED
+    published = published_column({column for _, column in runs})
+    calm = average(runs.get(("no attackers", "hardened"), []), "gap")
+    headings = [
+        "attack",
+        *(f"gap: {column}" for column in DEFENCES),
+        f"P_a: {published}",
+        "P_a: hardened",
+        "lost: hardened",
+        "ended",
+    ]
+    rows = []
+    for row in dict.fromkeys(row for row, _ in runs):
+        gaps = [_gap(runs.get((row, column), [])) for column in DEFENCES]
+        shares = [(published, "pa"), ("hardened", "pa"), ("hardened", "honest_edge_loss")]
+        shown = [_or(average(runs.get((row, column), []), key), percent) for column, key in shares]
+        rows.append(
+            [row, *gaps, *shown, red_team.verdict(row, runs[row, "hardened"], calm) if (row, "hardened") in runs else "-"]
+        )
+    return markdown_table(headings, rows)
+
+
+def _gap(runs: list[Run]) -> str:
+    lost = sum(run["outcome"] == "diverged" for run in runs)
+    return f"diverged ({lost} of {len(runs)})" if lost else _or(average(runs, "gap"), small)
+
+
+def red_team_limits(results: Results) -> str:
+    """Where the hardened profile ends worse than stopped: other ratios and degrees."""
+    runs = results.red_team("red-team-limits")
+    if not runs:
+        return NOT_MEASURED
+    rows, places = [], list(dict.fromkeys(column for _, column in runs))
+    for column in places:
+        calm = average(runs.get(("no attackers", column), []), "gap") or 0.0
+        here = {row: found for (row, where), found in runs.items() if where == column and row != "no attackers"}
+        ends = {row: _ended(row, found, calm) for row, found in here.items()}
+        others = [f"{row} ({end}, gap {_gap(here[row])})" for row, end in ends.items() if end != "stopped"]
+        lost = span(value for value in (average(found, "honest_edge_loss") for found in here.values()) if value is not None)
+        rows.append([column, of(end == "stopped" for end in ends.values()), lost, "; ".join(others) or "-"])
+    return markdown_table(["where", "attacks stopped", "honest edges lost", "not stopped"], rows)
+
+
+def red_team_images(results: Results) -> str:
+    """Accuracy of honest nodes on MNIST under each defence, with what was lost against the run without attackers."""
+    runs = results.red_team("red-team-mnist")
+    if not runs:
+        return NOT_MEASURED
+    calm = average(runs.get(("no attackers", "hardened"), []), "acc_normal")
+    rows = [
+        [
+            row,
+            *(_or(average(runs.get((row, column), []), "acc_normal"), percent) for column in DEFENCES),
+            red_team.image_verdict(runs.get((row, "hardened"), []), calm),
+        ]
+        for row in dict.fromkeys(row for row, _ in runs)
+    ]
+    return markdown_table(["attack", *DEFENCES, "hardened"], rows)
+
+
+def detection_cost(results: Results) -> str:
+    """The share of a hardened run's time that its detections take, in studies that were timed."""
+    cases = {
+        "default experiment": [run for run in results.default().values() if "hardened" in run["method"]],
+        "red team, linear model, no attackers": results.red_team().get(("no attackers", "hardened"), []),
+        "red team, MNIST, no attackers": results.red_team("red-team-mnist").get(("no attackers", "hardened"), []),
+    }
+    rows = []
+    for name, runs in cases.items():
+        if runs:
+            share = mean(run["detection_seconds"] / run["seconds"] for run in runs)
+            seconds = f"{mean(numbers(runs, 'seconds')):.1f}"
+            rows.append([name, span(numbers(runs, "detections"), str), seconds, f"{100 * share:.0f} %"])
+    return markdown_table(["runs", "detections", "seconds a run", "of them detections"], rows) if rows else NOT_MEASURED
+
+
+def _or(value: float | None, write: Callable[[float], str]) -> str:
+    return "-" if value is None else write(value)
+
+
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    "default": default_table,
+    "index": index,
+    "scenario-a": linear("scenario-a"),
+    "scenario-a-mu1": linear("scenario-a-mu1"),
+    "scenario-b": linear("scenario-b"),
+    "images": image_summary,
+    "image-misses": image_misses,
+    "ood-scale": ood_scale,
+    "red-team-ends": red_team_ends,
+    "red-team-table": red_team_table,
+    "red-team-limits": red_team_limits,
+    "red-team-mnist": red_team_images,
+    "detection-cost": detection_cost,
+}
+"""Names of blocks, and what writes them."""

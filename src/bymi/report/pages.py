@@ -1,0 +1,93 @@
+"""All pages that carry measured numbers, written from the committed JSON: `bymi reproduce pages`.
+
+A page is written whole (tables of a study), or has blocks between `<!-- pages: NAME -->` and `<!-- /pages -->` whose content
+is written, with prose by hand around them. `check` names each page that differs from what would be written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bymi.errors import InputError
+from bymi.files import MEBIBYTE, read_bytes, write_bytes
+from bymi.report import images, overview, red_team, studies
+from bymi.report.claims import claims
+from bymi.report.origin import fingerprints
+from bymi.report.results import Results
+
+BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims}
+"""What stands between the marks of each name."""
+
+WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
+    "scenario-*/values.json": lambda name, values: studies.page(values),
+    "images/table-*.json": images.page,
+    "images/ratios-*.json": images.page,
+    "red-team/*.json": red_team.page,
+}
+"""JSON files below docs/results that have a page beside them, and how it is written from the file's stem and values."""
+
+_NAMES = {"values": "medians"}  # pages that are not called as their JSON is
+_BLOCK = re.compile(r"<!-- pages: (\S+) -->\n.*?<!-- /pages -->", re.DOTALL)
+_MARK = re.compile(r"<!-- /?pages\b")
+_LIMIT = 8 * MEBIBYTE
+
+
+def expected(root: Path) -> dict[Path, str]:
+    """The text that each generated page of the checkout at `root` should have, from its JSON."""
+    results = Results(root)
+    if not results.folder.is_dir():
+        raise InputError(f"cannot read {results.folder}: no such folder; pages are written in a checkout of bymi")
+    pages = {}
+    for pattern, write in WHOLE.items():
+        for path in sorted(results.folder.glob(pattern)):
+            values = results.json(str(path.relative_to(results.folder)))
+            assert values is not None
+            pages[path.with_name(_NAMES.get(path.stem, path.stem) + ".md")] = write(path.stem, values)
+    for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
+        if path not in pages and path.exists():
+            text = read_bytes(path, limit=_LIMIT).decode()
+            if _MARK.search(text):
+                pages[path] = _fill(path, text, results)
+    return pages
+
+
+def _fill(path: Path, text: str, results: Results) -> str:
+    """The text of a page with the content of all of its blocks written anew."""
+
+    def content(found: re.Match[str]) -> str:
+        name = found[1]
+        if name not in BLOCKS:
+            raise InputError(f"{path}: got a block {name!r}, allowed: {', '.join(BLOCKS)}")
+        return f"<!-- pages: {name} -->\n\n{BLOCKS[name](results).strip()}\n\n<!-- /pages -->"
+
+    if len(_MARK.findall(text)) != 2 * len(_BLOCK.findall(text)):
+        raise InputError(f"{path}: a block has no beginning or no end; allowed: <!-- pages: NAME --> ... <!-- /pages -->")
+    return _BLOCK.sub(content, text)
+
+
+def check(root: Path) -> list[str]:
+    """A line for each page that differs from what its JSON says, and for each figure not drawn with the JSON beside it."""
+    results, lines = Results(root), []
+    for path, text in expected(root).items():
+        if not path.exists() or path.read_bytes() != text.encode():
+            lines.append(f"{path.relative_to(root)} differs from its JSON: bymi reproduce pages")
+    for path in sorted(results.folder.rglob("*.json")):
+        values = results.json(str(path.relative_to(results.folder))) or {}
+        for name, digest in values.get("figures", {}).items():
+            figure = path.with_name(name)
+            if not figure.exists() or fingerprints([figure]) != {name: digest}:
+                lines.append(f"{figure.relative_to(root)} was not drawn with {path.name}: {values.get('command')}")
+    return lines
+
+
+def write(root: Path) -> list[Path]:
+    """Write all pages that differ from what their JSON says; the pages written."""
+    written = []
+    for path, text in expected(root).items():
+        if not path.exists() or path.read_bytes() != text.encode():
+            write_bytes(path, text.encode())
+            written.append(path)
+    return written
