@@ -289,7 +289,7 @@ def test_reproduce_draws_boxes_and_medians_and_resumes(tmp_path: Path, monkeypat
         0.8: [0, 1, 2],
     }
     middle = sorted(run["gap"] for run in settings[0]["runs"])[1]
-    assert f"| {middle:.1e} |" in (place / "medians.md").read_text().splitlines()[2]
+    assert f"| {middle:.1e} |" in (place / "medians.md").read_text().splitlines()[7]
     before = {path: dates_in(path) for path in place.iterdir() if path.is_dir()}
     assert (len(before), bymi(*words)) == (6, answer)
     assert before == {path: dates_in(path) for path in before}

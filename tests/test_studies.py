@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from bymi import InputError
-from bymi.experiment import run_all, steps_to_do
+from bymi.experiment import load, run_all, steps_to_do
+from bymi.experiment.default import DefaultStudy
+from bymi.experiment.reproduce import find_study
 from bymi.experiment.studies import Study, build_study
+from bymi.report import default
 from bymi.report import studies as report
 from bymi.report.origin import fingerprints
+from bymi.report.reproduce import show
+from bymi.report.tables import terminal_table
 from bymi.runs import store
+from tests.commands import FINISHES
 
 
 def test_the_grids_are_those_of_the_paper() -> None:
@@ -87,3 +95,33 @@ def test_a_study_resumes_where_it_stopped(small: tuple[Study, Path]) -> None:
 def test_a_diverged_run_counts_as_an_infinite_gap() -> None:
     assert report._middle("gap", [{"gap": None}, {"gap": 1e-3}, {"gap": 3e-3}]) == "3.0e-03"
     assert report._middle("gap", [{"gap": None}, {"gap": None}, {"gap": 3e-3}]) == "diverged"
+
+
+def test_the_default_study_is_what_bymi_run_runs() -> None:
+    study = find_study("default")
+    assert [spec.digest for spec in study.specs] == [spec.digest for spec in load(None).expand()]
+    assert {spec.seed for spec in study.specs} == {0}
+    assert len(find_study("default", fast=True).specs) == len(study.specs)
+    with pytest.raises(InputError, match="--only, --mu or --dim"):
+        find_study("default", only=["hardened"])
+
+
+def test_table_and_figure_of_the_default_study_are_of_the_same_runs(tmp_path: Path) -> None:
+    study = DefaultStudy("default", load(None, FINISHES).expand())
+    results = run_all(study.specs, tmp_path, jobs=1)
+    paths, table = show(study, tmp_path, "bymi reproduce default")
+    assert table is None
+    assert [path.name for path in paths] == ["default.png", "default.svg", "default.json"]
+    values = json.loads(paths[-1].read_text())
+    assert values["figures"] == fingerprints(paths[:-1])
+    assert values["study"].startswith("40 nodes, 20 % Byzantine")
+    assert {"made_on", "torch", "bymi"} <= set(values["runs"][0])
+    printed = Console(file=io.StringIO(), width=140)
+    printed.print(terminal_table([summary for summary in results if isinstance(summary, dict)], title=values["study"]))
+    shown = printed.file.getvalue()  # type: ignore[attr-defined]
+    assert [line.split() for line in default.text(values).splitlines()[:8]] == [line.split() for line in shown.splitlines()[:8]]
+
+
+def test_the_default_study_without_a_run_is_empty_and_no_trace(tmp_path: Path) -> None:
+    (path,) = default.draw(DefaultStudy("default", load(None, FINISHES).expand()), tmp_path)
+    assert json.loads(path.read_text())["runs"] == []

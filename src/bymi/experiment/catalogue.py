@@ -35,6 +35,7 @@ def catalogue() -> dict[str, list[Row]]:
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
         "study": [
+            ("default", "", "What `bymi run` runs without arguments, seed 0: the table and the figure of the README."),
             *((name, "", _first_line(study)) for name, study in STUDIES.items()),
             *((name, "", shown) for name, shown in (IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
         ],

@@ -15,7 +15,7 @@ def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
 ) -> DefaultStudy | Study | ImageStudy | RedTeam:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = ("default", *STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES)
+    known = (*STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, "default")
     if name not in known:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, 'pages'))}")
     if name == "default":

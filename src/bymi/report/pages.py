@@ -1,7 +1,8 @@
 """All pages that carry measured numbers, written from the committed JSON: `bymi reproduce pages`.
 
 A page is written whole (tables of a study), or has blocks between `<!-- pages: NAME -->` and `<!-- /pages -->` whose content
-is written, with prose by hand around them. `check` names each page that differs from what would be written.
+is written, with prose by hand around them. Both end with a digest of the JSON they were written from, so that `check` names the
+page if any number in that JSON has changed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
 """JSON files below docs/results that have a page beside them, and how it is written from the file's stem and values."""
 
 _NAMES = {"values": "medians"}  # pages that are not called as their JSON is
-_BLOCK = re.compile(r"<!-- pages: (\S+) -->\n.*?<!-- /pages -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- pages: (\S+) -->\n.*?<!-- /pages(?: \w+)? -->", re.DOTALL)
 _MARK = re.compile(r"<!-- /?pages\b")
 _LIMIT = 8 * MEBIBYTE
 
@@ -43,9 +44,11 @@ def expected(root: Path) -> dict[Path, str]:
     pages = {}
     for pattern, write in WHOLE.items():
         for path in sorted(results.folder.glob(pattern)):
+            results.used.clear()
             values = results.json(str(path.relative_to(results.folder)))
             assert values is not None
-            pages[path.with_name(_NAMES.get(path.stem, path.stem) + ".md")] = write(path.stem, values)
+            text = f"{write(path.stem, values)}\n<!-- written from {path.name} {results.stamp()} -->\n"
+            pages[path.with_name(_NAMES.get(path.stem, path.stem) + ".md")] = text
     for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         if path not in pages and path.exists():
             text = read_bytes(path, limit=_LIMIT).decode()
@@ -61,7 +64,9 @@ def _fill(path: Path, text: str, results: Results) -> str:
         name = found[1]
         if name not in BLOCKS:
             raise InputError(f"{path}: got a block {name!r}, allowed: {', '.join(BLOCKS)}")
-        return f"<!-- pages: {name} -->\n\n{BLOCKS[name](results).strip()}\n\n<!-- /pages -->"
+        results.used.clear()
+        text = BLOCKS[name](results).strip()
+        return f"<!-- pages: {name} -->\n\n{text}\n\n<!-- /pages {results.stamp()} -->"
 
     if len(_MARK.findall(text)) != 2 * len(_BLOCK.findall(text)):
         raise InputError(f"{path}: a block has no beginning or no end; allowed: <!-- pages: NAME --> ... <!-- /pages -->")

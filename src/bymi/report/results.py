@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from functools import cache
@@ -20,14 +21,27 @@ _LIMIT = 64 * MEBIBYTE
 
 
 class Results:
-    """The JSON files below `root`/docs/results. A study that has no file has no runs."""
+    """The JSON files below `root`/docs/results. A study that has no file has no runs.
+
+    `used` are the names of the files asked for so far; whoever writes a page empties it first and stamps the page with them.
+    """
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "docs" / "results"
-        self.json = cache(self._json)
+        self.used: set[str] = set()
+        self._read = cache(self._json)
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """The values of a file such as "images/table-mnist.json", or None if there is no such file."""
+        self.used.add(name)
+        return self._read(name)
+
+    def stamp(self) -> str:
+        """A digest of all values in the files used: it changes with any number in them, also one that no table shows."""
+        everything = [(name, self._read(name)) for name in sorted(self.used)]
+        return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]
 
     def _json(self, name: str) -> dict[str, Any] | None:
-        """The values of a file such as "images/table-mnist.json", or None if there is no such file."""
         path = self.folder / name
         if not path.exists():
             return None

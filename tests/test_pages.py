@@ -1,0 +1,171 @@
+"""Pages that carry numbers are what the committed JSON says, and a number that changes is noticed, by the name of its page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bymi.errors import InputError
+from bymi.report import pages
+from bymi.report.results import Results
+from tests.commands import bymi
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+FILES = sorted(path.relative_to(RESULTS) for path in RESULTS.rglob("*.json"))
+MEASURED = ("fdp", "pa", "gap", "acc_normal", "acc_all")
+
+
+def test_the_committed_pages_are_what_their_json_says() -> None:
+    lines = pages.check(ROOT)
+    assert not lines, "\n".join(["", *lines])
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A copy of README and docs."""
+    shutil.copy(ROOT / "README.md", tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    return tmp_path
+
+
+def spoil(values: Any) -> bool:
+    """Change the last digits of one measured number, the first that is found."""
+    if isinstance(values, list):
+        return any(spoil(value) for value in values)
+    if not isinstance(values, dict):
+        return False
+    for key in MEASURED:
+        if isinstance(values.get(key), float):
+            values[key] += 1e-9
+            return True
+        if isinstance(values.get(key), list):
+            values[key][0] += 1e-9
+            return True
+    return any(spoil(value) for value in values.values())
+
+
+@pytest.mark.parametrize("name", FILES, ids=str)
+def test_one_changed_number_names_a_page(name: Path, checkout: Path) -> None:
+    path = checkout / "docs" / "results" / name
+    values = json.loads(path.read_text())
+    assert spoil(values)
+    path.write_text(json.dumps(values))
+    lines = pages.check(checkout)
+    assert lines
+    assert all(re.fullmatch(r"\S+\.md differs from its JSON: bymi reproduce pages", line) for line in lines)
+    named = {line.split()[0] for line in lines}
+    whole = path.with_name("medians.md") if name.name == "values.json" else path.with_suffix(".md")
+    assert not whole.exists() or str(whole.relative_to(checkout)) in named
+    assert name.name != "default.json" or "README.md" in named
+
+
+def test_the_command_names_pages_and_writes_them(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(checkout)
+    assert bymi("reproduce", "pages", "--check").code == 0
+    readme = (checkout / "README.md").read_text()
+    (checkout / "README.md").write_text(readme.replace("BALANCE ", "BALANSE ", 1))
+    answer = bymi("reproduce", "pages", "--check")
+    assert (answer.code, answer.out.strip()) == (2, "README.md differs from its JSON: bymi reproduce pages")
+    answer = bymi("reproduce", "pages")
+    assert (answer.code, answer.out.strip()) == (0, "Wrote README.md")
+    assert (checkout / "README.md").read_text() == readme
+    assert pages.check(checkout) == []
+
+
+def test_pages_are_written_in_a_checkout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = bymi("reproduce", "pages")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert "docs/results" in answer.err
+    assert bymi("reproduce", "scenario-a", "--check").code == 2
+
+
+def test_a_figure_that_was_not_drawn_with_its_json_is_named(checkout: Path) -> None:
+    figure = checkout / "docs" / "results" / "default" / "default.png"
+    figure.write_bytes(figure.read_bytes() + b"\0")
+    assert pages.check(checkout) == ["docs/results/default/default.png was not drawn with default.json: bymi run"]
+    figure.unlink()
+    assert "docs/results/default/default.png was not drawn with default.json: bymi run" in pages.check(checkout)
+
+
+def test_the_figure_of_the_readme_is_that_of_its_table() -> None:
+    drawn = json.loads((RESULTS / "default" / "default.json").read_text())["figures"]
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", (ROOT / "README.md").read_text())
+    assert shown == ["docs/results/default/default.png"]
+    assert Path(shown[0]).name in drawn
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("<!-- pages: defualt -->\n<!-- /pages -->", "got a block 'defualt', allowed: default, index"),
+        ("<!-- pages: default -->\n", "no beginning or no end"),
+        ("<!-- /pages -->\n", "no beginning or no end"),
+        ("<!-- pages: default -->\n<!-- pages: index -->\n<!-- /pages -->", "no beginning or no end"),
+    ],
+)
+def test_a_wrong_mark_is_one_line_with_its_page(text: str, word: str, checkout: Path) -> None:
+    (checkout / "docs" / "new.md").write_text(text)
+    with pytest.raises(InputError, match=word) as problem:
+        pages.check(checkout)
+    assert "new.md" in str(problem.value)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "\0"])
+def test_a_damaged_json_is_one_line_with_its_name(text: str, checkout: Path) -> None:
+    (checkout / "docs" / "results" / "default" / "default.json").write_text(text)
+    with pytest.raises(InputError, match=r"default\.json") as problem:
+        pages.check(checkout)
+    assert "\n" not in str(problem.value)
+
+
+@pytest.mark.parametrize("name", pages.BLOCKS)
+def test_a_block_without_its_study_says_so(name: str, tmp_path: Path) -> None:
+    (tmp_path / "docs" / "results").mkdir(parents=True)
+    text = pages.BLOCKS[name](Results(tmp_path))
+    if name not in ("index", "image-misses"):
+        assert "not measured" in text
+    assert not re.search(r"\d %|\de-\d", text.split("When each counts")[0]) or name == "claims"
+
+
+# Prose by hand
+
+SETTINGS = {
+    *("0.02", "0.1", "0.2", "0.3", "0.35"),  # ratios and shares
+    *("3.11", "5.1", "5.2", "1e-4", "20 %"),  # Python, sections of the paper, its gap, the level
+}
+"""Numbers that are settings, which prose may state; a measured one belongs into a block."""
+
+NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[-+]?\d+)? ?%|\d(?:\.\d+)?e[-+]?\d+|\d+\.\d+")
+WHOLE = {path for path, text in pages.expected(ROOT).items() if "<!-- written from" in text}
+HAND = [path for path in (ROOT / "README.md", *sorted(RESULTS.rglob("*.md"))) if path not in WHOLE]
+
+
+def prose(path: Path) -> str:
+    """What was written by hand: without blocks, snippets and targets of links."""
+    text = re.sub(r"<!-- pages: .*?<!-- /pages.*? -->", "", path.read_text(), flags=re.DOTALL)
+    text = re.sub(r"```(python|sh|toml)\n.*?```", "", text, flags=re.DOTALL)
+    return re.sub(r"\]\(.*?\)", "]", text)
+
+
+@pytest.mark.parametrize("path", HAND, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_states_no_measured_number(path: Path) -> None:
+    found = [number for number in NUMBER.findall(prose(path)) if number not in SETTINGS]
+    assert not found, f"{path.relative_to(ROOT)}: {found}: measured numbers belong into a block, settings into SETTINGS"
+
+
+def test_the_search_for_measured_numbers_finds_them() -> None:
+    text = "FDP 30 to 80 %, P_a 96.7 %, gap 1.2e-04 or 2e-14, norm 0.046, in 5 runs of 150 nodes"
+    assert NUMBER.findall(text) == ["80 %", "96.7 %", "1.2e-04", "2e-14", "0.046"]
+
+
+def test_no_page_says_which_version_made_which_row() -> None:
+    for path in (*HAND, *WHOLE):
+        assert not re.search(r"(made|run) with (bymi )?\d+\.\d+|bymi \d+\.\d+\.\d+|torch \d", path.read_text()), path
