@@ -11,6 +11,7 @@ import pytest
 from bymi.report import findings
 from bymi.report.claims import CLAIMS, claims
 from bymi.report.findings import CONFIRMED, NOT_CONFIRMED, NOTHING, PARTLY
+from bymi.report.overview import published_step
 from bymi.report.results import NOT_MEASURED, Results, count_runs, middle, of, span
 
 ROOT = Path(__file__).parents[1]
@@ -168,6 +169,18 @@ def test_exact_convergence_needs_ten_times_the_gap_without_detection(study: Stud
     runs = [{"method": name, "gap": gap} for name, gap in (("DSGD", 1.0), ("BALANCE", 9e-4), ("BALANCE-DRSGD-ByMI", 1e-4))]
     study.write("default/default.json", {"runs": runs})
     assert findings.exact(study.results) == ("DSGD 1.0e+00, BALANCE 9.0e-04, BALANCE-DRSGD-ByMI 1.0e-04", PARTLY)
+
+
+def test_the_step_of_the_theorem_is_judged_without_a_cap(study: Study) -> None:
+    def setting(name: str, outcome: str, **changes: object) -> dict[str, Any]:
+        return {"setting": name, "changes": changes, "runs": [{"outcome": outcome, "gap": 2e-4, "round": 1}]}
+
+    capped, bare = setting("capped", "finished", step_size="theorem"), {"step_size": "theorem", "max_local_step": 1e100}
+    study.write("published-step/published-step.json", {"settings": [setting("profile", "finished"), capped]})
+    assert findings.step(study.results) == NOTHING
+    study.write("published-step/published-step.json", {"settings": [capped, setting("bare", "diverged", **bare)]})
+    assert findings.step(study.results) == ("capped: 0 of 1 diverged; gap 2.0e-04; bare: 1 of 1 diverged", NOT_CONFIRMED)
+    assert "| bare | 1 of 1 | 1 | - |" in published_step(study.results)
 
 
 def test_words_for_numbers() -> None:

@@ -140,9 +140,8 @@ CLAIMS = (
         "The step of the theorem, divided by the tracker, converges",
         "rate 1 / sqrt(m_g K)",
         findings.step,
-        "Confirmed if no run of the method as printed diverges.",
-        "Default experiment, published profile; as printed is without the cap on local steps, the floor under the tracker and "
-        "the falling step, which are ours.",
+        "Confirmed if no run with the theorem's step and without a cap diverges.",
+        "Default experiment, published profile. The cap on local steps and the floor under the tracker are ours.",
     ),
     Claim(
         _TABLES,

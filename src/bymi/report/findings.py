@@ -164,14 +164,15 @@ def exact(results: Results) -> Finding:
 
 
 def step(results: Results) -> Finding:
-    """From the study of the step: a row for each way to choose it; those without a cap are the method as printed."""
     values = results.json("published-step/published-step.json") or {}
     parts, held = [], []
-    for entry in values.get("cells", []):
-        lost = [run["outcome"] == "diverged" for run in entry["runs"]]
-        rest = "" if all(lost) else f", median gap {small(middle(entry['runs'], 'gap'))}"
-        parts.append(f"{entry['row']}: {of(lost)} diverged{rest}")
-        held += [] if entry.get("capped", True) else [not any(lost)]
+    for entry in values.get("settings", []):
+        if entry["changes"].get("step_size") == "theorem":
+            lost = [run["outcome"] == "diverged" for run in entry["runs"]]
+            gaps = [run["gap"] for run in entry["runs"] if run["outcome"] != "diverged"]
+            rest = f"; gap {span(gaps, small)}" if gaps else ""
+            parts.append(f"{entry['setting']}: {of(lost)} diverged{rest}")
+            held += [not any(lost)] if "max_local_step" in entry["changes"] else []
     return ("; ".join(parts), verdict(held)) if held else NOTHING
 
 

@@ -53,7 +53,8 @@ def default_table(results: Results) -> str:
 def index(results: Results) -> str:
     """All studies that are there: their pages, figures, values, commands and numbers of runs."""
     rows = []
-    for name, title in _STUDIES.items():
+    others = sorted(path.name for path in results.folder.iterdir() if path.is_dir() and path.name not in _STUDIES)
+    for name, title in (_STUDIES | dict(zip(others, others, strict=True))).items():
         files = sorted(results.folder.glob(f"{name}/*"))
         values = {path: results.json(f"{name}/{path.name}") for path in files if path.suffix == ".json"}
         if values:
@@ -291,6 +292,21 @@ def red_team_images(results: Results) -> str:
     return markdown_table(["attack", *DEFENCES, "hardened"], rows)
 
 
+def published_step(results: Results) -> str:
+    """The published method with other settings of its optimisation: how many runs diverge, when, and the gap of the others."""
+    values = results.json("published-step/published-step.json")
+    if values is None:
+        return NOT_MEASURED
+    rows = []
+    for entry in values["settings"]:
+        lost = [run for run in entry["runs"] if run["outcome"] == "diverged"]
+        others = [run for run in entry["runs"] if run["outcome"] != "diverged"]
+        when = span(numbers(lost, "round"), "{:.0f}".format) if lost else "-"
+        gap = span(numbers(others, "gap"), small) if others else "-"
+        rows.append([entry["setting"], f"{len(lost)} of {len(entry['runs'])}", when, gap])
+    return markdown_table(["optimisation", "diverged", "in round", "gap of the others"], rows)
+
+
 def detection_cost(results: Results) -> str:
     """The share of a hardened run's time that its detections take, in studies that were timed."""
     cases = {
@@ -324,6 +340,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "red-team-table": red_team_table,
     "red-team-limits": red_team_limits,
     "red-team-mnist": red_team_images,
+    "published-step": published_step,
     "detection-cost": detection_cost,
 }
 """Names of blocks, and what writes them."""
