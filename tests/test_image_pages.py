@@ -18,6 +18,7 @@ from bymi.runs.metrics import SUMMARY_KEYS
 from tests.pages import are_pictures, headings_of, rows_of
 
 ATTACKS = ("ood", "gradient", "ipm")
+CELL = ("ipm", "ios", "receiver", 0.2)
 
 
 # What is missed
@@ -107,9 +108,21 @@ def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:
     assert rows["OOD", "no robust rule", "undefended"]["Acc (normal)"] == "90.0 ± 0.0 [65.0]"
     text = page.read_text()
     assert "`bymi reproduce table-mnist`; 90 runs, 2 seeds a cell," in text
-    assert "180 s of runs" in text
-    assert "2 CPU cores, torch 2.9, a GPU, torch 2.9" in text
+    assert "made on: 2 CPU cores, a GPU. Versions and every value: [table-mnist.json](table-mnist.json)" in text
     assert text.count("\n* **") == 6, "what each column means"
+
+
+@pytest.mark.parametrize("name", ["table-mnist", "ratios-fashion"])
+def test_a_page_is_written_from_its_json_alone(name: str, tmp_path: Path) -> None:
+    study = build_image_study(name, seeds=2)
+    for cell in study.cells:
+        pretend(tmp_path, cell.spec)
+    page, data = report.draw(study, tmp_path, f"bymi reproduce {name}")
+    values = json.loads(data.read_text())
+    assert report.page(name, values) == page.read_text()
+    (changed,) = [cell for cell in values["cells"] if (cell["attack"], cell["rule"], cell["column"], cell["ratio"]) == CELL]
+    changed["runs"][0]["fdp"] = 0.5
+    assert report.page(name, values) != page.read_text()
 
 
 def test_every_run_is_in_the_data(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def scale(seeds: int) -> list[ImageCell]:
     """The undefended run over scales of the OOD noise, on both data sets: how strong must it be to count as an attack?"""
     cells = []
     for seed in range(seeds):
-        for data in _DATA.values():
+        for data in DATA.values():
             base = image_spec(data, "ood", "none", 0.2, "undefended", seed).model_dump(mode="json")
             for value in SCALES:
                 spec = read_spec({**base, "record_every": 500, "attack": {"name": "ood", "scale": value}})
@@ -178,7 +178,8 @@ _KINDS: dict[str, tuple[Callable[[str, int], list[ImageCell]], str]] = {
     "ratios": (ratios, "ratios 0.1, 0.2, 0.3"),
     "curves": (curves, "ratio 0.2"),
 }
-_DATA = {"mnist": "mnist", "fashion": "fashion-mnist"}
+DATA = {"mnist": "mnist", "fashion": "fashion-mnist"}
+"""Short names of the data sets in names of studies, and their names in a spec."""
 
 IMAGE_STUDIES: dict[str, str] = {
     "ood-scale": "Undefended accuracy over the scale of the OOD noise: how strong an attack must be to count.",
@@ -203,7 +204,7 @@ def build_image_study(name: str, *, seeds: int = 5, only: Sequence[str] = (), fa
         some = scale(1 if fast else seeds)
         return ImageStudy(name + ("-fast" if fast else ""), "OOD attack, DSGD", "both", "scale", some[: 2 if fast else None])
     kind, short = name.split("-")
-    data = _DATA[short]
+    data = DATA[short]
     cells, title = _KINDS[kind]
     chosen = [cell for cell in cells(data, 1 if fast else seeds) if not only or cell.column in only]
     if fast:

@@ -1,4 +1,7 @@
-"""Tables and curves of the image studies, read from their run folders, with the paper's numbers beside ours."""
+"""Tables and curves of the image studies, with the paper's numbers beside ours.
+
+`collect` and `document` turn run folders into the JSON of a study; `page` writes its Markdown from that JSON alone.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.experiment.images import ATTACKS, COLUMNS, RULES, ImageStudy
+from bymi.experiment.images import ATTACKS, COLUMNS, DATA, RULES, ImageStudy
 from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
+from bymi.files import write_bytes
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import markdown_table
 from bymi.runs import store
@@ -36,55 +40,65 @@ def collect(study: ImageStudy, folder: Path) -> Runs:
             made = store.read_json(place / store.ENVIRONMENT)
             values = {key: summary[key] for key in (*_KEPT, "seconds", "digest")}
             values["made_on"] = made.get("gpu") or f"{made['cores']} CPU cores"
-            values["torch"] = made["torch"]
+            values["torch"], values["bymi"] = made["torch"], made["bymi"]
             groups[cell.attack, cell.rule, cell.ratio, cell.column].append(values)
     return dict(groups)
 
 
-def draw(study: ImageStudy, folder: Path, command: str) -> list[Path]:
-    """Write the tables (Markdown), or the curves, and all values (JSON) of a study into its folder."""
-    runs = collect(study, folder)
-    made: list[Path] = []
-    if study.kind == "scale":
-        return _draw_scale(study, folder, command)
-    if study.kind == "curves":
-        for attack in ATTACKS:
-            made += save(lambda attack=attack: _curves(study, folder, attack), folder, f"{study.name}-{attack}")
-    else:
-        page = folder / f"{study.name}.md"
-        page.write_text(_page(study, runs, command))
-        made.append(page)
-    data = folder / f"{study.name}.json"
+def document(study: ImageStudy, runs: Runs, command: str) -> dict[str, Any]:
+    """The JSON of a study: every run of every cell."""
     cells = [
         {"attack": attack, "rule": rule, "ratio": ratio, "column": column, "runs": found}
         for (attack, rule, ratio, column), found in runs.items()
     ]
-    store.write_json(data, {"study": study.title, "command": command, "cells": cells}, indent=1)
+    return {"study": study.title, "command": command, "cells": cells}
+
+
+def read_cells(values: dict[str, Any]) -> Runs:
+    """The runs of each cell, from the JSON of a study."""
+    return {(cell["attack"], cell["rule"], cell["ratio"], cell["column"]): cell["runs"] for cell in values["cells"]}
+
+
+def draw(study: ImageStudy, folder: Path, command: str) -> list[Path]:
+    """Write all values (JSON) of a study, and its table (Markdown) or its curves, into its folder."""
+    made: list[Path] = []
+    if study.kind == "scale":
+        return _draw_scale(study, folder, command)
+    values = document(study, collect(study, folder), command)
+    if study.kind == "curves":
+        for attack in ATTACKS:
+            made += save(lambda attack=attack: _curves(study, folder, attack), folder, f"{study.name}-{attack}")
+    else:
+        made.append(folder / f"{study.name}.md")
+        write_bytes(made[-1], page(study.name, values).encode())
+    data = folder / f"{study.name}.json"
+    store.write_json(data, values, indent=1)
     return [*made, data]
 
 
-def _page(study: ImageStudy, runs: Runs, command: str) -> str:
-    """The study as a Markdown page."""
-    tables = table(study, runs) if study.kind == "table" else ratios(study, runs)
+def page(name: str, values: dict[str, Any]) -> str:
+    """The Markdown page of a table or ratios study called `name` (as its JSON file is), from its JSON."""
+    kind, short, *_ = name.split("-")
+    runs = read_cells(values)
+    headings, rows = {"table": table, "ratios": ratios}[kind](DATA[short], runs)
     counts = sorted({len(found) for found in runs.values()})
-    where = ", ".join(sorted({f"{run['made_on']}, torch {run['torch']}" for found in runs.values() for run in found}))
-    seconds = sum(run["seconds"] for found in runs.values() for run in found)
+    where = ", ".join(sorted({run["made_on"] for found in runs.values() for run in found}))
     lines = [
-        f"# {study.title}",
+        f"# {values['study']}",
         "",
-        f"`{command}`; {sum(map(len, runs.values()))} runs, {'-'.join(map(str, counts)) or 0} seeds a cell,",
-        f"{seconds:.0f} s of runs in all on: {where}.",
+        f"`{values['command']}`; {sum(map(len, runs.values()))} runs, {'-'.join(map(str, counts)) or 0} seeds a cell,",
+        f"made on: {where}. Versions and every value: [{name}.json]({name}.json).",
         "Mean and standard deviation over seeds, in per cent; the paper's number in brackets.",
         "",
-        *[f"* **{name}**: {meaning}" for name, meaning in COLUMNS.items() if any(key[3] == name for key in runs)],
+        *[f"* **{column}**: {meaning}" for column, meaning in COLUMNS.items() if any(key[3] == column for key in runs)],
         "",
-        tables,
+        markdown_table(headings, rows).rstrip("\n"),
     ]
     return "\n".join(lines) + "\n"
 
 
-def table(study: ImageStudy, runs: Runs) -> str:
-    """Every rule alone and with detection, at one ratio."""
+def table(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: every rule alone and with detection, at one ratio."""
     headings = [
         "attack",
         "rule",
@@ -105,7 +119,7 @@ def table(study: ImageStudy, runs: Runs) -> str:
                 found = runs.get((attack, rule, 0.2, column))
                 if not found:
                     continue
-                alone, detected = _published(study.data, attack, rule, column)
+                alone, detected = _published(data, attack, rule, column)
                 rows.append(
                     [
                         _NAMES[attack],
@@ -118,14 +132,14 @@ def table(study: ImageStudy, runs: Runs) -> str:
                         _cell(found, "pa", detected and detected[1]),
                         _cell(found, "grad_norm", None, scale=1.0, digits=3),
                         _ended(found),
-                        "; ".join(_table_misses(study.data, attack, rule, column, runs)) or "-",
+                        "; ".join(_table_misses(data, attack, rule, column, runs)) or "-",
                     ]
                 )
-    return markdown_table(headings, rows)
+    return headings, rows
 
 
-def ratios(study: ImageStudy, runs: Runs) -> str:
-    """Detection at each ratio of Byzantine nodes, and what a cell must hold."""
+def ratios(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: detection at each ratio of Byzantine nodes, and the targets that a cell misses."""
     headings = [
         "attack",
         "rule",
@@ -144,7 +158,7 @@ def ratios(study: ImageStudy, runs: Runs) -> str:
         if column not in ("hardened", "receiver"):
             continue
         found = runs[attack, rule, ratio, column]
-        paper = WITH_DETECTION[study.data, attack, rule][ratio]
+        paper = WITH_DETECTION[data, attack, rule][ratio]
         alone = runs.get((attack, rule, ratio, "alone"), [])
         rows.append(
             [
@@ -158,12 +172,12 @@ def ratios(study: ImageStudy, runs: Runs) -> str:
                 _cell(alone, "acc_normal", None),
                 _cell(found, "grad_norm", None, scale=1.0, digits=3),
                 _ended(found),
-                "; ".join(misses(study.data, paper.acc_scc, found, alone)) or "-",
+                "; ".join(misses(data, paper.acc_scc, found, alone)) or "-",
             ]
         )
     order = {name: at for at, name in enumerate(_NAMES.values())}
     rows.sort(key=lambda row: (order[row[0]], row[1:4]))
-    return markdown_table(headings, rows)
+    return headings, rows
 
 
 def _table_misses(data: str, attack: str, rule: str, column: str, runs: Runs) -> list[str]:
