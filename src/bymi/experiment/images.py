@@ -25,6 +25,7 @@ COLUMNS = {
 }
 """What is run for a cell."""
 PUBLISHED = ("published", "published-averaging")
+DETECTING = (*PUBLISHED, "receiver", "hardened")
 CURVES = ("published", "receiver", "hardened", "alone")
 
 _STEP = 0.1  # of rules alone
