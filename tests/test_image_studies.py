@@ -13,6 +13,7 @@ from bymi.experiment import images
 from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
 from bymi.experiment.spec import Spec, read_spec
+from bymi.report import image_curves
 from bymi.report import images as pages
 from bymi.runs import store
 from tests.commands import bymi, dates_in, mistake
@@ -26,26 +27,33 @@ ATTACKS, RULES = ("ood", "gradient", "ipm"), ("ubar", "ios", "balance")
 
 
 def test_the_table_has_every_attack_rule_and_column() -> None:
-    """Five seeds of: no rule; three rules with three kinds of detection and alone; two of them told the global share."""
+    """Five seeds of: no rule; three rules with three kinds of detection and alone; two of them told the global share.
+
+    Under OOD the published method runs twice: Byzantine nodes do not average, or they do.
+    """
     study = build_image_study("table-mnist")
-    assert len(study.cells) == 5 * 3 * (1 + 3 * 4 + 2) == len(set(digests(study)))
+    assert len(study.cells) == 5 * (3 * (1 + 3 * 4 + 2) + 3) == len(set(digests(study)))
     counts = Counter((cell.attack, cell.rule, cell.column) for cell in study.cells)
     expected = [(attack, "none", "undefended") for attack in ATTACKS]
-    kinds = ("hardened", "receiver", "paper", "alone")
+    kinds = ("published", "receiver", "hardened", "alone")
     expected += [(attack, rule, column) for attack in ATTACKS for rule in RULES for column in kinds]
+    expected += [("ood", rule, "published-averaging") for rule in RULES]
     expected += [(attack, rule, "alone-global") for attack in ATTACKS for rule in ("ubar", "ios")]
     assert counts == dict.fromkeys(expected, 5)
     assert {cell.ratio for cell in study.cells} == {0.2}
 
 
-def test_the_ratios_have_five_seeds_in_the_middle_and_three_beside() -> None:
+def test_the_ratios_have_five_seeds_of_the_published_method_and_in_the_middle() -> None:
     study = build_image_study("ratios-mnist")
-    assert len(study.cells) == (3 + 5 + 3) * 3 * 3 * 3 == len(set(digests(study)))
+    assert len(study.cells) == (3 + 5 + 3) * 3 * 3 * 3 + (5 + 5 + 5) * 3 * 4 == len(set(digests(study)))
     counts = Counter((cell.attack, cell.rule, cell.ratio, cell.column) for cell in study.cells)
     for attack in ATTACKS:
         for rule in RULES:
             for column in ("hardened", "receiver", "alone"):
                 assert [counts[attack, rule, ratio, column] for ratio in (0.1, 0.2, 0.3)] == [3, 5, 3]
+            assert [counts[attack, rule, ratio, "published"] for ratio in (0.1, 0.2, 0.3)] == [5, 5, 5]
+            averaging = 5 if attack == "ood" else 0
+            assert [counts[attack, rule, ratio, "published-averaging"] for ratio in (0.1, 0.2, 0.3)] == [averaging] * 3
 
 
 def digests(study: ImageStudy) -> list[str]:
@@ -58,16 +66,16 @@ def test_table_and_ratios_share_their_runs(data: str) -> None:
     assert table.folder == ratios.folder
     shared = set(digests(table)) & set(digests(ratios))
     assert shared == {cell.spec.digest for cell in ratios.cells if cell.ratio == 0.2}
-    assert len(shared) == 5 * 3 * 3 * 3
+    assert len(shared) == 5 * (3 * 3 * 4 + 3)
 
 
 def test_curves_are_drawn_from_runs_of_the_table() -> None:
     table, curves = build_image_study("table-mnist"), build_image_study("curves-mnist")
-    assert len(curves.cells) == 3 * 3 * 2
+    assert len(curves.cells) == 5 * 3 * 3 * 4
     assert set(digests(curves)) < set(digests(table))
-    assert {spec.seed for spec in curves.specs} == {0}
+    assert {cell.column for cell in curves.cells} == {"published", "receiver", "hardened", "alone"}
     assert all(spec.record_every == 10 for spec in curves.specs)
-    assert {spec.record_every for spec in table.specs if spec.seed > 0} == {500}
+    assert {spec.record_every for spec in build_image_study("table-fashion").specs} == {500}
 
 
 def test_data_sets_share_nothing() -> None:
@@ -84,7 +92,7 @@ def test_a_spec_is_what_its_cell_says(name: str) -> None:
         assert read_spec(spec.model_dump(mode="json")) == spec
         assert (spec.data.name, spec.attack.name, spec.byzantine_ratio) == (cell.data, cell.attack, cell.ratio)
         assert (spec.nodes, spec.steps) == (150, 500)
-        whole = dict.fromkeys(("hardened", "receiver", "paper"), "drsgd-bymi")
+        whole = dict.fromkeys(images.DETECTING, "drsgd-bymi")
         method = {**whole, "undefended": "dsgd"}.get(cell.column, "rule")
         assert spec.method == method
         if cell.rule != "none":
@@ -93,11 +101,13 @@ def test_a_spec_is_what_its_cell_says(name: str) -> None:
             told = cell.ratio if cell.column == "alone-global" else 0.35
             assert spec.warm_up.rule.model_dump()["share"] == told
         if method == "drsgd-bymi":
-            published = cell.column == "paper"
-            assert (spec.detection.point, spec.detection.scale.name) == (
-                ("sender", "pca") if published else ("receiver", "identity")
-            )
+            published = cell.column in images.PUBLISHED
+            assert spec.detection.point == ("sender" if published else "receiver")
+            assert spec.detection.scale.name == "identity"
             assert spec.detection.cross_fit is not published
+            assert spec.warm_up.cool_down == (0.4 if published else 0.0)
+            assert spec.optimisation.order == ("combine-then-adapt" if published else "adapt-then-combine")
+            assert spec.byzantine_mixing == ("plain" if cell.column == "published-averaging" else "none")
             assert (spec.panel is not None) is (spec.profile == "hardened") is (cell.column == "hardened")
 
 
@@ -108,7 +118,7 @@ def test_options_of_a_study() -> None:
     assert len(only.cells) == 5 * 3 * (1 + 3)
     with pytest.raises(InputError, match=r"^'table-cifar': unknown study, allowed: .*table-mnist"):
         build_image_study("table-cifar")
-    with pytest.raises(InputError, match=r"^--only: got 'recever', allowed: undefended, alone, .*receiver, paper$"):
+    with pytest.raises(InputError, match=r"^--only: got 'recever', allowed: undefended, alone, .*receiver, hardened$"):
         build_image_study("table-mnist", only=("recever",))
 
 
@@ -117,9 +127,8 @@ def test_fast_keeps_one_seed_of_one_cell(name: str) -> None:
     whole, fast = build_image_study(name), build_image_study(name, fast=True)
     assert {(cell.attack, cell.ratio, cell.spec.seed) for cell in fast.cells} == {("ipm", 0.2, 0)}
     assert [(cell.rule, cell.column) for cell in fast.cells] == (
-        [("none", "undefended"), *[("balance", column) for column in ("hardened", "receiver", "paper", "alone")]]
-        if name.startswith("table")
-        else [*([] if name.startswith("curves") else [("balance", "hardened")]), ("balance", "receiver"), ("balance", "alone")]
+        [("none", "undefended")] * name.startswith("table")
+        + [("balance", column) for column in ("published", "receiver", "hardened", "alone")]
     )
     assert set(digests(fast)) < set(digests(whole)), "a look is a part of the result"
     assert fast.folder == whole.folder
@@ -206,6 +215,7 @@ def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object
     monkeypatch.setattr(images, "ATTACKS", kept)
     monkeypatch.setattr(pages, "ATTACKS", kept)
     monkeypatch.setattr(images, "RULES", ("ubar", "balance"))
+    monkeypatch.setattr(image_curves, "RULES", ("ubar", "balance"))
     write_image_set(tmp_path / "data" / "mnist", train=120, test=50)
     return ("--data", tmp_path / "data", "--device", "cpu", "--jobs", 1, "--out", tmp_path / "runs")
 
@@ -233,11 +243,24 @@ def test_a_study_runs_resumes_and_draws(small_world: tuple[object, ...], tmp_pat
     assert {name for name in made if after[name] != made[name]} == {lost.name}
 
     # The curves need no run that is not there, the ratios only those beside 0.2.
-    assert bymi("reproduce", "curves-mnist", *small_world).code == 0
+    assert bymi("reproduce", "curves-mnist", "--seeds", 2, *small_world).code == 0
     assert {path.name: dates_in(path) for path in place.iterdir() if path.is_dir()} == after
     are_pictures(place / "curves-mnist-ipm.png", place / "curves-mnist-ipm.svg")
+    check_curves(place)
     assert bymi("reproduce", "ratios-mnist", "--seeds", 1, *small_world).code == 0
-    assert len([path for path in place.iterdir() if path.is_dir()]) == len(made) + 2 * 2 * 3
+    assert len([path for path in place.iterdir() if path.is_dir()]) == len(made) + 2 * 2 * 4
+
+
+def check_curves(place: Path) -> None:
+    """Of two seeds the median is the mean of both; the band is from one to the other."""
+    curves = json.loads((place / "curves-mnist.json").read_text())["curves"]
+    (curve,) = [curve for curve in curves if (curve["rule"], curve["column"]) == ("balance", "published")]
+    assert (curve["attack"], curve["seeds"], curve["detections"]) == ("ipm", [0, 1], [2])
+    cells = build_image_study("curves-mnist", seeds=2).cells
+    folders = [store.folder_of(place, c.spec) for c in cells if (c.rule, c.column) == ("balance", "published")]
+    for key in ("grad_norm", "acc_normal"):
+        ends = sorted(store.read_rows(folder / store.METRICS)[-1][key] for folder in folders)
+        assert curve[key][-1] == [4, ends[0], pytest.approx(sum(ends) / 2), ends[1]]
 
 
 def page_rows(place: Path) -> list[list[str]]:

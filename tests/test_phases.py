@@ -191,6 +191,31 @@ def test_a_step_is_never_negative_nor_above_its_value(schedule: Any, steps: int)
     assert all(0 < StepSize(0.3, schedule).at(k, steps) <= 0.3 for k in range(steps))
 
 
+def test_a_cool_down_falls_to_zero_and_stays_there_for_three_rounds() -> None:
+    """Of 20 rounds the last 40 %, 8, cool down: five falling, three at zero. Without one the step is left as it is."""
+    cooling = [WarmUp(cool_down=0.4).cooling(k, 20) for k in range(20)]
+    assert cooling == pytest.approx([*[1.0] * 13, 0.8, 0.6, 0.4, 0.2, 0.0, 0.0, 0.0])
+    assert [WarmUp(cool_down=0.0).cooling(k, 20) for k in range(20)] == [1.0] * 20
+    assert [WarmUp(cool_down=1.0).cooling(k, 2) for k in range(2)] == [0.0, 0.0]
+
+
+def test_after_a_cool_down_honest_nodes_agree() -> None:
+    """Nodes with different optima: gradient steps hold them apart, mixing without steps brings them together. asp:warm_up."""
+    targets = stream(0, "targets").normal(12, 3)
+    network = LocalNetwork(Complete().draw(12, seed=0))
+
+    def apart(cool_down: float, **phases: Any) -> float:
+        how = WarmUp(Average(), StepSize(0.3), batch=1, cool_down=cool_down)
+        plan = Plan(40, 20, how, identification=4, **phases)
+        rounds = [shot.theta for shot in drsgd_bymi(Targets(targets), network, plan) if shot.step == 20]
+        return spread(rounds[0])
+
+    assert apart(0.0) > 0.1
+    assert apart(0.4) < 1e-12
+    # A rule alone has no detection to cool down for.
+    assert apart(0.4, detector=None) == apart(0.0, detector=None)
+
+
 def test_adapt_then_combine_is_one_round_of_half_steps_averaged() -> None:
     """By hand: each node steps by eta / (m v_i) times its gradient, then everybody averages where the steps led."""
     graph = pruned_graph()

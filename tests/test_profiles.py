@@ -37,6 +37,8 @@ def test_paper_is_what_the_sections_say_without_a_profile() -> None:
     assert plan.detector is not None
     assert (plan.detector.panel, plan.detector.point, plan.detector.pruning) == (None, "sender", "directed")
     assert plan.detections == [4]
+    assert plan.warm_up.cool_down == 0.4
+    assert build_scene(load(None, [*SMALL]).sheet).plan.warm_up.cool_down == 0.0
 
 
 @pytest.mark.parametrize("name", PROFILES)

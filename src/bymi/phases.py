@@ -44,6 +44,8 @@ def warm_up(
     theta = problem.initial(nodes) if theta is None else theta
     for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(start, rounds)):
         rate = settings.step_size.at(step, plan.steps)
+        if plan.detector is not None:
+            rate *= settings.cooling(step, rounds)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
 
         def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None, chosen: Tensor = chosen) -> Tensor:

@@ -13,6 +13,7 @@ from bymi.errors import require
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
 _RISE, _FALL = 0.1, 0.2  # the parts of all rounds in which a trapezoid rises and falls
+_STILL = 3  # rounds without a step at the end of a cool-down
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,28 @@ class StepSize:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A rule with gradient steps. Run for all rounds of a plan, it is that rule's own algorithm."""
+    """A rule with gradient steps. Run for all rounds of a plan, it is that rule's own algorithm.
+
+    `cool_down`: the last part of the warm-up, as a share of its rounds, over which the step falls linearly to zero; it is zero
+    in the last three rounds. Mixing goes on, so honest nodes agree when they are compared, as asp:warm_up asks. This is our
+    reading: the paper states the assumption and no step size. Detection at the sender's point needs it on neural networks.
+    """
 
     rule: Rule = field(default_factory=lambda: BALANCE(gamma=1.0))
     step_size: StepSize = StepSize(0.05, "sqrt")
     batch: int = 8
+    cool_down: float = 0.0
 
     def __post_init__(self) -> None:
         require(self.batch >= 1, "batch", self.batch, "1 or more")
+        require(0 <= self.cool_down <= 1, "cool_down", self.cool_down, "0 to 1")
+
+    def cooling(self, step: int, rounds: int) -> float:
+        """What the cool-down leaves of the step size in round `step` (from 0) of a warm-up of `rounds`."""
+        falling = round(self.cool_down * rounds)
+        still = min(_STILL, falling)
+        left = rounds - still - step
+        return 0.0 if left <= 0 < falling else min(1.0, left / max(1, falling - still))
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,7 @@ class OutOfDistribution(DataAttack):
 
     # Paper gap: the pixel scale is not stated, docs/adr/0007-images.md.
     kind: ClassVar[type] = Shards
-    scale: float = 0.12
+    scale: float = 0.07
     keep: float = 0.3
     push: float = 20.0
 

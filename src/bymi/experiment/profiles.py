@@ -10,6 +10,7 @@ Profile = Literal["hardened", "paper"]
 
 PROFILES: dict[str, dict[str, Any]] = {
     "paper": {
+        "warm_up": {"cool_down": 0.4},
         "detection": {
             "point": "sender",
             "cross_fit": False,
@@ -21,6 +22,7 @@ PROFILES: dict[str, dict[str, Any]] = {
         "watch": None,
     },
     "hardened": {
+        "warm_up": {"cool_down": 0.0},
         "detection": {
             "point": "receiver",
             "cross_fit": True,

@@ -132,7 +132,7 @@ IMAGES: dict[str, dict[str, Any]] = {
     "decorrelated halves inside the screen": {"attack": "decorrelated:strength=1.0"},
 }
 """On MNIST: the ten rows above with the largest gaps of the published detection, with rounds that fit 500 of them."""
-_IMAGE_COLUMNS = {"nobody": "undefended", "BALANCE": "alone", "paper": "paper", "hardened": "hardened"}
+_IMAGE_COLUMNS = {"nobody": "undefended", "BALANCE": "alone", "paper": "published", "hardened": "hardened"}
 
 RED_TEAM_STUDIES: dict[str, str] = {
     "red-team": "Every attack against nobody, BALANCE, the published detection and the hardened one (linear model).",

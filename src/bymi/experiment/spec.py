@@ -48,13 +48,14 @@ Bound = Annotated[Annotated[float, Field(gt=0)] | None, Off]
 
 
 class WarmUp(Section):
-    """`steps` rounds of a rule, a tenth of all by default."""
+    """`steps` rounds of a rule, a tenth of all by default; `cool_down`: share of them in which the step falls to zero."""
 
     steps: int | None = Field(None, ge=1)
     rule: RulePart = written("balance:gamma=1.0")
     step_size: float = Field(0.05, ge=0)
     schedule: Schedule = "sqrt"
     batch: int = Field(8, ge=1)
+    cool_down: float = Field(0.0, ge=0, le=1)
 
 
 class Detection(Section):

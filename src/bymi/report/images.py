@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.experiment.images import ATTACKS, COLUMNS, DATA, RULES, ImageStudy
+from bymi.experiment.images import ATTACKS, COLUMNS, DATA, DETECTING, RULES, ImageStudy
 from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
 from bymi.files import write_bytes
+from bymi.report import image_curves
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import markdown_table
 from bymi.runs import store
@@ -64,11 +65,13 @@ def draw(study: ImageStudy, folder: Path, command: str) -> list[Path]:
     made: list[Path] = []
     if study.kind == "scale":
         return _draw_scale(study, folder, command)
-    values = document(study, collect(study, folder), command)
     if study.kind == "curves":
+        values = image_curves.document(study, folder, command)
         for attack in ATTACKS:
-            made += save(lambda attack=attack: _curves(study, folder, attack), folder, f"{study.name}-{attack}")
+            draw_one = partial(image_curves.figure, values, study.data, attack, _NAMES[attack])
+            made += save(draw_one, folder, f"{study.name}-{attack}")
     else:
+        values = document(study, collect(study, folder), command)
         made.append(folder / f"{study.name}.md")
         write_bytes(made[-1], page(study.name, values).encode())
     data = folder / f"{study.name}.json"
@@ -155,7 +158,7 @@ def ratios(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:
     ]
     rows = []
     for attack, rule, ratio, column in runs:
-        if column not in ("hardened", "receiver"):
+        if column not in DETECTING:
             continue
         found = runs[attack, rule, ratio, column]
         paper = WITH_DETECTION[data, attack, rule][ratio]
@@ -220,7 +223,7 @@ def _published(
     data: str, attack: str, rule: str, column: str
 ) -> tuple[tuple[float, float] | None, tuple[float, float, float] | None]:
     """The paper's numbers for a cell: of the rule alone, or of its DRSGD-ByMI."""
-    if column in ("hardened", "receiver", "paper"):
+    if column in DETECTING:
         return None, WITH_DETECTION[data, attack, rule][0.2]
     return RULES_ALONE[data, attack, rule], None
 
@@ -239,29 +242,6 @@ def _ended(runs: Sequence[dict[str, Any]]) -> str:
     """How many runs, and how many of them did not finish."""
     bad = [run["outcome"] for run in runs if run["outcome"] != "finished"]
     return str(len(runs)) + (f", {len(bad)} {bad[0]}" if bad else "")
-
-
-def _curves(study: ImageStudy, folder: Path, attack: str) -> Figure:
-    """Gradient norm and accuracy over rounds: rules alone dashed, with detection solid."""
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for cell in (cell for cell in study.cells if cell.attack == attack):
-        place = store.folder_of(folder, cell.spec)
-        if not store.is_complete(place):
-            continue
-        rows = store.read_rows(place / store.METRICS)
-        colour = COLOURS[RULES.index(cell.rule)]
-        detected = cell.column == "receiver"
-        label = cell.rule.upper() + ("-DRSGD-ByMI" if detected else "")
-        style: dict[str, Any] = {"color": colour, "linestyle": "-" if detected else "--", "linewidth": 1.6, "label": label}
-        _line(left, rows, "grad_norm", style)
-        _line(right, [{**row, "acc": row.get("acc_scc") or row["acc_normal"]} for row in rows], "acc", style)
-    left.set(yscale="log", xlabel="round", ylabel="norm of the global gradient")
-    right.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
-    if right.lines:
-        right.legend(frameon=False, fontsize=8, loc="lower right")
-    figure.suptitle(f"{study.data}, {_NAMES[attack]} attack, 20 % Byzantine, seed 0")
-    return figure
 
 
 def _draw_scale(study: ImageStudy, folder: Path, command: str) -> list[Path]:
@@ -289,8 +269,3 @@ def _draw_scale(study: ImageStudy, folder: Path, command: str) -> list[Path]:
     rows = [{"data": name, "scale": value, "acc_all": accuracies} for (name, value), accuracies in sorted(found.items())]
     store.write_json(data, {"study": study.title, "command": command, "settings": rows}, indent=1)
     return [*paths, data]
-
-
-def _line(axes: Axes, rows: Sequence[dict[str, Any]], key: str, style: dict[str, Any]) -> None:
-    points = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
-    axes.plot([step for step, _ in points], [value for _, value in points], **style)

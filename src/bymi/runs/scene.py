@@ -103,6 +103,7 @@ def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
             rule=aggregation.Average() if sheet.method == "dsgd" else build_part(aggregation.RULES, warm_up["rule"]),
             step_size=StepSize(warm_up["step_size"], warm_up["schedule"]),
             batch=warm_up["batch"],
+            cool_down=warm_up["cool_down"],
         ),
         detector=detection.Detector(**{**judging, **parts}) if whole else None,
         optimisation=Optimisation(step_size=StepSize(value, schedule), **optimisation),

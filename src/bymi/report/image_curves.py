@@ -1,0 +1,94 @@
+"""Curves of the image studies: gradient norm and accuracy over rounds, bands over seeds.
+
+`document` turns run folders into the JSON of the study; `figure` draws one attack from that JSON alone.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bymi.experiment.images import CURVES, RULES, ImageStudy
+from bymi.report.figures import COLOURS
+from bymi.runs import store
+
+METRICS = {"grad_norm": "norm of the pooled gradient", "acc_normal": "accuracy of the mean of honest nodes"}
+_LABELS = {
+    "published": "{}-DRSGD-ByMI, published",
+    "receiver": "{}-DRSGD-ByMI, receiver's point",
+    "hardened": "{}-hardened-ByMI",
+    "alone": "{} alone",
+}
+
+
+def document(study: ImageStudy, folder: Path, command: str) -> dict[str, Any]:
+    """Every curve of a study: per attack, rule and column the median, least and largest value over seeds at each round."""
+    found: dict[tuple[str, str, str], list[Any]] = defaultdict(list)
+    for cell in study.cells:
+        place = store.folder_of(folder, cell.spec)
+        if store.is_complete(place):
+            rows = store.read_rows(place / store.METRICS)
+            found[cell.attack, cell.rule, cell.column].append((cell.spec, rows))
+    curves = []
+    for (attack, rule, column), runs in found.items():
+        curve: dict[str, Any] = {"attack": attack, "rule": rule, "column": column, "seeds": [spec.seed for spec, _ in runs]}
+        curve["detections"] = sorted({row["step"] for _, rows in runs for row in rows if row["phase"] == "detection"})
+        for key in METRICS:
+            curve[key] = _bands([rows for _, rows in runs], key)
+        curves.append(curve)
+    return {"study": study.title, "command": command, "curves": curves}
+
+
+def _bands(runs: list[list[dict[str, Any]]], key: str) -> list[list[float]]:
+    """[round, least, median, largest] for every round that any run has a value of `key` for."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for rows in runs:
+        for row in rows:
+            if row["phase"] != "detection" and row.get(key) is not None:
+                values[row["step"]].append(row[key])
+    return [[step, min(some), median(some), max(some)] for step, some in sorted(values.items())]
+
+
+def figure(values: dict[str, Any], data: str, attack: str, name: str) -> Figure:
+    """Two rows (gradient norm, accuracy) and a column per rule; a line at the first detection, ticks at later ones."""
+    curves = {(curve["rule"], curve["column"]): curve for curve in values["curves"] if curve["attack"] == attack}
+    made = Figure(figsize=(13, 7), layout="constrained")
+    grid = made.subplots(len(METRICS), len(RULES), sharex=True, sharey="row", squeeze=False)
+    for place, rule in enumerate(RULES):
+        for row, (key, label) in enumerate(METRICS.items()):
+            axes = grid[row][place]
+            for colour, column in zip(COLOURS, CURVES, strict=False):
+                if (rule, column) in curves:
+                    _curve(axes, curves[rule, column], key, colour, _LABELS[column].format(rule.upper()))
+            if place == 0:
+                axes.set_ylabel(label)
+            if key == "grad_norm":
+                axes.set_yscale("log")
+                axes.set_title(rule.upper())
+                if axes.lines:
+                    axes.legend(frameon=False, fontsize=8, loc="best")
+            else:
+                axes.set(xlabel="round", ylim=(0, 1))
+    seeds = sorted({seed for curve in curves.values() for seed in curve["seeds"]})
+    made.suptitle(
+        f"{data}, {name} attack, 20 % Byzantine; median and range over {len(seeds)} seeds; "
+        "vertical line: first detection, ticks: later ones (hardened)"
+    )
+    return made
+
+
+def _curve(axes: Axes, curve: dict[str, Any], key: str, colour: str, label: str) -> None:
+    points = curve[key]
+    steps = [point[0] for point in points]
+    alone = curve["column"] == "alone"
+    axes.plot(steps, [p[2] for p in points], color=colour, linestyle="--" if alone else "-", linewidth=1.6, label=label)
+    axes.fill_between(steps, [p[1] for p in points], [p[3] for p in points], color=colour, alpha=0.2, linewidth=0)
+    if curve["column"] == "published" and curve["detections"]:
+        axes.axvline(curve["detections"][0], color="0.4", linestyle=":", linewidth=1)
+    for step in curve["detections"][1:]:
+        axes.plot(step, 0.02, "|", color=colour, markersize=9, transform=axes.get_xaxis_transform())
