@@ -13,12 +13,12 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
-    {"errors", "files", "streams", "vectors", "lists", "hearing", "crowd"},
+    {"errors", "files", "parts", "streams", "vectors", "lists", "hearing", "crowd"},
     {"graph", "sparse", "topology", "inbox", "staying", "datasets"},
     {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
-    {"phases"},
+    {"phases", "preflight"},
     {"algorithm"},
     {"engine"},
     {"runs", "outlook"},
@@ -29,6 +29,7 @@ ROWS = [
 SIDEWAYS = {
     *{("topology", "graph"), ("topology", "sparse"), ("sparse", "graph")},  # a topology draws a graph of either kind
     ("files", "errors"),  # reading says what is wrong with a file
+    *{("parts", "errors"), ("streams", "errors"), ("vectors", "errors")},  # arguments are checked where they are given
     ("hearing", "lists"),  # who is heard is said place by place
     ("staying", "inbox"),  # an inbox without rows is one
     ("network", "faces"),  # a network carries messages, and some senders have several

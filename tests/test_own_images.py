@@ -118,7 +118,7 @@ def test_of_others_it_says_nothing(data: Path) -> None:
 
 def test_numbers_are_one_a_node() -> None:
     shards = Shards(torch.zeros(3, 4, 1, 28, 28), torch.zeros(3, 4, dtype=torch.int64))
-    with pytest.raises(InputError, match=r"numbers: got \[2\], allowed: \[3\], one a node"):
+    with pytest.raises(InputError, match=r"numbers: got .* \[2\], allowed: node numbers .* \[3\]"):
         ModuleProblem(lenet(), torch.nn.functional.cross_entropy, shards, numbers=torch.tensor([4, 5]))
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from bymi import Inbox, LocalNetwork
 from bymi.attacks import Adversary, Dissensus
-from bymi.attacks.base import all_finite, directions
+from bymi.attacks.base import directions
 from bymi.detection.fuse import Fuse, shorten
 from bymi.lists import Lists, Table, median_by_number
 from bymi.streams import Stream, stream
 from bymi.topology import ErdosRenyi
-from bymi.vectors import Rows, ascending, lower_median, midst
+from bymi.vectors import Rows, all_finite, ascending, lower_median, midst
 
 SIZE, DIM = 12, 4
 MEMBERS = torch.arange(SIZE) < 5

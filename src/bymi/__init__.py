@@ -32,6 +32,7 @@ from bymi.network import LocalNetwork, Network
 from bymi.phases import Forge, Snapshot
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp
 from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
+from bymi.runs.models import load_model
 from bymi.sparse import SparseGraph
 from bymi.state import State
 from bymi.streams import Stream, stream
@@ -93,6 +94,7 @@ __all__ = [
     "WeightedRule",
     "drsgd_bymi",
     "identify",
+    "load_model",
     "simulate",
     "stream",
 ]

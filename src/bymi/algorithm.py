@@ -15,6 +15,7 @@ from bymi.detection.retreat import misled
 from bymi.network import Network
 from bymi.phases import Forge, NoForge, cut_off, detect, judge, optimise, warm_up
 from bymi.plan import Plan
+from bymi.preflight import check_run
 from bymi.problems import Problem, Split, split_samples
 from bymi.state import Snapshot, State
 
@@ -28,8 +29,14 @@ def drsgd_bymi(
 
     The hardened profile takes the last two phases in turns, with an eye on what neighbours really send. With the `state` that
     a Snapshot of the same run has, only the rounds after that one are run, and give the same numbers.
+
+    What does not fit together is an InputError at once: a problem of another number of nodes, a graph that is not connected.
     """
-    forge = forge or NoForge()
+    check_run(problem, network, plan, forge, state)
+    return _rounds(problem, network, plan, forge or NoForge(), state)
+
+
+def _rounds(problem: Problem, network: Network, plan: Plan, forge: Forge, state: State | None) -> Iterator[Snapshot]:
     here = _start(problem, network, plan) if state is None else state.copy()
     split = _split(problem, network, plan)
     if here.flagged is not None and here.judged is not None:

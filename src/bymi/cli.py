@@ -39,6 +39,9 @@ CheckpointEvery = Annotated[
     int | None,
     typer.Option("--checkpoint-every", min=0, help="Rounds between checkpoints. Default: about every 30 s; 0: none."),
 ]
+KeepModels = Annotated[
+    str, typer.Option("--keep-models", help="Trained models in a run folder: mean (of the core, and one node's), all or none.")
+]
 
 
 @app.command()
@@ -58,6 +61,8 @@ def run(
     gradients: Gradients = "auto",
     data: DataFolder = None,
     checkpoint_every: CheckpointEvery = None,
+    keep_models: KeepModels = "mean",
+    again: Annotated[bool, typer.Option("--again", help="Run from the first round even what is complete.")] = False,
     timeout: Timeout = 60.0,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A. Under torchrun: over all ranks."""
@@ -71,7 +76,8 @@ def run(
     source = words.pop(0) if words and "=" not in words[0] else None
     with ranks(timeout, device=device) as group:
         specs = load(source, words, seed).expand()
-        results = _run_all(specs, out, jobs, (device, gradients, data, checkpoint_every), group)
+        where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
+        results = _run_all(specs, out, jobs, {**where, "keep_models": keep_models}, group, again=again)
     if group is not None and group.rank:
         return
     for result in results:
@@ -129,6 +135,7 @@ def reproduce(
     gradients: Gradients = "auto",
     data: DataFolder = None,
     checkpoint_every: CheckpointEvery = None,
+    keep_models: KeepModels = "mean",
     timeout: Timeout = 60.0,
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
@@ -149,7 +156,8 @@ def reproduce(
         _say(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
     with ranks(timeout, device=device) as group:
-        results = _run_all(specs, folder, jobs, (device, gradients, data, checkpoint_every), group, apart=True)
+        where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
+        results = _run_all(specs, folder, jobs, {**where, "keep_models": keep_models}, group, apart=True)
     if group is not None and group.rank:
         return
     everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
@@ -246,8 +254,7 @@ def _host(where: Any, specs: Any, group: Any) -> Any:
     from bymi.engine.host import Host
     from bymi.runs.tasks import fetch
 
-    device, gradients, data, checkpoint_every = where
-    host = Host(device, gradients, data=data, checkpoint_every=checkpoint_every)
+    host = Host(**where)
     names = {spec.data.name for spec in specs}
     if group is not None and group.rank:
         group.wait("data", [0])
@@ -261,7 +268,7 @@ def _host(where: Any, specs: Any, group: Any) -> Any:
             bar.update(tasks[file], completed=done)
 
         for name in sorted(names):
-            fetch(name, data, tell)
+            fetch(name, host.data, tell)
     if group is not None and not group.rank:
         group.say("data")
     return host
@@ -274,17 +281,19 @@ def _bar(columns: Any, group: Any) -> Progress:
     return Progress(*columns, console=console, transient=True, disable=hidden)
 
 
-def _run_all(specs: Any, out: Path, jobs: int | None, where: Any, group: Any, *, apart: bool = False) -> Any:
+def _run_all(
+    specs: Any, out: Path, jobs: int | None, where: Any, group: Any, *, apart: bool = False, again: bool = False
+) -> Any:
     """Run specs under a bar of all steps and the time left, on stderr."""
     from bymi.experiment import run_all, steps_to_do
 
-    todo = steps_to_do(specs, out)
+    todo = steps_to_do(specs, out, again=again)
     host = _host(where, specs if todo else [], group)
     steps = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
     with _bar((*steps, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()), group) as bar:
         task = bar.add_task(f"{len(specs)} runs" if len(specs) > 1 else "1 run", total=todo)
         tell = lambda index, done: bar.advance(task, done)  # noqa: E731
-        return run_all(specs, out, jobs=jobs, progress=tell, host=host, group=group, apart=apart)
+        return run_all(specs, out, jobs=jobs, progress=tell, host=host, group=group, apart=apart, again=again)
 
 
 def _say(console: Console, line: str) -> None:

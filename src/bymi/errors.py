@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+
 EXIT_CODES: dict[int, str] = {
     0: "done; after `bymi run`: every run finished",
     1: "a defect in bymi itself: please report it with the traceback",
@@ -16,6 +19,8 @@ EXIT_CODES: dict[int, str] = {
     10: "memory: the run needs more than there is; the line on stderr says how much",
     130: "interrupted: complete run folders are kept and skipped next time, others go on from their checkpoint",
 }
+
+_LONGEST = 120  # characters of a value in a message
 
 
 class BymiError(Exception):
@@ -56,4 +61,32 @@ class GraphError(InputError):
 def require(holds: bool, key: str, got: object, allowed: str) -> None:
     """Raise an InputError that names the key, what was got and what is allowed, unless the condition holds."""
     if not holds:
-        raise InputError(f"{key}: got {got!r}, allowed: {allowed}")
+        raise InputError(f"{key}: got {shown(got)}, allowed: {allowed}")
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite real number of Python or numpy; True and False are none."""
+    real = is_integer(value) or (isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational))
+    try:
+        return real and math.isfinite(value)  # type: ignore[arg-type]
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is an integer of Python or numpy; True and False are none."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def shown(value: object) -> str:
+    """A value on one line, for a message: classes and arrays by what they are, anything else by its repr, cut if long."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if shape := getattr(value, "shape", None):
+        return f"{type(value).__name__} of shape {list(shape)}"
+    try:
+        text = repr(value)
+    except Exception:  # a number of thousands of digits, say
+        return f"a {type(value).__name__} that cannot be shown"
+    text = " ".join(text.split()) if "\n" in text else text
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

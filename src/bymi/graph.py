@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.errors import GraphError
+from bymi.errors import GraphError, shown
 
 NOT_MUTUAL = "mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed"
 _ROW_TOLERANCE = 1e-9
@@ -42,6 +42,8 @@ class Graph:
     mixing: Tensor  # [M, M] float64
 
     def __post_init__(self) -> None:
+        _check_matrix("hears", self.hears, torch.bool)
+        _check_matrix("mixing", self.mixing, torch.float64)
         size = len(self.hears)
         if self.hears.shape != (size, size) or self.mixing.shape != (size, size):
             raise GraphError(
@@ -91,19 +93,29 @@ class Graph:
     @staticmethod
     def from_hears(hears: Tensor) -> Graph:
         """A graph with Metropolis weights from a matrix of who hears whom."""
+        _check_matrix("hears", hears, torch.bool)
         return Graph(hears, metropolis(hears))
 
     @staticmethod
     def from_adjacency(array: Any) -> Graph:
         """From any square array-like: a non-zero entry [i, j] means that i hears j. The diagonal is ignored."""
-        matrix = torch.as_tensor(np.asarray(array) != 0)
-        if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-            raise GraphError(f"an adjacency array must be square and not empty, got shape {list(matrix.shape)}")
-        return Graph.from_hears(matrix & ~torch.eye(len(matrix), dtype=torch.bool))
+        try:
+            numbers = np.asarray(array)
+        except (TypeError, ValueError, RuntimeError):  # rows of different lengths, a tensor on another device
+            numbers = np.asarray(None)
+        if numbers.dtype.kind not in "biuf":
+            raise GraphError(f"an adjacency array must be a matrix of numbers, got {shown(array)}")
+        if numbers.ndim != 2 or numbers.shape[0] != numbers.shape[1] or not len(numbers):
+            raise GraphError(f"an adjacency array must be square and not empty, got shape {list(numbers.shape)}")
+        if np.isnan(numbers).any():
+            raise GraphError("an adjacency array must be a matrix of numbers, got NaN in it")
+        return Graph.from_hears(torch.as_tensor(numbers != 0) & ~torch.eye(len(numbers), dtype=torch.bool))
 
     @staticmethod
     def from_networkx(graph: nx.Graph[Any]) -> Graph:
         """From a networkx Graph or DiGraph, nodes in its own order. An arc u -> v means that v hears u."""
+        if not isinstance(graph, nx.Graph):
+            raise GraphError(f"graph: got {shown(graph)}, allowed: a networkx Graph or DiGraph")
         if graph.number_of_nodes() == 0:
             raise GraphError("the graph has no nodes")
         return Graph.from_adjacency(nx.to_numpy_array(graph, weight=None).T)
@@ -172,6 +184,12 @@ class Graph:
         return Core(members, closed, perron)
 
 
+def _check_matrix(name: str, matrix: object, dtype: torch.dtype) -> None:
+    if not isinstance(matrix, Tensor) or matrix.ndim != 2 or matrix.dtype != dtype or not len(matrix):
+        allowed = f"a tensor [nodes, nodes] of {dtype}; Graph.from_adjacency takes other arrays, Graph.from_networkx a graph"
+        raise GraphError(f"{name}: got {shown(matrix)}, allowed: {allowed}")
+
+
 def _reach(hears: Tensor) -> Tensor:
     """Whom each node hears over some path, itself among them [M, M] bool: paths twice as long in every turn."""
     reached = hears | torch.eye(len(hears), dtype=torch.bool, device=hears.device)
@@ -211,6 +229,8 @@ def perron_vector(block: Tensor) -> Tensor:
 
 def read_edges(path: str | Path, *, directed: bool = False) -> tuple[Tensor, int]:
     """The arcs [E, 2] (receiver, sender) of an edge file, each once and none to oneself, and the number of nodes."""
+    if not isinstance(path, (str, Path)):
+        raise GraphError(f"path: got {shown(path)}, allowed: the name of an edge file")
     edges = _read_edges(Path(path))
     size = 1 + max(max(edge) for edge in edges)
     if size > len(edges) + 1:  # not connected, whatever the edges are; a huge number would also take all memory

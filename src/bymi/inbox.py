@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bymi.crowd import Crowd
-from bymi.errors import InputError
+from bymi.errors import InputError, is_integer, require
 from bymi.hearing import ABSURD, OVERFLOW, heard, usable
 from bymi.lists import Lists, Table
 from bymi.vectors import Rows, dist2, dist2_from, join, norms, surely_short
@@ -44,6 +44,11 @@ class Round:
     steps: int = 1
     losses: Losses | None = None
 
+    def __post_init__(self) -> None:
+        require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
+        require(is_integer(self.steps) and self.steps >= 1, "steps", self.steps, "an integer, 1 or more")
+        require(self.losses is None or callable(self.losses), "losses", self.losses, "a function or None")
+
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
@@ -51,6 +56,12 @@ class Mixture:
 
     own: Tensor
     weight: Tensor
+
+    def __post_init__(self) -> None:
+        tensors = isinstance(self.own, Tensor) and isinstance(self.weight, Tensor)
+        require(tensors and self.own.ndim == 1, "own", self.own, "a tensor [receivers], with `weight` [receivers, messages]")
+        fits = self.weight.ndim == 2 and len(self.weight) == len(self.own)
+        require(fits, "weight", self.weight, f"a tensor [{len(self.own)}, messages]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +96,7 @@ class Inbox:
         Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector has
         diverged hears nobody: it has nothing to compare with.
         """
+        _check_parts(own, messages, expected, weight, self_weight, lists)
         stacked, present = stack(messages, own)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and surely_short(stacked, ABSURD) and (stacked is own or surely_short(own, ABSURD)):
@@ -276,6 +288,19 @@ class Inbox:
             # Everybody's vector is its message: one product, without a second stack of long vectors in between.
             return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
+
+
+def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any, lists: Lists | None) -> None:
+    """Raise an InputError unless the shapes of what is received fit together."""
+    require(isinstance(own, Tensor) and own.ndim == 2, "own", own, "a tensor [receivers, coordinates]")
+    fits = isinstance(messages, Sequence) or (isinstance(messages, Tensor) and messages.shape[1:] == own.shape[1:])
+    require(fits, "messages", messages, "a tensor [messages, coordinates], or a list of vectors and None")
+    count = len(messages) if lists is None else lists.at.shape[1]
+    for name, part, shape in (("expected", expected, (len(own), count)), ("weight", weight, (len(own), count))):
+        require(isinstance(part, Tensor) and part.shape == shape, name, part, "a tensor [receivers, messages]")
+    require(expected.dtype == torch.bool, "expected", f"{expected.dtype} numbers", "truth values")
+    fits = isinstance(self_weight, Tensor) and self_weight.shape == own.shape[:1]
+    require(fits, "self_weight", self_weight, "a tensor [receivers]")
 
 
 def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:

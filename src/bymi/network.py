@@ -10,11 +10,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from bymi.errors import require
 from bymi.faces import Faces, ListedFaces, Sent, Tamper, TwoFaced
 from bymi.graph import Graph
 from bymi.inbox import Inbox, fold
 from bymi.lists import Lists, Table
-from bymi.sparse import SparseGraph
+from bymi.sparse import GraphLike, SparseGraph, as_graph
 from bymi.staying import Replies
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
@@ -105,7 +106,7 @@ class _Wiring:
 
 
 class LocalNetwork:
-    """All nodes in this process: B = J = M, nothing is copied unless somebody tampers.
+    """All nodes in this process: B = J = M, nothing is copied unless somebody tampers. `graph` may be of networkx, or an array.
 
     With senders of two faces an exchange in which they may differ has their further messages as columns after the first M:
     the same ones in every round and after any pruning, each arc in exactly one of its sender's columns. If they are many, the
@@ -114,14 +115,18 @@ class LocalNetwork:
 
     def __init__(
         self,
-        graph: Graph | SparseGraph,
+        graph: GraphLike,
         tamper: Tamper | None = None,
         two_faced: TwoFaced | None = None,
         *,
         faces: Faces | ListedFaces | None = None,
         whole: Graph | SparseGraph | None = None,
     ) -> None:
-        self.graph = graph
+        graph = as_graph(graph)
+        require(tamper is None or callable(tamper), "tamper", tamper, "a function, such as Adversary.tamper, or None")
+        fits = two_faced is None or (hasattr(two_faced, "layout") and not isinstance(two_faced, type))
+        require(fits, "two_faced", two_faced, "an Adversary or None")
+        self.graph: Graph | SparseGraph = graph
         self._whole = graph if whole is None else whole
         self.arcs = self._whole.hears
         self._tamper, self._two_faced = tamper, two_faced

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
-from bymi.aggregation import BALANCE, Order, Rule
+from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule
 from bymi.detection import Detector, Watch
-from bymi.errors import require
+from bymi.errors import InputError, is_number, require, shown
+from bymi.parts import check_fields, part_by_name
 
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
@@ -31,8 +32,8 @@ class StepSize:
     schedule: Schedule = "constant"
 
     def __post_init__(self) -> None:
-        require(self.value >= 0, "step_size", self.value, "0 or above")
-        require(self.schedule in get_args(Schedule), "schedule", self.schedule, ", ".join(get_args(Schedule)))
+        require(is_number(self.value) and self.value >= 0, "step_size", self.value, "a finite number, 0 or above")
+        check_fields(self)
 
     def at(self, step: int, steps: int) -> float:
         """The step size of round `step` (from 0) out of `steps`."""
@@ -49,8 +50,9 @@ class StepSize:
 class WarmUp:
     """A rule with gradient steps. Run for all rounds of a plan, it is that rule's own algorithm.
 
+    `rule` may be a name in RULES with parameters, "ios:share=0.3", and `step_size` a number, for a constant step size.
     `cool_down`: the last part of the warm-up, as a share of its rounds, over which the step falls linearly to zero; it is zero
-    in the last three rounds. Mixing goes on, so honest nodes agree when they are compared, as asp:warm_up asks. This is our
+    in the last three rounds. Mixing goes on, so good nodes agree when they are compared, as asp:warm_up asks. This is our
     reading: the paper states the assumption and no step size. Detection at the sender's point needs it on neural networks.
     """
 
@@ -60,6 +62,9 @@ class WarmUp:
     cool_down: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", part_by_name("rule", self.rule, Rule, RULES, ALIASES))
+        object.__setattr__(self, "step_size", _step_size(self.step_size))
+        check_fields(self)
         require(self.batch >= 1, "batch", self.batch, "1 or more")
         require(0 <= self.cool_down <= 1, "cool_down", self.cool_down, "0 to 1")
 
@@ -73,7 +78,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """SGD rescaled by the tracker y of the left Perron vector.
+    """SGD rescaled by the tracker y of the left Perron vector. `step_size` may be a number, for a constant step size.
 
     `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes times a usual step size; "mean" takes
     eta / (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step, `min_weight` / m floors [y]_ii: a
@@ -91,11 +96,13 @@ class Optimisation:
     order: Order = "combine-then-adapt"
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "step_size", _step_size(self.step_size))
+        check_fields(self)
         require(self.batch >= 1, "batch", self.batch, "1 or more")
-        require(self.order in get_args(Order), "order", self.order, ", ".join(get_args(Order)))
-        require(self.convention in ("paper", "mean"), "convention", self.convention, "paper, mean")
         require(self.max_local_step > 0, "max_local_step", self.max_local_step, "above 0")
         require(0 < self.min_weight <= 1, "min_weight", self.min_weight, "above 0, up to 1")
+        rounds = self.premix_rounds
+        require(rounds is None or rounds >= 0, "premix_rounds", rounds, "0 or more, or None")
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,11 @@ class Plan:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        require(self.steps >= 1, "steps", self.steps, "1 or more")
+        require(self.warm_up_steps >= 0, "warm_up_steps", self.warm_up_steps, "0 or more")
+        require(self.identification >= 2, "identification", self.identification, "2 or more")
+        require(self.seed >= 0, "seed", self.seed, "0 or more")
         if self.detector is not None:
             allowed = f"1 to steps - 1 = {self.steps - 1}"
             require(0 < self.warm_up_steps < self.steps, "warm_up_steps", self.warm_up_steps, allowed)
@@ -138,6 +150,14 @@ class Plan:
         # judged: few rounds, with short steps.
         soon, last = self.warm_up_steps + every // 4, self.steps - max(1, every // 10)
         return sorted({*regular, *(moment for moment in (soon, last) if regular[0] < moment < self.steps)})
+
+
+def _step_size(value: object) -> StepSize:
+    """A step size as it is, or a constant one from a number."""
+    value = StepSize(float(value)) if is_number(value) else value  # type: ignore[arg-type]
+    if not isinstance(value, StepSize):
+        raise InputError(f"step_size: got {shown(value)}, allowed: a StepSize, or a finite number, 0 or above")
+    return value
 
 
 def theorem_step(nodes: int, steps: int) -> float:

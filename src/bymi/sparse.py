@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import networkx as nx
+import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.errors import GraphError
+from bymi.errors import GraphError, is_integer, shown
 from bymi.graph import NOT_MUTUAL, Core, Graph
 from bymi.lists import Lists
+
+GraphLike = Any
+"""A Graph, a SparseGraph, a networkx graph or a square array in which entry [i, j] says whether i hears j."""
 
 LISTS_FROM = 1000
 """A graph of so many nodes or more is kept as lists, if they are short."""
@@ -41,6 +46,13 @@ class SparseGraph:
     self_weight: Tensor  # [M] float64
 
     def __post_init__(self) -> None:
+        parts = (("hears", torch.bool, 2), ("weight", torch.float64, 2), ("self_weight", torch.float64, 1))
+        if not isinstance(self.lists, Lists):
+            raise GraphError(f"lists: got {shown(self.lists)}, allowed: Lists; SparseGraph.of_edges makes a graph from edges")
+        for name, dtype, dimensions in parts:
+            part, shape = getattr(self, name), self.lists.at.shape[:dimensions]
+            if not isinstance(part, Tensor) or part.dtype != dtype or part.shape != shape:
+                raise GraphError(f"{name}: got {shown(part)}, allowed: a tensor {list(shape)} of {dtype}")
         if bool((self.hears & ~self.lists.there).any()):
             raise GraphError("an arc needs a place in its receiver's list")
         if bool((self.weight[~self.hears] != 0).any()) or bool((self.weight < 0).any()):
@@ -57,12 +69,17 @@ class SparseGraph:
     @staticmethod
     def of_arcs(receivers: Tensor, senders: Tensor, size: int) -> SparseGraph:
         """Metropolis weights over arcs [E], each given once: receivers hear senders."""
+        for name, ends in (("receivers", receivers), ("senders", senders)):
+            _check_ends(name, ends, size)
         lists = Lists.of_arcs(receivers, senders, size)
         return SparseGraph(lists, lists.there, *_metropolis(lists, lists.there))
 
     @staticmethod
     def of_edges(ends: Tensor, size: int) -> SparseGraph:
         """The same over edges [E, 2] whose ends hear each other."""
+        _check_ends("ends", ends, size)
+        if ends.ndim != 2 or ends.shape[1] != 2:
+            raise GraphError(f"ends: got {shown(ends)}, allowed: edges [E, 2]")
         one, two = ends.unbind(1)
         return SparseGraph.of_arcs(torch.cat([one, two]), torch.cat([two, one]), size)
 
@@ -167,6 +184,56 @@ class SparseGraph:
         stays = closed[part]
         start = stays / torch.bincount(part, minlength=self.size)[part].to(torch.float64)
         return _settle(self.lists, weight * stays[:, None], self_weight * stays, start, classes=part)
+
+
+def as_graph(graph: GraphLike) -> Graph | SparseGraph:
+    """A graph as it is, or made from a networkx graph or an adjacency array, with Metropolis weights."""
+    if isinstance(graph, (Graph, SparseGraph)):
+        return graph
+    if isinstance(graph, nx.Graph):
+        size = graph.number_of_nodes()
+        if not size or not lists_pay(size, max(degree for _, degree in graph.degree())):
+            return Graph.from_networkx(graph)
+        places = {node: place for place, node in enumerate(graph)}
+        arcs = torch.tensor([(places[to], places[source]) for source, to in graph.edges() if source != to])
+        arcs = (arcs if graph.is_directed() else torch.cat([arcs, arcs.flip(1)])).unique(dim=0)
+        return SparseGraph.of_arcs(arcs[:, 0], arcs[:, 1], size)
+    if isinstance(graph, (np.ndarray, Tensor, list, tuple)):
+        return Graph.from_adjacency(graph)
+    raise GraphError(f"graph: got {shown(graph)}, allowed: a Graph, a SparseGraph, a networkx graph or a square array")
+
+
+def check_connected(graph: Graph | SparseGraph) -> None:
+    """Raise a GraphError unless all nodes hang together over arcs in either direction."""
+    part = _parts(graph)
+    if bool(part.any()):
+        apart = f"{graph.size} nodes in {len(part.unique())} parts without an arc between them"
+        raise GraphError(f"graph: got {apart}, allowed: a connected graph")
+
+
+def _parts(graph: Graph | SparseGraph) -> Tensor:
+    """The connected part of each node [M], arcs taken in either direction, by the smallest node in it."""
+    receivers, places = graph.hears.nonzero(as_tuple=True)
+    senders = places if graph.lists is None else graph.lists.at[receivers, places]
+    label = torch.arange(graph.size, device=receivers.device)
+    while True:  # the smallest number that each node, and each label, is joined with; then labels of labels
+        least = torch.minimum(label[receivers], label[senders])
+        ends = torch.cat([receivers, senders, label[receivers], label[senders]])
+        lower = label.scatter_reduce(0, ends, least.repeat(4), "amin")
+        lower = lower[lower]
+        if torch.equal(lower, label):
+            return label
+        label = lower
+
+
+def _check_ends(name: str, ends: object, size: int) -> None:
+    """Numbers of nodes, of which there are `size`."""
+    if not is_integer(size) or size < 1:
+        raise GraphError(f"size: got {shown(size)}, allowed: an integer, 1 or more")
+    if not isinstance(ends, Tensor) or ends.dtype != torch.int64:
+        raise GraphError(f"{name}: got {shown(ends)}, allowed: a tensor of torch.int64")
+    if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < size:
+        raise GraphError(f"{name}: got node numbers {int(ends.min())} to {int(ends.max())}, allowed: 0 to {size - 1}")
 
 
 def _metropolis(lists: Lists, hears: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bymi.errors import is_integer, require
+
 
 def _signed(value: int) -> int:
     """The int64 with the same bits as an unsigned 64-bit value: torch multiplies int64 modulo 2^64."""
@@ -54,6 +56,12 @@ class Stream:
     """An endless sequence of numbers per key. A scalar key draws [*shape]; keys [B] draw [B, *shape]."""
 
     source: Tensor | Callable[[], Tensor]
+
+    def __post_init__(self) -> None:
+        fits = callable(self.source) or (isinstance(self.source, Tensor) and self.source.dtype == torch.int64)
+        require(
+            fits, "source", self.source, "keys as a tensor of torch.int64, or a function that makes them; `stream` opens one"
+        )
 
     @cached_property
     def keys(self) -> Tensor:
@@ -112,6 +120,11 @@ def stream(
     >>> torch.equal(stream(0, "batch", node=torch.tensor([3, 7])).bits(4)[1], stream(0, "batch", node=7).bits(4))
     True
     """
+    require(is_integer(seed), "seed", seed, "an integer")
+    require(isinstance(purpose, str), "purpose", purpose, "a string")
+    for name, number in (("node", node), ("step", step)):
+        whole = is_integer(number) or (isinstance(number, Tensor) and not number.is_floating_point())
+        require(number is None or whole, name, number, "an integer, a tensor of integers, or None")
 
     def find() -> Tensor:
         digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()

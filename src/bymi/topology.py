@@ -5,21 +5,23 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 
 import networkx as nx
 import torch
 from torch import Tensor
 
-from bymi.errors import GraphError, require
+from bymi.errors import GraphError, is_integer, require
 from bymi.graph import Graph, read_edges
 from bymi.lists import Lists
+from bymi.parts import Checked
 from bymi.sparse import SparseGraph, connected, lists_pay
 from bymi.streams import Stream, stream
 
 _DRAWS = 1000
 
 
-class Topology(ABC):
+class Topology(Checked, ABC):
     """A recipe for a graph of a given size."""
 
     @abstractmethod
@@ -37,9 +39,11 @@ class ErdosRenyi(Topology):
     p: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.p <= 1, "p", self.p, "0 < p <= 1")
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+        _check_draw(nodes, seed, must_connect)
         part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
         # The longest list is not known yet: half as long again as the usual one.
         if lists_pay(nodes, math.ceil(1.5 * self.p * nodes)):
@@ -71,9 +75,11 @@ class Regular(Topology):
     degree: int = 20
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.degree >= 2, "degree", self.degree, "2 or more")
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+        _check_draw(nodes, seed, must_connect)
         fits = self.degree < nodes and self.degree * nodes % 2 == 0
         require(fits, "degree", self.degree, f"below the number of nodes, {nodes}, and an even number of arcs in all")
         part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
@@ -95,6 +101,7 @@ class Ring(Topology):
     """Each node hears its two neighbours on a circle."""
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+        _check_draw(nodes, seed, must_connect)
         require(nodes >= 3, "nodes", nodes, "3 or more on a ring")
         if lists_pay(nodes, 2):
             here = torch.arange(nodes)
@@ -107,6 +114,7 @@ class Complete(Topology):
     """Everybody hears everybody."""
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+        _check_draw(nodes, seed, must_connect)
         require(nodes >= 2, "nodes", nodes, "2 or more")
         return Graph.from_networkx(nx.complete_graph(nodes))
 
@@ -118,7 +126,13 @@ class EdgeFile(Topology):
     path: str
     directed: bool = False
 
+    def __post_init__(self) -> None:
+        if isinstance(self.path, Path):
+            object.__setattr__(self, "path", str(self.path))
+        super().__post_init__()
+
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+        _check_draw(nodes, seed, must_connect)
         arcs, size = read_edges(self.path, directed=self.directed)
         require(size == nodes, "nodes", nodes, f"{size}, the number of nodes in {self.path}")
         both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
@@ -137,6 +151,14 @@ TOPOLOGIES: dict[str, type[Topology]] = {
 }
 
 ALIASES: dict[str, str] = {"er": "erdos-renyi"}
+
+
+def _check_draw(nodes: int, seed: int, must_connect: Tensor | None) -> None:
+    require(is_integer(nodes) and nodes >= 1, "nodes", nodes, "an integer, 1 or more")
+    require(is_integer(seed), "seed", seed, "an integer")
+    if must_connect is not None:
+        mask = isinstance(must_connect, Tensor) and must_connect.dtype == torch.bool and must_connect.shape == (nodes,)
+        require(mask, "must_connect", must_connect, f"a mask [{nodes}] of torch.bool, or None")
 
 
 def _connected(hears: Tensor) -> bool:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from bymi.errors import require
 
 _COLUMNS = 1024  # coordinates converted to float64 at a time: bounds the copies that `inner` makes, and fits a core's cache
 _COLUMNS_AT_ONCE = 1 << 16  # the same elsewhere: few large kernels
@@ -222,3 +225,17 @@ def gather_members(member: Tensor) -> tuple[Tensor, Tensor]:
     size = int(member.sum(1).max()) if member.numel() else 0
     index = torch.argsort(~member, dim=1, stable=True)[:, :size]
     return index, torch.gather(member, 1, index)
+
+
+def check_tensor(name: str, value: Any, shape: tuple[int | None, ...]) -> None:
+    """Raise an InputError unless it is a tensor of finite floating-point numbers of a shape; None is any size above 0."""
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    fits = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == len(shape)
+    fits = fits and all(size > 0 if wanted is None else size == wanted for size, wanted in zip(value.shape, shape, strict=True))
+    require(fits, name, value, f"a floating-point tensor [{sizes}]")
+    require(all_finite(value), name, "NaN or infinite numbers", "finite numbers")
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether all numbers are finite. A finite sum has finite terms, and is much sooner found."""
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

@@ -28,6 +28,7 @@ class BALANCE(WeightedRule):
     absolute: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.gamma > 0, "gamma", self.gamma, "above 0")
         require(self.kappa >= 0, "kappa", self.kappa, "0 or above")
         require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "0 to 1")

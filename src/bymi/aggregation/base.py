@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bymi.inbox import Inbox, Mixture, Round
+from bymi.parts import Checked
 from bymi.staying import StayingInbox
 from bymi.vectors import Rows, gather_members
 
@@ -25,7 +26,7 @@ _TOGETHER = 512  # receivers whose neighbourhoods are looked at together: their 
 _ENTRIES = 1 << 23  # numbers in the largest temporary of a batched rule: 64 MB in float64
 
 
-class Rule(ABC):
+class Rule(Checked, ABC):
     """A map from what was heard to a new vector for each receiver [B, D].
 
     `order` says whether nodes take their gradient step before they exchange (adapt-then-combine) or subtract it after.

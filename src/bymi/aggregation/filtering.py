@@ -36,6 +36,7 @@ class Filtering(SetRule):
     about: Literal["mean", "median"] = "mean"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.share < 0.5, "share", self.share, "0 <= share < 0.5")
         require(self.about in ("mean", "median"), "about", self.about, "mean, median")
 

@@ -28,6 +28,7 @@ class GeometricMedian(SetRule):
     tolerance: float = 1e-12
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.smoothing > 0, "smoothing", self.smoothing, "above 0")
         require(self.iterations >= 1, "iterations", self.iterations, "1 or more")
 

@@ -26,6 +26,7 @@ class IOS(WeightedRule):
     share: float = 0.35
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:

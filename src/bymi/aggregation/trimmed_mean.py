@@ -21,6 +21,7 @@ class TrMean(CoordinateRule):
     share: float = 0.35
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.share < 0.5, "share", self.share, "0 <= share < 0.5")
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:

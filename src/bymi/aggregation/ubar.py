@@ -31,6 +31,7 @@ class UBAR(WeightedRule):
     self_weight: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
         require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "0 to 1")
 

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import Moment, PerReceiver, VectorAttack, all_finite, is_finite_row
+from bymi.attacks.base import Moment, PerReceiver, VectorAttack, is_finite_row
+from bymi.attacks.data import DataAttack
 from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
 from bymi.attacks.message import MessageAttack
-from bymi.attacks.options import Attack, Mixing, Pruning, Shown, check_options
+from bymi.attacks.options import Mixing, Pruning, Shown, check_options
+from bymi.attacks.table import ALIASES, ATTACKS
 from bymi.attacks.tailor import tailor_by_lists, tailor_by_matrices
-from bymi.errors import require
+from bymi.errors import InputError, require, shown
 from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
 from bymi.inbox import Inbox
+from bymi.parts import check_fields, part_by_name
 from bymi.sparse import SparseGraph
 from bymi.streams import Stream, stream
+from bymi.vectors import all_finite
 
+OnVectors = VectorAttack | PerReceiver | MessageAttack
 Sent = Mapping[int, Tensor | None] | Tensor
 
 
@@ -29,8 +35,11 @@ Sent = Mapping[int, Tensor | None] | Tensor
 class Adversary:
     """Serves as the `forge` of the algorithm and, through `tamper` and `show`, as the wire of its nodes.
 
-    `mixing`: what its nodes keep after a round: the plain average of what they heard, their own vector, or the rule's
-    output like everybody. `pruning`: which in-arcs they cut: none, all, or those the detector flagged.
+    `members`: a tensor, array or list of truth values, one per node. `attack`: an attack on vectors or messages, or its name in
+    ATTACKS with parameters as in "ipm:a=2.0"; None for nodes that attack by the options below or by their data alone (an attack
+    on data is applied to the samples before a run, not here). `mixing`: what its nodes keep after a round: the plain average of
+    what they heard, their own vector, or the rule's output like everybody. `pruning`: which in-arcs they cut: none, all, or
+    those the detector flagged.
     `level`: where the attack acts, by default where it belongs. `start`: its nodes follow the protocol before that round;
     with `period` they attack in the first half of every so many rounds from then on. `faces` "two": the attack is shown to
     a random half of the honest nodes, the others see true vectors; as a training gradient is shown to nobody, such nodes
@@ -38,7 +47,7 @@ class Adversary:
     """
 
     members: Tensor  # [M] bool
-    attack: Attack | None
+    attack: OnVectors | str | None
     mixing: Mixing = "plain"
     pruning: Pruning = "none"
     seed: int = 0
@@ -48,9 +57,12 @@ class Adversary:
     faces: Shown = "one"
 
     def __post_init__(self) -> None:
-        require(self.mixing in get_args(Mixing), "mixing", self.mixing, ", ".join(get_args(Mixing)))
-        require(self.pruning in get_args(Pruning), "pruning", self.pruning, ", ".join(get_args(Pruning)))
-        check_options(self.attack, self.level, self.start, self.period, self.faces)
+        sent = {name: entry for name, entry in ATTACKS.items() if not issubclass(entry, DataAttack)}
+        attack: OnVectors | None = part_by_name("attack", self.attack, OnVectors | None, sent, ALIASES)
+        object.__setattr__(self, "members", _mask(self.members))
+        object.__setattr__(self, "attack", attack)
+        check_options(attack, self.level, self.start, self.period, self.faces)
+        check_fields(self)
 
     def started(self, step: int | None) -> bool:
         """Whether its nodes have left the protocol; None stands for a moment after that."""
@@ -298,3 +310,14 @@ class Adversary:
 
         weights: tuple[Tensor, Tensor] = self._recall("weights of others", graph, make)
         return weights
+
+
+def _mask(members: Any) -> Tensor:
+    """Truth values, one per node, as a tensor [M] bool."""
+    allowed = "a mask [nodes] of truth values"
+    try:
+        mask = members if isinstance(members, Tensor) else torch.as_tensor(np.asarray(members))
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"members: got {shown(members)}, allowed: {allowed}") from None
+    require(mask.ndim == 1 and len(mask) > 0 and mask.dtype == torch.bool, "members", members, allowed)
+    return mask

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi.attacks.levels import Level, Part
+from bymi.parts import Checked
 from bymi.streams import Stream, stream
 
 
@@ -35,7 +36,7 @@ class Moment:
         return (torch.cumsum(self.members, 0) - 1)[self.own]
 
 
-class VectorAttack(ABC):
+class VectorAttack(Checked, ABC):
     """Omniscient: sees every honest vector of the round [h, D] and what its own nodes would send [b, D].
 
     `shared` is one stream a run, common to all attackers; `fresh` has one key an attacker, new each round and each half.
@@ -70,7 +71,7 @@ class Plot(VectorAttack):
         )
 
 
-class PerReceiver(ABC):
+class PerReceiver(Checked, ABC):
     """Tells every honest receiver something else, and all attackers around one receiver tell it the same."""
 
     level: ClassVar[Level] = "message"
@@ -112,8 +113,3 @@ def directions(source: Stream, count: int, dim: int, like: Tensor) -> Tensor:
 def is_finite_row(vectors: Tensor) -> Tensor:
     """Which rows hold numbers only [R]: an attacker does not learn from honest nodes that have diverged."""
     return torch.isfinite(vectors).all(1)
-
-
-def all_finite(vectors: Tensor) -> bool:
-    """Whether that is every row. A finite sum has finite terms, and is much sooner found."""
-    return bool(torch.isfinite(vectors.sum())) or bool(is_finite_row(vectors).all())

@@ -26,6 +26,7 @@ class Shift(VectorAttack):
     size: float = 0.7
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.size >= 0, "size", self.size, "0 or above")
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
@@ -50,6 +51,7 @@ class Steer(VectorAttack):
     size: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.size >= 0, "size", self.size, "0 or above")
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
@@ -67,6 +69,7 @@ class Victim(Plot):
     size: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.size >= 0, "size", self.size, "0 or above")
 
     def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: Moment) -> Tensor:

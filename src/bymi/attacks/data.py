@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from bymi.errors import InputError, require
+from bymi.parts import Checked
 from bymi.problems import LinearShard, Shards
 from bymi.streams import Stream
 
 
-class DataAttack(ABC):
+class DataAttack(Checked, ABC):
     """Rewrites the samples of the nodes under attack: data of one `kind` in, data of that kind out.
 
     `shared` is one stream a run, common to all of these nodes; `fresh` has one key a node.
@@ -42,6 +43,7 @@ class ParameterAttack(DataAttack):
     mu: float = 5.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.share <= 1, "share", self.share, "0 to 1")
 
     def __call__(self, shard: LinearShard, shared: Stream, fresh: Stream) -> LinearShard:
@@ -88,6 +90,7 @@ class OutOfDistribution(DataAttack):
     push: float = 20.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.scale >= 0, "scale", self.scale, "0 or above")
 
     def __call__(self, shard: Shards, shared: Stream, fresh: Stream) -> Shards:
@@ -106,6 +109,7 @@ class LabelFlip(DataAttack):
     classes: int = 10
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.classes >= 2, "classes", self.classes, "2 or more")
 
     def __call__(self, shard: Shards, shared: Stream, fresh: Stream) -> Shards:

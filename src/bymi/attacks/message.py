@@ -9,8 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from bymi.parts import Checked
 
-class MessageAttack(ABC):
+
+class MessageAttack(Checked, ABC):
     """What an attacker that holds `vector` [D] puts on the wire, under every topic; None is silence.
 
     `stacks`: those of several attackers may be handed over as one stack [b, D].

@@ -8,7 +8,7 @@ from bymi.attacks.base import PerReceiver, VectorAttack
 from bymi.attacks.data import DataAttack
 from bymi.attacks.levels import PARTS, Level
 from bymi.attacks.message import MessageAttack
-from bymi.errors import require
+from bymi.errors import is_integer, require
 
 Attack = DataAttack | VectorAttack | PerReceiver | MessageAttack
 Mixing = Literal["plain", "none", "rule"]
@@ -18,10 +18,10 @@ Shown = Literal["one", "two"]
 
 def check_options(attack: Attack | None, level: Level | None, start: int, period: int | None, faces: Shown) -> None:
     """An InputError, in the words of a spec, unless the attack can be used like that."""
-    require(level is None or level in PARTS, "byzantine_level", level, ", ".join(PARTS))
-    require(start >= 0, "byzantine_start", start, "0 or more")
-    require(period is None or period >= 2, "byzantine_period", period, "2 or more")
-    require(faces in get_args(Shown), "byzantine_faces", faces, ", ".join(get_args(Shown)))
+    require(level is None or (isinstance(level, str) and level in PARTS), "byzantine_level", level, ", ".join(PARTS))
+    require(is_integer(start) and start >= 0, "byzantine_start", start, "an integer, 0 or more")
+    require(period is None or (is_integer(period) and period >= 2), "byzantine_period", period, "an integer, 2 or more")
+    require(isinstance(faces, str) and faces in get_args(Shown), "byzantine_faces", faces, ", ".join(get_args(Shown)))
     if isinstance(attack, DataAttack):
         only = "with attacks on vectors or messages, not on data, which are rewritten before the run"
         require(level is None, "byzantine_level", level, only)

@@ -28,6 +28,7 @@ class NegativeInjection(Plot):
     body: float = 3.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 <= self.injectors <= 1, "injectors", self.injectors, "0 to 1")
         require(self.strength >= 0, "strength", self.strength, "0 or above")
         require(self.body >= 0, "body", self.body, "0 or above")
@@ -54,6 +55,7 @@ class Decorrelated(Plot):
     body: float = 3.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.strength >= 0, "strength", self.strength, "0 or above")
         require(self.body >= 0, "body", self.body, "0 or above")
 
@@ -75,6 +77,7 @@ class Decoy(Plot):
     body: float = 3.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.size >= 0, "size", self.size, "0 or above")
         require(self.body >= 0, "body", self.body, "0 or above")
 

@@ -35,6 +35,7 @@ class Poison(VectorAttack, PerReceiver):
     z: float = 1.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.how in get_args(_How), "how", self.how, ", ".join(get_args(_How)))
         require(self.size >= 0, "size", self.size, "0 or above")
         require(self.factor >= 0, "factor", self.factor, "0 or above")
@@ -71,6 +72,7 @@ class Dissensus(PerReceiver):
     eps: float = 1.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.eps >= 0, "eps", self.eps, "0 or above")
 
     def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:

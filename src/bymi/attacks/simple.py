@@ -56,6 +56,7 @@ class Gaussian(VectorAttack):
     sigma: float = 30.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.sigma >= 0, "sigma", self.sigma, "0 or above")
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:

@@ -49,6 +49,7 @@ class MinMax(VectorAttack):
     largest: float = 50.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.largest > 0, "largest", self.largest, "above 0")
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import PerReceiver, all_finite, is_finite_row
+from bymi.attacks.base import PerReceiver, is_finite_row
 from bymi.sparse import SparseGraph
 from bymi.streams import Stream
+from bymi.vectors import all_finite
 
 _RECEIVERS = 256  # for whom messages are made at a time
 

@@ -28,6 +28,7 @@ class TrackerPoison(Plot):
     size: float = 1000.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.kind in get_args(_Kind), "kind", self.kind, ", ".join(get_args(_Kind)))
 
     def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: Moment) -> Tensor:

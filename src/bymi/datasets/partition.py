@@ -13,10 +13,11 @@ from torch import Tensor
 
 from bymi.datasets.deal import apportion, deal
 from bymi.errors import require
+from bymi.parts import Checked
 from bymi.streams import stream
 
 
-class Partition(ABC):
+class Partition(Checked, ABC):
     """A recipe that gives each node equally many samples, and no sample to two nodes."""
 
     def split(self, labels: Tensor, nodes: int, *, samples: int | None = None, seed: int) -> Tensor:
@@ -69,6 +70,7 @@ class Dirichlet(Partition):
     dirichlet_alpha: float = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         allowed = "a finite number above 0"
         require(0 < self.dirichlet_alpha < math.inf, "dirichlet_alpha", self.dirichlet_alpha, allowed)
 
@@ -105,6 +107,7 @@ class LabelShards(Partition):
     shards: int = 2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.shards >= 1, "shards", self.shards, "1 or more")
 
     def _size(self, total: int, nodes: int) -> int:

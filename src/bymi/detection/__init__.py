@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bymi.aggregation import Filtering, GeometricMedian, Mean, Median, TrMean
 from bymi.detection.asked import identify_asked
 from bymi.detection.claims import Answers, Claims, Minutes
 from bymi.detection.identify import Detector, Verdict, identify, identify_neighbours
@@ -11,20 +10,11 @@ from bymi.detection.products import Centre
 from bymi.detection.reasons import REASONS
 from bymi.detection.record import Record
 from bymi.detection.scale import Identity, Principal, Scale
+from bymi.detection.tables import CENTRES, SCALES
 from bymi.detection.threshold import threshold
 from bymi.detection.trail import Trail
 from bymi.detection.tribunal import sit
 from bymi.detection.watch import Watch
-
-CENTRES: dict[str, type[Centre]] = {
-    "filtering": Filtering,
-    "geometric-median": GeometricMedian,
-    "mean": Mean,
-    "median": Median,
-    "trimmed-mean": TrMean,
-}
-
-SCALES: dict[str, type[Scale]] = {"identity": Identity, "pca": Principal}
 
 __all__ = [
     "CENTRES",

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation import Filtering, SetRule
+from bymi.aggregation import ALIASES, Filtering, SetRule
 from bymi.aggregation.base import sets
 from bymi.detection.panel import Panel
 from bymi.detection.products import Centre, multiply, multiply_sets
 from bymi.detection.reasons import REASONS
 from bymi.detection.scale import Identity, Scale
+from bymi.detection.tables import CENTRES, SCALES
 from bymi.detection.threshold import threshold
-from bymi.errors import InputError, require
+from bymi.errors import InputError, is_integer, require
 from bymi.hearing import OVERFLOW
 from bymi.inbox import Inbox
+from bymi.parts import check_fields, part_by_name
 from bymi.vectors import Rows, norms
 
 Point = Literal["sender", "receiver"]
@@ -29,6 +31,7 @@ Pruning = Literal["directed", "mutual"]
 class Detector:
     """How to judge: level of the false discovery rate, offset of the threshold, robust mean and Omega.
 
+    `centre` and `scale` may be names in CENTRES and SCALES with parameters: "trimmed-mean:share=0.2", "pca".
     `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
     still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
     `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
@@ -52,12 +55,14 @@ class Detector:
     exile: float | None = 0.5
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "centre", part_by_name("centre", self.centre, Centre, CENTRES, ALIASES))
+        object.__setattr__(self, "scale", part_by_name("scale", self.scale, Scale, SCALES, {}))
+        check_fields(self)
         require(0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
         require(self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
-        require(self.point in get_args(Point), "point", self.point, ", ".join(get_args(Point)))
+        require(isinstance(self.sample, str) or self.sample >= 2, "sample", self.sample, "2 or more, identification, all")
         if self.cross_fit:
             require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")
-        require(self.pruning in get_args(Pruning), "pruning", self.pruning, ", ".join(get_args(Pruning)))
         require(self.exile is None or 0 < self.exile <= 1, "exile", self.exile, "above 0, up to 1, or none")
         if self.panel is None:
             require(not self.probe, "probe", self.probe, "with a panel only")
@@ -118,13 +123,14 @@ def identify(
     if halves[0].shape != halves[1].shape:
         raise InputError(f"first and second must have one shape, got {list(halves[0].shape)} and {list(halves[1].shape)}")
     count = len(halves[0])
-    if own is not None and not 0 <= own < count:
-        raise InputError(f"own: got {own}, must be a row number from 0 to {count - 1}")
+    if own is not None and not (is_integer(own) and 0 <= own < count):
+        raise InputError(f"own: got {own!r}, must be a row number from 0 to {count - 1}")
     member = torch.ones(1, count, dtype=torch.bool, device=halves[0].device)
     judged = member.clone()
     if own is not None:
         judged[0, own] = False
-    detector = Detector(fdr_level, offset, centre or Filtering(), scale or Identity(), cross_fit=cross_fit)
+    parts = Filtering() if centre is None else centre, Identity() if scale is None else scale
+    detector = Detector(fdr_level, offset, *parts, cross_fit=cross_fit)
     scores, limit, flagged = _judge(Rows(halves[0]), Rows(halves[1]), member, judged, detector)
     return Verdict(scores[0], limit[0], flagged[0], flagged[0].to(torch.int8))
 

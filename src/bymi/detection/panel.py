@@ -17,6 +17,7 @@ from bymi.detection.reasons import reason
 from bymi.detection.rejects import absurd, duplicates
 from bymi.detection.threshold import threshold
 from bymi.errors import require
+from bymi.parts import Checked
 
 _MANY = 60  # neighbours from which on bounds hold as they are
 _SEVERE = 3.0  # times the bound of a strong score: no good node's bad luck
@@ -24,7 +25,7 @@ _EDGE = 1.2  # where the directional test looks for a stretched cloud without th
 
 
 @dataclass(frozen=True)
-class Panel:
+class Panel(Checked):
     """Bounds of the tests; None switches a test off. docs/hardened.md explains the order, ADR 0010 the numbers.
 
     `absurd`: halves so many times longer than usual. `duplicate`: closer to another than this part of the usual distance.
@@ -50,6 +51,7 @@ class Panel:
     widen: float = 10.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("absurd", "duplicate", "high", "low", "alike", "strong", "weak", "direction", "joint", "guard"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "above 0, or none to switch it off")

@@ -11,11 +11,12 @@ from torch import Tensor
 from bymi.aggregation.base import batches
 from bymi.detection.products import Products
 from bymi.errors import require
+from bymi.parts import Checked
 
 _SMALLEST = 1e-10  # eigenvalues below this part of the largest are rounding, not directions
 
 
-class Scale(ABC):
+class Scale(Checked, ABC):
     """Turns inner products of the halves into scores. May look at first halves only, or the scores lose their symmetry."""
 
     @abstractmethod
@@ -43,6 +44,7 @@ class Principal(Scale):
     variance: float = 0.95
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(0 < self.variance <= 1, "variance", self.variance, "0 < variance <= 1")
 
     def scores(self, products: Products, member: Tensor) -> Tensor:

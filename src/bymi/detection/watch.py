@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bymi.errors import require
+from bymi.parts import Checked
 
 
 @dataclass(frozen=True)
-class Watch:
+class Watch(Checked):
     """Bounds of the tests on deeds; None switches one off.
 
     `every`: rounds between detections, with one more a quarter of that after the first and one a tenth of it before the end;
@@ -29,6 +30,7 @@ class Watch:
     retreat: float | None = 0.05
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("every", "fuse", "drift", "deed"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "above 0, or none to switch it off")

@@ -18,6 +18,7 @@ from bymi.engine.group import Group
 from bymi.engine.inquiry import Inquiry, own_or_sent
 from bymi.engine.layout import Layout
 from bymi.engine.placement import place
+from bymi.engine.simulate import check_adversary
 from bymi.engine.striped import StripedInbox
 from bymi.engine.wires import Wires
 from bymi.graph import Graph
@@ -25,7 +26,7 @@ from bymi.inbox import Inbox
 from bymi.network import Answer, Say
 from bymi.plan import Plan
 from bymi.problems import Problem
-from bymi.sparse import SparseGraph
+from bymi.sparse import SparseGraph, check_connected
 from bymi.state import Snapshot, State
 from bymi.staying import Replies
 
@@ -205,6 +206,8 @@ class Spread:
         layout: Layout | None = None,
     ) -> None:
         """`layout` says who holds which; without one there are so many `shards`, and a shard or more for every rank."""
+        check_adversary(adversary, graph.size)
+        check_connected(graph)
         group = group or Group()
         layout = _layout(graph, shards, group) if layout is None else layout
         self.shards = len(layout.shards)

@@ -10,9 +10,12 @@ from typing import Literal, get_args
 import torch
 
 from bymi.errors import InputError, require
+from bymi.parts import check_fields
 from bymi.problems.gradients import Path as GradientPath
 
 Device = Literal["auto", "cpu", "cuda"]
+
+KeepModels = Literal["mean", "all", "none"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,9 @@ class Host:
     """`device` "auto": a GPU for models that gain from one, if there is one. `threads`: nodes computed at a time on a CPU.
 
     `gradients`: how those of all nodes are computed (see bymi.problems.gradients). `data`: folder of the data sets.
-    `checkpoint_every`: rounds between two checkpoints; None: about every 30 seconds; 0: never.
+    `checkpoint_every`: rounds between two checkpoints; None: about every 30 seconds; 0: never. `keep_models`: which trained
+    models a run folder keeps: the mean over the core and one honest node's ("mean"), each node's too ("all"), or "none".
+    `again`: run from the first round even if there is a complete folder or a checkpoint; the old folder is replaced at the end.
     """
 
     device: str = "auto"
@@ -28,11 +33,17 @@ class Host:
     threads: int | None = None
     data: Path | None = None
     checkpoint_every: int | None = None
+    keep_models: KeepModels = "mean"
+    again: bool = False
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", Path(self.data))
+        check_fields(self)
         require(self.device in get_args(Device), "device", self.device, ", ".join(get_args(Device)))
         ways = get_args(GradientPath)
         require(self.gradients in ways, "gradients", self.gradients, ", ".join(ways))
+        require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more, or None")
         every = self.checkpoint_every
         require(every is None or every >= 0, "checkpoint_every", every, "0 or more")
         if self.device == "cuda" and not torch.cuda.is_available():

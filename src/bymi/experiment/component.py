@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema
 
 from bymi.errors import InputError
-from bymi.runs.shorthand import read_shorthand
+from bymi.parts import read_shorthand
 
 
 class Part(BaseModel):

@@ -12,7 +12,7 @@ from bymi.errors import InputError
 from bymi.experiment.profiles import over
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, read_spec
-from bymi.runs.shorthand import read_shorthand, read_value
+from bymi.parts import read_shorthand, read_value
 
 
 def load(source: str | None, overrides: Iterable[str] = (), seed: int | None = None) -> Spec:

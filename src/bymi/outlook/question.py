@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bymi.detection import Panel
 from bymi.errors import require
+from bymi.parts import check_fields
 
 _MOST_NODES = 100_000
 
@@ -27,6 +28,7 @@ class Question:
     fdr_level: float = 0.2
 
     def __post_init__(self) -> None:
+        check_fields(self)
         require(2 <= self.nodes <= _MOST_NODES, "nodes", self.nodes, f"2 to {_MOST_NODES}")
         require(1 <= self.degree < self.nodes, "degree", self.degree, f"1 to nodes - 1 = {self.nodes - 1}")
         require(0 <= self.ratio < 0.5, "ratio", self.ratio, "0 <= ratio < 0.5")

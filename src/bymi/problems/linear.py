@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.problems.places import places_of
+from bymi.errors import is_integer, require
+from bymi.problems.places import check_numbers, places_of
 from bymi.streams import stream
+from bymi.vectors import check_tensor
 
 _MANY, _AT_ONCE = 1000, 128  # nodes from which on samples are copied for so many of them at a time: they fit a CPU's cache
 _SMALL = 400  # numbers in a node's mini-batch
@@ -38,6 +40,19 @@ class LinearProblem:
     parameter: Tensor  # [d], the truth
     start: Tensor  # [d]
     numbers: Tensor | None = None  # [M]; None: 0, 1, 2, ...
+
+    def __post_init__(self) -> None:
+        check_tensor("rows", self.rows, (None, None, None))
+        require(self.dim >= 1, "rows", self.rows, "[nodes, samples, d + 1] with d of 1 or more")
+        check_tensor("parameter", self.parameter, (self.dim,))
+        check_tensor("start", self.start, (self.dim,))
+        if self.numbers is not None:
+            check_numbers("numbers", self.numbers, len(self.rows))
+
+    @property
+    def node_numbers(self) -> Tensor:
+        """The nodes whose samples it has [M]."""
+        return torch.arange(len(self.rows), device=self.rows.device) if self.numbers is None else self.numbers
 
     @property
     def features(self) -> Tensor:
@@ -197,11 +212,18 @@ def draw_samples(rows: Tensor, nodes: Tensor, *, seed: int) -> LinearShard:
 
 def linear_shard(nodes: Tensor, *, dim: int, samples: int, seed: int) -> LinearShard:
     """Clean samples of the given nodes: each node's depend on the seed and its number alone."""
+    check_numbers("nodes", nodes)
+    require(is_integer(dim) and dim >= 1, "dim", dim, "an integer, 1 or more")
+    require(is_integer(samples) and samples >= 1, "samples", samples, "an integer, 1 or more")
     return draw_samples(torch.empty(len(nodes), samples, dim + 1, dtype=torch.float64), nodes, seed=seed)
 
 
 def linear_problem(shard: LinearShard, *, seed: int) -> LinearProblem:
     """The problem on given shards of nodes 0..M-1, all starting from one common random point N(0, I)."""
+    require(isinstance(shard, LinearShard), "shard", shard, "a LinearShard")
+    check_tensor("features", shard.features, (None, None, None))
+    check_tensor("targets", shard.targets, tuple(shard.features.shape[:2]))
+    check_tensor("parameter", shard.parameter, (shard.features.shape[2],))
     rows = torch.cat([shard.features, shard.targets[:, :, None]], dim=2)
     return LinearProblem(rows, shard.parameter, linear_start(len(shard.parameter), seed=seed))
 

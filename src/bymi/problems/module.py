@@ -10,12 +10,12 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from bymi.errors import InputError, require
+from bymi.errors import InputError, is_integer, require
 from bymi.problems.gradients import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.layout import Layout
-from bymi.problems.places import places_of
+from bymi.problems.places import check_numbers, places_of
 from bymi.problems.stacked import Stacked
-from bymi.vectors import gather_members
+from bymi.vectors import all_finite, check_tensor, gather_members
 
 _POOLED = 2048  # samples in one pass over pooled data
 
@@ -47,7 +47,12 @@ class ModuleProblem:
         gradients: Path = "auto",
         threads: int | None = None,
     ) -> None:
-        require(gradients in get_args(Path), "gradients", gradients, ", ".join(get_args(Path)))
+        ways = get_args(Path)
+        require(isinstance(gradients, str) and gradients in ways, "gradients", gradients, ", ".join(ways))
+        require(threads is None or (is_integer(threads) and threads >= 1), "threads", threads, "an integer, 1 or more, or None")
+        require(isinstance(model, nn.Module), "model", model, "an instance of torch.nn.Module")
+        require(callable(loss) and not isinstance(loss, type), "loss", loss, "a function (outputs, targets) -> mean loss")
+        shards = _check_shards(shards)
         if shards.inputs.ndim < 2 or shards.targets.ndim < 2:
             shapes = f"{list(shards.inputs.shape)} and {list(shards.targets.shape)}"
             raise InputError(f"shards: got inputs and targets of shapes {shapes}, allowed: [nodes, samples, ...] each")
@@ -59,16 +64,18 @@ class ModuleProblem:
             raise InputError(f"gradients: got 'captured' on {device.type}, allowed: a CUDA device only")
         if gradients == "stacked" and not Stacked.fits(model):
             raise InputError("gradients: got 'stacked', allowed for a Sequential of layers that it knows; take loop or batched")
-        self._together = _refuse_state(model, shards.inputs[0, :2].to("cpu"))
+        self._together = _refuse_state(model, loss, shards)
         self._models = Models(copy.deepcopy(model).to(device).requires_grad_(False), loss)
         dtype = next(model.parameters()).dtype
         own = Layout.of(model).join(dict(model.named_parameters()))
+        if start is not None:
+            check_tensor("start", start, (self.dim,))
         self._start = (own if start is None else start).detach().to(device, dtype)
-        require(self._start.shape == (self.dim,), "start", list(self._start.shape), f"[{self.dim}], one value a parameter")
         self._inputs, self._targets = shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)
         self._samples = samples
         if numbers is not None:
-            require(numbers.shape == (nodes,), "numbers", list(numbers.shape), f"[{nodes}], one a node")
+            check_numbers("numbers", numbers, nodes)
+        self.node_numbers = torch.arange(nodes, device=device) if numbers is None else numbers
         self._places = None if numbers is None else places_of(numbers.to(device))
         self._loop = Loop(self._models, threads or torch.get_num_threads())
         self._batched = Batched(self._models, products=device.type == "cuda")
@@ -86,6 +93,15 @@ class ModuleProblem:
     def way(self) -> str:
         """How gradients are computed: loop, stacked, batched or captured."""
         return type(self._ways[0]).__name__.lower()
+
+    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
+        """Parameters theta [..., D] as a state dict of the model, each [..., *shape]; its buffers are repeated alike."""
+        model, values = self._models.model, self._models.layout.split(theta)
+        first = {id(value): name for name, value in model.named_parameters()}
+        for name, value in model.named_parameters(remove_duplicate=False):  # a parameter may have several names
+            values[name] = values[first[id(value)]]
+        state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+        return {name: values.get(name, value.expand(*theta.shape[:-1], *value.shape)) for name, value in state.items()}
 
     def initial(self, nodes: Tensor) -> Tensor:
         return self._start.expand(len(nodes), -1).clone()
@@ -196,11 +212,23 @@ class ModuleProblem:
         self._loop.spread(work, len(vectors))
 
 
-def _refuse_state(model: nn.Module, inputs: Tensor) -> bool:
+def _check_shards(shards: Shards) -> Shards:
+    """Inputs and targets as tensors, not empty, without NaN."""
+    pair = isinstance(shards, (tuple, list)) and len(shards) == 2 and all(isinstance(part, Tensor) for part in shards)
+    require(pair, "shards", shards, "Shards(inputs, targets), tensors [nodes, samples, ...] each")
+    for name, part in zip(Shards._fields, shards, strict=True):
+        require(part.numel() > 0, f"shards.{name}", part, "one sample or more for each node")
+        require(not part.is_floating_point() or all_finite(part), f"shards.{name}", "NaN or infinite numbers", "finite numbers")
+    return Shards(*shards)
+
+
+def _refuse_state(model: nn.Module, loss: Loss, shards: Shards) -> bool:
     """Refuse models that cannot be averaged, and say which part is the matter: state outside of parameters, randomness.
 
-    Returns whether samples may be passed through the model together, because none of them sees another.
+    Also models and losses that cannot be applied to the shards. Returns whether samples may be passed through the model
+    together, because none of them sees another.
     """
+    inputs = shards.inputs[0, :2].to("cpu")
     if not any(True for _ in model.parameters()):
         raise InputError("model: it has no parameters, so there is nothing to learn")
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
@@ -217,13 +245,17 @@ def _refuse_state(model: nn.Module, inputs: Tensor) -> bool:
             )
     trial = copy.deepcopy(model).to("cpu").train()
     before = {name: value.clone() for name, value in trial.named_buffers()}
-    with torch.no_grad():
-        first, again = trial(inputs), trial(inputs)
+    try:
+        with torch.no_grad():
+            first, again = trial(inputs), trial(inputs)
+    except Exception as problem:  # whatever the user's code raises
+        raise InputError(f"model: cannot be applied to inputs of shape {list(inputs.shape)}: {_first_line(problem)}") from None
     changed = [name for name, value in trial.named_buffers() if not torch.equal(value, before[name])]
     if changed:
         raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")
     if not isinstance(first, Tensor):
         return False
+    _try_loss(loss, first.to(shards.inputs.device), shards.targets[0, :2])
     if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(again)):
         raise InputError("model: two forward passes on the same inputs differ; it must not draw random numbers")
     try:
@@ -232,3 +264,18 @@ def _refuse_state(model: nn.Module, inputs: Tensor) -> bool:
     except Exception:  # a layer that will not take a single sample looks at several
         return False
     return torch.allclose(first, alone, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def _try_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse a loss that cannot be applied to what a model says, or is no single number."""
+    try:
+        with torch.no_grad():
+            value = loss(outputs, targets)
+    except Exception as problem:  # whatever the user's code raises
+        what = f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}"
+        raise InputError(f"loss: cannot be applied to {what}: {_first_line(problem)}") from None
+    require(isinstance(value, Tensor) and value.ndim == 0, "loss", value, "a function to a scalar tensor, the mean")
+
+
+def _first_line(problem: Exception) -> str:
+    return next(iter(str(problem).splitlines()), type(problem).__name__)

@@ -30,13 +30,21 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=None, help="folder of the data sets")
     parser.add_argument("--seconds", type=float, default=None, help="start no run after so many seconds")
     parser.add_argument("--checkpoint-every", type=int, default=None, help="rounds; default: about every 30 s; 0: never")
+    parser.add_argument("--keep-models", default="mean", help="trained models in each folder: mean, all or none")
+    parser.add_argument("--again", action="store_true", help="run from the first round even what is complete")
     parser.add_argument("--apart", action="store_true", help="under torchrun: each run whole on one rank")
     parser.add_argument("--timeout", type=float, default=None, help="under torchrun: seconds until a silent rank is lost")
     given = parser.parse_args()
     keep_memory()
     try:
         sheets = read_sheets(given.sheets)
-        host = Host(device=given.device, data=given.data, checkpoint_every=given.checkpoint_every)
+        host = Host(
+            device=given.device,
+            data=given.data,
+            checkpoint_every=given.checkpoint_every,
+            keep_models=given.keep_models,
+            again=given.again,
+        )
     except BymiError as problem:
         print(f"bymi: {problem}", file=sys.stderr)
         return problem.exit_code

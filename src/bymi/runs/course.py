@@ -13,7 +13,7 @@ from bymi.engine import simulate
 from bymi.engine.distributed import Spread
 from bymi.engine.group import Group
 from bymi.engine.host import Host
-from bymi.engine.records import Due, Held, Moment, whole_rounds
+from bymi.engine.records import Due, Held, Models, Moment, Scattered, whole_rounds
 from bymi.engine.simulate import local_network
 from bymi.errors import BymiError, InputError
 from bymi.runs.checkpoints import Place
@@ -36,6 +36,10 @@ class Course(Protocol):
         """All rounds, or those after `states`; `wants`: whether this process would store a round."""
         ...
 
+    def models(self, states: Sequence[State]) -> Models:
+        """The models in the states of the shards held here."""
+        ...
+
 
 Plot = Callable[[Sheet, Host], Course]
 """Lays out the course of a run."""
@@ -55,6 +59,9 @@ class Alone:
             here = [] if snapshot.state is None else [snapshot.state]
             yield Moment(snapshot, Held(snapshot.theta), here, partial(wants, snapshot.step, snapshot.phase))
             del snapshot, here  # a round is not kept while the next one is computed
+
+    def models(self, states: Sequence[State]) -> Models:
+        return Held(states[0].theta)
 
 
 class Together:
@@ -79,6 +86,9 @@ class Together:
 
         due = partial(Recorder.due, steps=self._sheet.steps, every=self._sheet["record_every"])
         return whole_rounds(self._spread, self.scene.plan, states, due=due, lost=lost, wants=wants)
+
+    def models(self, states: Sequence[State]) -> Models:
+        return Scattered([state.theta for state in states], self._spread.wires)
 
 
 def alone(sheet: Sheet, host: Host) -> Course:

@@ -17,6 +17,7 @@ from bymi.network import LocalNetwork
 from bymi.phases import cut_off
 from bymi.runs.checkpoints import Saved
 from bymi.runs.metrics import Recorder
+from bymi.runs.models import Trained
 from bymi.runs.scene import Scene
 from bymi.sparse import SparseGraph
 from bymi.state import State
@@ -34,6 +35,7 @@ class Logbook:
         detecting: float = 0.0,
     ) -> None:
         self.recorder, self.states, self.detecting = recorder, states, detecting
+        self.trained: Trained | None = None  # once the run has ended
         self.rows = bytearray(rows)
         self._start = time.perf_counter() - seconds
 

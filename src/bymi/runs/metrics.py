@@ -47,6 +47,8 @@ SUMMARY_KEYS = (
     "acc_scc",
     "grad_norm",
     "steps_done",
+    "model_bytes",
+    "model_finite",
     "unheard",
     "capped",
     "floored",
@@ -64,7 +66,8 @@ arcs between honest nodes that were cut at any of them, `stuck` of those still c
 honest nodes of whom most arcs are (their data are extreme, or somebody frames them). `found`: share of the arcs from Byzantine
 to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes, `fused` of messages
 between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged. `guarded`: verdicts of honest
-nodes, over all detections, that flagged a majority and were cut down to hard evidence."""
+nodes, over all detections, that flagged a majority and were cut down to hard evidence. `model_bytes`: size of the files of
+trained models in the folder; `model_finite`: whether all numbers in them are finite."""
 
 
 def false_discoveries(flagged: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
@@ -133,6 +136,11 @@ class Recorder:
     @property
     def diverged(self) -> bool:
         return self._lost is not None
+
+    @property
+    def members(self) -> Tensor:
+        """Whose mean model a run stands for [M] bool: that of the core after a detection, of all honest nodes without one."""
+        return ~self._byzantine if self._core is None else self._core.members
 
     def see(self, snapshot: Snapshot, models: Models | None = None) -> dict[str, Any] | None:
         """Take in one round; a row for metrics.jsonl if it is recorded, else None. `models`: where the snapshot lacks them."""

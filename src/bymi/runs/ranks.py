@@ -37,7 +37,9 @@ def run_together(
 
 def _run(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
     """One run over all ranks. Rank 0 knows whether it is there already: the others may not see its folders."""
-    if group.agree(group.rank > 0 or store.is_complete(store.folder_of(out, sheet))):
+    if host.again:
+        shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
+    if group.agree(not host.again and (group.rank > 0 or store.is_complete(store.folder_of(out, sheet)))):
         return run(sheet, out, None, host) if group.rank == 0 else None
     plot, result = partial(lay_out, group=group), None
     if group.rank == 0:
@@ -69,6 +71,7 @@ def run_apart(
     errors = {int(index): why for words in group.tell(failed) for index, why in words.items()}
     if group.rank:
         return []
+    host = replace(host, again=False)  # they are there now: read
     return [InputError(errors[index]) if index in errors else run(sheet, out, None, host) for index, sheet in enumerate(sheets)]
 
 

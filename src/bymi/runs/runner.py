@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import bymi
 from bymi.engine.host import Host
 from bymi.engine.memory import keep_memory, let_go
 from bymi.engine.parent import die_with_parent
@@ -28,6 +29,7 @@ from bymi.runs.course import Alone, Course, Plot, alone, frame_of
 from bymi.runs.keeper import Keeper
 from bymi.runs.logbook import Logbook
 from bymi.runs.metrics import Recorder
+from bymi.runs.models import collect, nodes_to_keep, write_models
 from bymi.runs.scene import Scene
 from bymi.runs.sheet import Sheet
 from bymi.runs.tasks import TASKS
@@ -53,25 +55,29 @@ def run(
 ) -> dict[str, Any]:
     """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
 
+    With `host.again` the run starts from its first round, and replaces a complete folder when it has ended.
+
     `tell` is called with the number of steps done since its last call. `plot`: who holds the nodes; all in this process.
     """
     out = Path(out)
     folder = store.folder_of(out, sheet)
-    if not store.is_complete(folder):
+    host = host or Host()
+    if host.again or not store.is_complete(folder):
         store.prepare(out)
-        host = host or Host()
         host = replace(host, threads=host.threads_beside(1))
         kept = store.checkpoints_of(out, sheet)
-        with one_thread(), store.writing(out, sheet) as scratch:
+        if host.again:
+            shutil.rmtree(kept, ignore_errors=True)
+        with one_thread(), store.writing(out, sheet, again=host.again) as scratch:
             _execute(sheet, scratch, tell or (lambda steps: None), host, kept, plot)
         shutil.rmtree(kept, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
 
 
-def steps_to_do(sheets: Sequence[Sheet], out: str | Path) -> int:
-    """Rounds that are left to run: those of all sheets without a complete folder."""
-    return sum(sheet.steps for sheet in sheets if not store.is_complete(store.folder_of(Path(out), sheet)))
+def steps_to_do(sheets: Sequence[Sheet], out: str | Path, *, again: bool = False) -> int:
+    """Rounds that are left to run: those of all sheets without a complete folder, or of all of them `again`."""
+    return sum(sheet.steps for sheet in sheets if again or not store.is_complete(store.folder_of(Path(out), sheet)))
 
 
 def run_all(
@@ -91,8 +97,8 @@ def run_all(
     out = Path(out)
     store.prepare(out)
     tell = progress or (lambda index, steps: None)
-    todo = [index for index, sheet in enumerate(sheets) if not store.is_complete(store.folder_of(out, sheet))]
     host = host or Host()
+    todo = [i for i, sheet in enumerate(sheets) if host.again or not store.is_complete(store.folder_of(out, sheet))]
     jobs = min(len(todo), jobs or _usual_jobs([sheets[index] for index in todo], host))
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
@@ -189,6 +195,9 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
         "digest": sheet.digest,
         **recorder.summary(log.seconds, log.detecting),
     }
+    if log.trained is not None:
+        words = {"version": bymi.__version__, "digest": sheet.digest, "mean_of": int(recorder.members.sum())}
+        summary.update(write_models(folder, log.trained, scene.problem, words))
     if recorder.verdict is not None:
         verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
@@ -220,13 +229,14 @@ def _walk(
     with torch.inference_mode(bare), keeper:
         log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
         write(log.rows)
-        done = 0
+        done, final = 0, None if log.states is None else course.models(log.states)
         told = before = time.perf_counter()
         for moment in course.rounds(log.states, keeper.wants):
             snapshot = moment.snapshot
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
             row = log.recorder.see(snapshot, moment.models)
+            final = moment.models if snapshot.step == sheet.steps or log.recorder.diverged else None
             if row is not None:
                 write(log.add(row))
                 if log.recorder.diverged:
@@ -241,6 +251,10 @@ def _walk(
             if now - before > _LONG:
                 let_go()
             before = time.perf_counter()
+        if final is not None and host.keep_models != "none":
+            members = log.recorder.members
+            nodes = nodes_to_keep(members, scene.byzantine, host.keep_models)
+            log.trained = collect(final, members, nodes if course.group.rank == 0 else nodes[:0])  # rank 0 writes them
     tell(sheet.steps - done)
     return log
 

@@ -16,9 +16,10 @@ from bymi.engine.host import Host
 from bymi.engine.layout import Layout
 from bymi.errors import require
 from bymi.graph import Graph
+from bymi.parts import build_part
 from bymi.plan import Optimisation, Plan, StepSize, WarmUp, theorem_step
 from bymi.problems import Problem
-from bymi.runs.sheet import Sheet, build_part
+from bymi.runs.sheet import Sheet
 from bymi.runs.tasks import TASKS, Task
 from bymi.runs.yardsticks import Yardstick
 from bymi.sparse import SparseGraph
@@ -48,6 +49,7 @@ def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = No
     attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
     task: Task = build_part(TASKS, sheet["data"])
     byzantine, graph = _roles_and_graph(sheet)
+    require(graph.size == sheet["nodes"], "graph", f"{graph.size} nodes", f"nodes = {sheet['nodes']}")
     if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
     device = host.place(gains=task.gains)
@@ -60,12 +62,13 @@ def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = No
         require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
     byzantine = byzantine.to(device)
     options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
+    attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
     return Scene(
         byzantine=byzantine,
         graph=graph.to(device),
         problem=problem,
         yardstick=yardstick,
-        adversary=Adversary(byzantine, attack, seed=seed, **options),
+        adversary=Adversary(byzantine, None if isinstance(attack, attacks.DataAttack) else attack, seed=seed, **options),
         plan=_plan(sheet, task.identification_of(problem.samples), problem.samples),
         layout=None if layout is None else layout.to(device),
     )

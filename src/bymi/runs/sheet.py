@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bymi.errors import InputError
+from bymi.runs.foreign import foreign_source
 
 _KEYS = {
     *("method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "panel", "watch", "optimisation"),
@@ -59,22 +59,17 @@ class Sheet:
 
     @property
     def digest(self) -> str:
-        """A name for exactly this spec: equal specs have equal digests, and nothing else does."""
+        """A name for exactly this spec: equal specs have equal digests, and nothing else does.
+
+        With parts of the user's own in the tables, it also depends on the source of these.
+        """
         text = json.dumps(self.values, sort_keys=True)
-        return hashlib.sha256(text.encode() + self._graph_file()).hexdigest()[:10]
+        return hashlib.sha256(text.encode() + self._graph_file() + foreign_source(self.values)).hexdigest()[:10]
 
     def _graph_file(self) -> bytes:
         """What is in the edge file, if there is one: the same name with other edges is another experiment."""
         path = self.values["graph"].get("path")
         return Path(path).read_bytes() if path is not None and Path(path).is_file() else b""
-
-
-def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
-    """An entry of a table with its parameters: {"name": "ios", "share": 0.3} -> IOS(share=0.3)."""
-    try:
-        return table[part["name"]](**{key: value for key, value in part.items() if key != "name"})
-    except (KeyError, TypeError) as problem:
-        raise InputError(f"{dict(part)}: not one of {', '.join(table)} with its parameters ({problem})") from None
 
 
 def write_sheets(path: Path, sheets: list[Sheet]) -> None:

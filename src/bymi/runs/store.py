@@ -30,6 +30,7 @@ from bymi.runs.sheet import Sheet
 from bymi.sparse import SparseGraph
 
 _CHECKPOINTS = ".checkpoints"
+_ASIDE = ".replaced"
 SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
 
 
@@ -79,7 +80,7 @@ def prepare(out: Path) -> None:
         probe.unlink()
         for scratch in out.glob(f".*-seed*.{platform.node()}.*"):
             if scratch.suffix[1:].isdigit() and not _alive(int(scratch.suffix[1:])):
-                shutil.rmtree(scratch, ignore_errors=True)
+                _clear(scratch)
         for kept in out.glob(f".*{_CHECKPOINTS}"):
             if is_complete(out / kept.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
                 shutil.rmtree(kept, ignore_errors=True)
@@ -88,8 +89,11 @@ def prepare(out: Path) -> None:
 
 
 @contextmanager
-def writing(out: Path, sheet: Sheet) -> Iterator[Path]:
-    """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed."""
+def writing(out: Path, sheet: Sheet, *, again: bool = False) -> Iterator[Path]:
+    """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed.
+
+    Of a run that another process has completed in the meantime the first folder stays, unless it is made `again`.
+    """
     place = folder_of(out, sheet)
     scratch = out / f".{place.name}.{platform.node()}.{os.getpid()}"
     shutil.rmtree(scratch, ignore_errors=True)
@@ -98,11 +102,28 @@ def writing(out: Path, sheet: Sheet) -> Iterator[Path]:
         write_json(scratch / SPEC, sheet.values)
         write_json(scratch / ENVIRONMENT, environment())
         yield scratch
-        if not is_complete(place):  # else somebody else has made the same run in the meantime
-            shutil.rmtree(place, ignore_errors=True)
-            os.replace(scratch, place)
+        if again or not is_complete(place):
+            _put(scratch, place)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _put(scratch: Path, place: Path) -> None:
+    """Put a finished folder in its place. What was there is aside for the moment, where `prepare` finds it after a crash."""
+    aside = place.with_name(f".{place.name}{_ASIDE}.{platform.node()}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    if place.exists():
+        os.replace(place, aside)
+    os.replace(scratch, place)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _clear(scratch: Path) -> None:
+    """Remove the scratch of a process that died; a folder that it had moved aside goes back if nothing has taken its place."""
+    name, aside, _ = scratch.name.rpartition(f"{_ASIDE}.")
+    if aside and not (place := scratch.with_name(name.removeprefix("."))).exists():
+        os.replace(scratch, place)
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _alive(process: int) -> bool:

@@ -18,17 +18,16 @@ from bymi import datasets
 from bymi.attacks import Attack, DataAttack
 from bymi.engine.host import Host
 from bymi.errors import InputError, require
+from bymi.parts import Checked, build_part, read_shorthand
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
 from bymi.problems.linear import draw_samples, linear_start
-from bymi.runs.sheet import build_part
-from bymi.runs.shorthand import read_shorthand
 from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
 from bymi.streams import stream
 
 _AT_ONCE = 1000  # nodes whose data are put under attack: bounds the copies
 
 
-class Task(ABC):
+class Task(Checked, ABC):
     """Makes the problem of all nodes. `identification` samples of each node serve detection, half of all by default."""
 
     gains: ClassVar[bool]
@@ -65,6 +64,7 @@ class Linear(Task):
     identification: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.dim >= 1, "dim", self.dim, "1 or more")
         require(self.samples >= 4, "samples", self.samples, "4 or more")
         self.identification_of(self.samples)
@@ -113,6 +113,7 @@ class Images(Task):
     partition: str = "stratified"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.samples is None or self.samples >= 4, "samples", self.samples, "4 or more")
         require(self.identification is None or self.identification >= 2, "identification", self.identification, "2 or more")
         if self.samples is not None:

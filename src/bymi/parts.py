@@ -1,0 +1,114 @@
+"""Named parts (rules, attacks, graphs, ...) and their parameters: read from text, built from a table, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from bymi.errors import InputError, is_integer, is_number, require
+
+
+def read_shorthand(text: str) -> dict[str, Any]:
+    """From "ipm:a=2.0" to {"name": "ipm", "a": 2.0}."""
+    name, _, rest = text.partition(":")
+    part: dict[str, Any] = {"name": name.strip()}
+    for piece in rest.split(",") if rest else []:
+        key, _, value = piece.partition("=")
+        part[key.strip()] = read_value(value.strip())
+    return part
+
+
+def read_value(text: str) -> Any:
+    """A value as TOML writes it; anything that is not TOML is a plain string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # also an integer of thousands of digits, which Python refuses to read
+        return text
+
+
+def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
+    """An entry of a table with its parameters: {"name": "ios", "share": 0.3} -> IOS(share=0.3)."""
+    try:
+        return table[part["name"]](**{key: value for key, value in part.items() if key != "name"})
+    except (KeyError, TypeError) as problem:
+        raise InputError(f"{dict(part)}: not one of {', '.join(table)} with its parameters ({problem})") from None
+
+
+def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]], aliases: Mapping[str, str]) -> Any:
+    """The part that a string such as "ios" or "ios:share=0.3" names, or the value itself if it is an instance of `kind`.
+
+    Anything else, an unknown name or an unknown parameter is an InputError that names `key`, the argument that was given.
+    """
+    if not isinstance(value, str):
+        require(isinstance(value, kind), key, value, f"{_describe(kind)}, or a name: {', '.join(table)}")
+        return value
+    part = read_shorthand(value)
+    name = part["name"].lower()
+    part["name"] = name = aliases.get(name, name)
+    close = difflib.get_close_matches(name, table, n=1, cutoff=0.4)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    require(name in table, key, value, f"{', '.join(table)}{hint}")
+    if dataclasses.is_dataclass(table[name]):
+        known = [field.name for field in dataclasses.fields(table[name])]
+        allowed = f"{name} with {', '.join(known)}" if known else f"{name}, which has no parameters"
+        require(part.keys() <= {"name", *known}, key, value, allowed)
+    try:
+        return build_part(table, part)
+    except InputError as problem:
+        raise InputError(f"{key}: got {value!r} ({problem})") from None
+
+
+def check_fields(part: Any) -> None:
+    """Raise an InputError unless every field of a dataclass holds what its annotation says.
+
+    A float field takes any finite real number, an int field any integer; True and False are neither. Literals, unions and
+    classes are checked, other annotations are not. Call it first in `__post_init__`: comparisons may then trust the types.
+    """
+    for name, kind in _annotations(part.__class__).items():
+        value = getattr(part, name)
+        require(_fits(value, kind), name, value, _describe(kind))
+
+
+class Checked:
+    """Base of classes whose dataclass fields are checked at construction; one with its own `__post_init__` calls this one."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@cache
+def _annotations(entry: type[Any]) -> dict[str, Any]:
+    try:
+        hints = get_type_hints(entry)
+    except NameError:  # annotations of a class defined within a function
+        return {}
+    return {field.name: hints[field.name] for field in dataclasses.fields(entry)}
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(kind))
+    if get_origin(kind) is Literal:
+        return any(type(value) is type(option) and value == option for option in get_args(kind))
+    if kind is float:
+        return is_number(value)
+    if kind is int:
+        return is_integer(value)
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or get_origin(kind) is not None:
+        return True
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    """What an annotation allows, in words."""
+    words = {float: "a finite number", int: "an integer", bool: "True or False", str: "a string", types.NoneType: "None"}
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_describe(option) for option in get_args(kind)).replace(" or an instance of", " or")
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    return words.get(kind) or f"an instance of {getattr(kind, '__name__', kind)}"
