@@ -27,6 +27,7 @@ CASES: dict[str, list[str]] = {
     "hardened, dissensus": ["attack=dissensus", "watch.every=12"],
     "hardened at the sender": ["detection.point=sender", "watch.every=12", "detection.pruning=directed"],
     "paper": ["profile=paper"],
+    "paper, again": ["profile=paper", "detection.every=8", "stop.tolerance=1e-9"],
     "paper at the receiver": ["profile=paper", "detection.point=receiver", "attack=silent"],
     "paper, high dimensions": ["profile=paper", "data.dim=70", "detection.scale=pca", "optimisation.premix_rounds=40"],
     "ubar": ["profile=paper", "warm_up.rule=ubar", "byzantine_pruning=all"],

@@ -157,7 +157,7 @@ class Recorder:
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
-        recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every)
+        recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
         # Elsewhere a look at every round would make the host wait for the device.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
             return self._row(snapshot, models or Held(snapshot.theta))
@@ -202,7 +202,7 @@ class Recorder:
         if self._lost is not None:
             return Outcome("diverged", self._lost)
         if self._core is None or self.verdict is None or self._pruned is None:
-            return Outcome("finished", "all rounds done")
+            return self._finished()
         size, total = int(self._core.members.sum()), self._graph.size
         if 2 * size <= total:
             return Outcome("fragmented", f"the largest component after pruning holds {size} of {total} nodes")
@@ -210,6 +210,12 @@ class Recorder:
         alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
         if alone:
             return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
+        return self._finished()
+
+    def _finished(self) -> Outcome:
+        step = self._last.get("step", self._steps)
+        if step < self._steps:
+            return Outcome("finished", f"stopped after round {step} of {self._steps}: most nodes had come to rest")
         return Outcome("finished", "all rounds done")
 
     def summary(self, seconds: float, detection_seconds: float = 0.0) -> dict[str, Any]:

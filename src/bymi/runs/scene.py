@@ -16,7 +16,7 @@ from bymi.engine.host import Host
 from bymi.engine.layout import Layout
 from bymi.errors import require
 from bymi.graph import Graph
-from bymi.plan import Optimisation, Plan, StepSize, WarmUp, theorem_step
+from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
 from bymi.problems import Problem
 from bymi.runs.sheet import Sheet, build_part
 from bymi.runs.tasks import TASKS, Task
@@ -109,4 +109,5 @@ def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
         watch=detection.Watch(**sheet["watch"]) if whole and sheet["watch"] is not None else None,
         identification=identification,
         seed=sheet.seed,
+        stop=None if sheet["stop"] is None else Stop(**sheet["stop"]),
     )
