@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from bymi.graph import Core, Graph
 from bymi.lists import Lists
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
-from bymi.runs.averages import look
+from bymi.plan import Plan
+from bymi.runs.averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
+from bymi.runs.theory import theory_of
 from bymi.runs.yardsticks import Yardstick, number
 from bymi.sparse import SparseGraph
 
@@ -54,6 +56,7 @@ SUMMARY_KEYS = (
     "detections",
     "exiled",
     "guarded",
+    "theory",
     "detection_seconds",
     "seconds",
 )
@@ -64,7 +67,8 @@ arcs between honest nodes that were cut at any of them, `stuck` of those still c
 honest nodes of whom most arcs are (their data are extreme, or somebody frames them). `found`: share of the arcs from Byzantine
 to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes, `fused` of messages
 between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged. `guarded`: verdicts of honest
-nodes, over all detections, that flagged a majority and were cut down to hard evidence."""
+nodes, over all detections, that flagged a majority and were cut down to hard evidence. `theory`: what the convergence theorem
+asks for over the pruned graph, and what the run did (bymi.runs.theory)."""
 
 
 def false_discoveries(flagged: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
@@ -130,6 +134,12 @@ class Recorder:
         self._lost: str | None = None
         self.verdict: Verdict | None = None
 
+    def theory(self, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """What the theorem asks for, beside what is in the rows of the run; None before a detection."""
+        if self._core is None or self._pruned is None:
+            return None
+        return theory_of(self._pruned, self._core, self._byzantine, plan, rows, self._yardstick.loss)
+
     @property
     def diverged(self) -> bool:
         return self._lost is not None
@@ -179,11 +189,13 @@ class Recorder:
             self._lost = (
                 f"{len(lost)} of {len(lengths)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
             )
-        averages, apart = look(models, self._yardstick.averages(self._core), ~self._byzantine)
+        about = None if self._core is None else Average(self._core.members, self._core.perron)
+        averages, apart, distance = look(models, self._yardstick.averages(self._core), ~self._byzantine, about)
         row = {"step": snapshot.step, "phase": snapshot.phase, **self._yardstick.measure(averages)}
         if snapshot.verdict is not None:
             row.update(self._rates(snapshot.verdict))
         row.update(consensus=number(apart), unheard=int(self._unheard.sum()))
+        row["distance_weighted"] = None if distance is None else number(distance)
         self._last = row
         return row
 
