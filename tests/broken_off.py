@@ -20,6 +20,8 @@ RUNS: dict[str, tuple[str, ...]] = {
     "rule": ("profile=paper", "method=rule"),
     "paper": ("profile=paper", "method=drsgd-bymi"),
     "paper, tracker on the move": ("profile=paper", "method=drsgd-bymi", "optimisation.premix_rounds=2"),
+    "paper, again": ("profile=paper", "method=drsgd-bymi", "detection.every=12", "stop.tolerance=1e-9", "stop.patience=7"),
+    "rule, looked at": ("profile=paper", "method=rule", "stop.tolerance=1e-9", "stop.patience=6"),
     "hardened": WATCHED,
     "hardened, directed": (*WATCHED, "detection.pruning=directed"),
     "hardened, two faces": (*WATCHED, "attack=ipm", "byzantine_faces=two", "byzantine_level=message"),
@@ -81,7 +83,7 @@ def assert_alike(one: object, two: object) -> None:
 def assert_same_state(one: State | None, two: State) -> None:
     assert one is not None
     assert_alike(one, two)
-    for key in ("step", "phase", "judged", "settled"):
+    for key in ("step", "phase", "judged", "settled", "stopped"):
         assert getattr(one, key) == getattr(two, key)
     if two.trail is not None:
         assert one.trail is not None

@@ -31,7 +31,7 @@ def test_averages_and_distances_do_not_depend_on_the_blocks(size: int) -> None:
     theta = stream(1, "theta").normal(9, 7)
     some, weights = torch.arange(9) % 3 > 0, stream(2, "weights").uniform(9)
     averages = [Average(some), Average(some, weights), Average(torch.ones_like(some))]
-    found, apart = look(InBlocks(theta, size), averages, some)  # type: ignore[arg-type]
+    found, apart, _ = look(InBlocks(theta, size), averages, some)  # type: ignore[arg-type]
     expected = [theta[some].mean(0), (weights[:, None] * theta)[some].sum(0), theta.mean(0)]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)

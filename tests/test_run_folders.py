@@ -212,7 +212,7 @@ def test_a_summary_has_every_key_and_null_for_what_does_not_apply(tmp_path: Path
     summary = json.loads((store.folder_of(tmp_path, spec) / store.SUMMARY).read_text())
     assert set(summary) == {"method", "seed", "digest", *SUMMARY_KEYS}
     nulls = {key for key, value in summary.items() if value is None}
-    without = set() if method == "drsgd-bymi" else {*DETECTION_KEYS, "gap_weighted"}
+    without = set() if method == "drsgd-bymi" else {*DETECTION_KEYS, "gap_weighted", "theory"}
     assert nulls == {*IMAGE_KEYS, *without}
     assert summary["unheard"] == {"messages": 0, "senders": []}
     assert (summary["steps_done"], summary["digest"]) == (40, spec.digest)

@@ -30,7 +30,7 @@ from bymi.graph import Core, Graph
 from bymi.inbox import Inbox, Mixture, Round
 from bymi.network import LocalNetwork, Network
 from bymi.phases import Forge, Snapshot
-from bymi.plan import Optimisation, Plan, StepSize, WarmUp
+from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp
 from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
 from bymi.runs.models import load_model
 from bymi.sparse import SparseGraph
@@ -86,6 +86,7 @@ __all__ = [
     "SparseGraph",
     "State",
     "StepSize",
+    "Stop",
     "Stream",
     "TrMean",
     "Verdict",

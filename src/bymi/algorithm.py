@@ -18,6 +18,7 @@ from bymi.plan import Plan
 from bymi.preflight import check_run
 from bymi.problems import Problem, Split, split_samples
 from bymi.state import Snapshot, State
+from bymi.vectors import norms
 
 _FUSE = 3.0  # by which deeds are measured where no fuse acts
 
@@ -38,22 +39,26 @@ def drsgd_bymi(
 
 def _rounds(problem: Problem, network: Network, plan: Plan, forge: Forge, state: State | None) -> Iterator[Snapshot]:
     here = _start(problem, network, plan) if state is None else state.copy()
-    split = _split(problem, network, plan)
+    split, whole = _split(problem, network, plan), network
+    if here.stopped:
+        return
     if here.flagged is not None and here.judged is not None:
         network = cut_off(network, plan, here.flagged, forge, step=here.judged)
     last = plan.steps if plan.detector is None else plan.warm_up_steps
     for snapshot in warm_up(problem, network, plan, split.warm_up, forge, rounds=last, start=here.step, theta=here.theta):
         # No deeds to judge yet: under a robust rule good nodes stand apart, too, those whom it makes refuse most others.
-        here = here.after(snapshot)
-        yield replace(snapshot, state=here)
+        here = _after(snapshot, here, network, plan)
+        yield replace(snapshot, state=here, stopped=here.stopped)
         del snapshot  # with all messages of its round
+        if here.stopped:
+            return
 
     rounds = plan.steps - plan.warm_up_steps
     for start, end in pairwise([*plan.detections, plan.steps]):
         if here.step >= end:
             continue
         if here.step == start and here.phase != "detection":
-            detection, here = _judged(problem, network, plan, split, forge, here)
+            detection, here = _judged(problem, network, whole, plan, split, forge, here)
             assert detection.network is not None
             network = detection.network
             yield replace(detection, state=here)
@@ -63,15 +68,18 @@ def _rounds(problem: Problem, network: Network, plan: Plan, forge: Forge, state:
             if here.trail is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
                 here.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
-            here = here.after(snapshot)
-            yield replace(snapshot, state=here)
+            here = _after(snapshot, here, network, plan)
+            yield replace(snapshot, state=here, stopped=here.stopped)
             del snapshot
+            if here.stopped:
+                return
 
 
 def _start(problem: Problem, network: Network, plan: Plan) -> State:
     theta = problem.initial(network.nodes)
+    anchor = theta if plan.stop is not None and plan.stop_from == 0 else None
     if plan.watch is None:
-        return State(0, "start", theta)
+        return State(0, "start", theta, anchor=anchor)
     return State(0, "start", theta, record=Record.blank(network.arcs, plan.watch.longest), trail=Trail(), before=theta)
 
 
@@ -84,18 +92,40 @@ def _split(problem: Problem, network: Network, plan: Plan) -> Split:
     return split_samples(nodes, samples=problem.samples, identification=plan.identification, seed=plan.seed)
 
 
-def _judged(problem: Problem, network: Network, plan: Plan, split: Split, forge: Forge, here: State) -> tuple[Snapshot, State]:
+def _judged(
+    problem: Problem, network: Network, whole: Network, plan: Plan, split: Split, forge: Forge, here: State
+) -> tuple[Snapshot, State]:
     """A detection, and the state after it."""
     if here.trail is None or here.record is None:
-        detection = detect(problem, network, plan, split, here.theta, forge)
+        if here.judged is not None:
+            split = split.again(network.nodes, seed=plan.seed, step=here.step)
+        detection = detect(problem, network, plan, split, here.theta, forge, step=here.step, whole=whole, earlier=here.flagged)
         assert detection.verdict is not None
-        return detection, State(here.step, detection.phase, here.theta, here.step, detection.verdict.flagged)
+        flagged, anchor = detection.verdict.flagged, _anchor(here, plan)
+        return detection, State(here.step, detection.phase, here.theta, here.step, flagged, anchor=anchor)
     detection, record = judge(problem, network, plan, here.theta, forge, step=here.step, trail=here.trail, record=here.record)
     verdict = detection.verdict
     assert verdict is not None
     theta = _go_back(plan, network, here, verdict)
     after = State(here.step, detection.phase, theta, here.step, verdict.flagged, record=record, trail=Trail(), before=theta)
-    return replace(detection, theta=theta), after
+    return replace(detection, theta=theta), replace(after, anchor=_anchor(here, plan))
+
+
+def _anchor(here: State, plan: Plan) -> Tensor | None:
+    """Where the criterion of `plan.stop` starts from after a detection: the first one begins to look at it."""
+    return None if plan.stop is None else here.theta if here.anchor is None else here.anchor
+
+
+def _after(snapshot: Snapshot, here: State, network: Network, plan: Plan) -> State:
+    """The state after a round, and whether the run ends with it."""
+    after, stop, done = here.after(snapshot), plan.stop, snapshot.step - plan.stop_from
+    if stop is None or here.anchor is None or done % stop.patience:
+        return after
+    distance, scale = norms(snapshot.theta - here.anchor), 1 + norms(snapshot.theta)
+    if stop.on == "gradient":
+        scale = torch.full_like(scale, plan.step_sum(range(snapshot.step - stop.patience, snapshot.step), network.size))
+    resting = network.count(distance <= stop.tolerance * scale)
+    return replace(after, anchor=snapshot.theta, stopped=2 * resting > network.size)
 
 
 def _go_back(plan: Plan, network: Network, here: State, verdict: Verdict) -> Tensor:

@@ -69,6 +69,10 @@ class Network(Protocol):
         """Whether the flag holds in every process of the network, so that all take the same turn."""
         ...
 
+    def count(self, mask: Tensor) -> int:
+        """How many nodes are marked in all processes of the network, by masks of those held [B] bool."""
+        ...
+
     @property
     def arcs(self) -> Tensor:
         """[B, M] bool: whom each node held here can hear. Over lists, here and below: [B, n], place by place."""
@@ -192,6 +196,9 @@ class LocalNetwork:
 
     def agree(self, flag: bool) -> bool:
         return flag
+
+    def count(self, mask: Tensor) -> int:
+        return int(mask.sum())
 
     def prune(self, flagged: Tensor) -> LocalNetwork:
         """Columns of `flagged` are senders [M, M] or the messages of an exchange [M, J]."""

@@ -64,10 +64,25 @@ def warm_up(
         del inbox  # a round's messages are not kept while those of the next one come
 
 
-def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: Tensor, forge: Forge) -> Snapshot:
-    """Half gradients travel once, taken at their sender's or their receiver's parameter; every node judges and cuts in-arcs."""
+def detect(
+    problem: Problem,
+    network: Network,
+    plan: Plan,
+    split: Split,
+    theta: Tensor,
+    forge: Forge,
+    *,
+    step: int | None = None,
+    whole: Network | None = None,
+    earlier: Tensor | None = None,
+) -> Snapshot:
+    """Half gradients travel once, taken at their sender's or their receiver's parameter; every node judges and cuts in-arcs.
+
+    A further detection is before round `step`, over the `network` that earlier ones left of the `whole`: whom they flagged
+    [B, M] is not heard any more and stays flagged.
+    """
     assert plan.detector is not None
-    nodes, step = network.nodes, plan.warm_up_steps
+    nodes, step = network.nodes, plan.warm_up_steps if step is None else step
     if plan.detector.point == "sender":
         halves = {
             topic: forge.gradients(problem.gradient(theta, nodes, chosen), nodes, topic, step)
@@ -85,7 +100,10 @@ def detect(problem: Problem, network: Network, plan: Plan, split: Split, theta: 
         # Answers that were not usable count as messages not heard, like any other.
         missing = verdict.why == REASONS.index("not heard")
         first = replace(first, heard=first.heard & ~first.from_node(missing))
-    pruned = cut_off(network, plan, verdict.flagged, forge, step=step)
+    if earlier is not None:
+        verdict = verdict.keeping(earlier)
+    # All flags on the whole network, not new ones on what is left: a run that is resumed has no other way, and the same bits.
+    pruned = cut_off(whole or network, plan, verdict.flagged, forge, step=step)
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
 
 

@@ -106,10 +106,32 @@ class Optimisation:
 
 
 @dataclass(frozen=True)
+class Stop:
+    """When to end a run before its last round: when more than half of all nodes have come to rest.
+
+    Every `patience` rounds each node looks at how far its own parameters have come in these rounds. "movement": that distance
+    relative to 1 + the norm of the parameters. "gradient": that distance over the sum of the step sizes, an estimate of the
+    norm of the gradient, averaged over these rounds and over the nodes that mix. At rest is who has no more than `tolerance`.
+    Nothing that others send is looked at, and a minority can neither force the end nor prevent it.
+
+    Only the optimisation is looked at; of a rule alone, all rounds. Schedules of step sizes still count the planned rounds.
+    """
+
+    tolerance: float
+    on: Literal["gradient", "movement"] = "gradient"
+    patience: int = 50
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        require(0 < self.tolerance < math.inf, "tolerance", self.tolerance, "above 0, finite")
+        require(self.patience >= 1, "patience", self.patience, "1 or more")
+
+
+@dataclass(frozen=True)
 class Plan:
     """`steps` rounds in all, of which `warm_up_steps` warm up. Without a detector the warm-up runs for all of them.
 
-    `watch`: what is done after the first detection, hardened profile only.
+    `watch`: what is done after the first detection, hardened profile only. `stop`: when to end before the last round.
     """
 
     steps: int
@@ -120,6 +142,7 @@ class Plan:
     watch: Watch | None = None
     identification: int = 50
     seed: int = 0
+    stop: Stop | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -138,14 +161,29 @@ class Plan:
             require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
 
     @property
+    def stop_from(self) -> int:
+        """The round from which on the criterion of `stop` is looked at."""
+        return 0 if self.detector is None else self.warm_up_steps
+
+    def step_sum(self, steps: range, size: int) -> float:
+        """The sum of step sizes in some rounds after `stop_from`, in the convention "mean" for so many nodes."""
+        if self.detector is None:
+            return sum(self.warm_up.step_size.at(step, self.steps) for step in steps)
+        first, how = self.warm_up_steps, self.optimisation
+        total = sum(how.step_size.at(step - first, self.steps - first) for step in steps)
+        return total * size if how.convention == "paper" else total
+
+    @property
     def detections(self) -> list[int]:
         """The rounds before which nodes judge each other."""
         if self.detector is None:
             return []
-        if self.watch is None or self.watch.every is None:
+        every = self.detector.every if self.watch is None else self.watch.every
+        if every is None:
             return [self.warm_up_steps]
-        every = self.watch.every
         regular = list(range(self.warm_up_steps, self.steps, every))
+        if self.watch is None:
+            return regular
         # The first rounds of plain averages show who was only waiting for them; what comes after the last detection is not
         # judged: few rounds, with short steps.
         soon, last = self.warm_up_steps + every // 4, self.steps - max(1, every // 10)

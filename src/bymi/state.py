@@ -29,6 +29,8 @@ class State:
     record: Record | None = None  # of the hardened profile, as all below
     trail: Trail | None = None
     before: Tensor | None = None  # [B, D] theta after the last detection
+    anchor: Tensor | None = None  # [B, D] theta when the criterion of `Plan.stop` was looked at last, or could first be
+    stopped: bool = False  # it holds: there are no more rounds
 
     def after(self, snapshot: Snapshot) -> State:
         """With one more round."""
@@ -62,6 +64,7 @@ class Snapshot:
     network: Network | None = None
     tracker: Tensor | None = None  # [B, M] after the round
     settled: bool = False
+    stopped: bool = False  # the run ends here, before its last round
     state: State | None = None  # to go on from here
 
 

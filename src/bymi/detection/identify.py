@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from bymi.aggregation import ALIASES, Filtering, SetRule
 from bymi.aggregation.base import sets
 from bymi.detection.panel import Panel
 from bymi.detection.products import Centre, multiply, multiply_sets
-from bymi.detection.reasons import REASONS
+from bymi.detection.reasons import REASONS, reason
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.tables import CENTRES, SCALES
 from bymi.detection.threshold import threshold
@@ -35,6 +35,8 @@ class Detector:
     `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
     still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
     `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
+    `every`: repeat the detection every so many rounds after the first, on fresh random halves of the identification set, among
+    the neighbours that are left; flags add up, and so do false ones. None: one detection. With a panel, Watch says when.
 
     The rest is the hardened profile. `panel`: the tests that replace score and threshold. `probe`: a second look at the common
     start, where lies about a gradient show that vanish with it at an optimum. `sample`: fresh random samples of each node for
@@ -53,6 +55,7 @@ class Detector:
     sample: int | Literal["identification", "all"] = "identification"
     pruning: Pruning = "directed"
     exile: float | None = 0.5
+    every: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "centre", part_by_name("centre", self.centre, Centre, CENTRES, ALIASES))
@@ -64,9 +67,11 @@ class Detector:
         if self.cross_fit:
             require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")
         require(self.exile is None or 0 < self.exile <= 1, "exile", self.exile, "above 0, up to 1, or none")
+        require(self.every is None or self.every >= 1, "every", self.every, "1 or more, or none for one detection")
         if self.panel is None:
             require(not self.probe, "probe", self.probe, "with a panel only")
         else:
+            require(self.every is None, "every", self.every, "none with a panel: Watch(every=...) repeats its detection")
             require(isinstance(self.scale, Identity), "scale", type(self.scale).__name__, "identity with a panel")
             require(isinstance(self.centre, SetRule), "centre", type(self.centre).__name__, "a weighted mean with a panel")
 
@@ -96,6 +101,12 @@ class Verdict:
             inbox.by_sender(self.flagged, size),
             inbox.by_node(self.why, size, 0),
         )
+
+    def keeping(self, earlier: Tensor) -> Verdict:
+        """The verdict in which those flagged earlier [B, J] are flagged, too, whatever it says of them."""
+        only = earlier & ~self.flagged
+        why = torch.where(only, reason("serving time"), self.why)
+        return replace(self, flagged=self.flagged | only, why=why)
 
 
 def identify(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection.identify import Verdict
-from bymi.detection.reasons import REASONS, SEVERE, reason
+from bymi.detection.reasons import REASONS, SEVERE
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +43,4 @@ class Record:
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)
         terms = (2 ** strikes.clamp_max(30)).clamp_max(self.longest)
         left = torch.where(severe, torch.maximum(terms, self.left), self.left)
-        serving = (left > 0) & ~verdict.flagged
-        why = torch.where(serving, reason("serving time"), verdict.why)
-        told = Verdict(
-            verdict.scores,
-            verdict.threshold,
-            verdict.flagged | serving,
-            why,
-            verdict.figure,
-            verdict.taken,
-            verdict.guarded,
-        )
-        return Record((left - 1).clamp_min(0), strikes, self.longest), told
+        return Record((left - 1).clamp_min(0), strikes, self.longest), verdict.keeping(left > 0)

@@ -102,6 +102,11 @@ class ShardNetwork:
         group, count = self.wires.board.group, self.wires.board.count
         return bool(self.meet(flag, lambda flags: [group.agree(all(flags))] * count))
 
+    def count(self, mask: Tensor) -> int:
+        self.finish()
+        group, count = self.wires.board.group, self.wires.board.count
+        return int(self.meet(int(mask.sum()), lambda some: [group.total(torch.tensor([sum(some)]), "count")] * count))
+
     def prune(self, flagged: Tensor) -> ShardNetwork:
         return self._over(flagged, lambda whole: self.wires.over(self.graph.prune(whole)))
 

@@ -86,7 +86,7 @@ def whole_rounds(
         step, phase = parts[0].step, parts[0].phase
         wires.board.group.moment = f"after round {step} (records)"
         wanted, lengths, flags = _brief(parts, wires, wants(step, phase))
-        recorded = due(step, phase)
+        recorded = due(step, phase) or parts[0].stopped
         seen = recorded or lengths.device.type == "cpu"  # elsewhere a look at every round would make the host wait
         gone = seen and lost(lengths)
         models = Scattered([part.theta for part in parts], wires)
@@ -146,6 +146,7 @@ def _assemble(parts: list[Snapshot], wires: Wires, theta: Tensor, flags: dict[st
         blown=flags.get("blown"),
         verdict=verdict,
         network=network,
+        stopped=first.stopped,
     )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from bymi import aggregation, attacks, datasets, detection, topology
 from bymi.errors import EXIT_CODES
@@ -46,14 +47,22 @@ def catalogue() -> dict[str, list[Row]]:
 def _keys(section: BaseModel, before: str = "") -> list[Row]:
     """Every key of a section with its default and what its section is for; parts have tables of their own."""
     rows = []
-    for name in type(section).model_fields:
+    for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, BaseModel) and not isinstance(value, Part):
+        inner = next((one for one in get_args(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)), None)
+        if value is None and inner is not None:
+            rows.append((f"{before}{name}", '"off"', _first_line(inner)))
+            rows += [(f"{before}{name}.{key}", _default(one), "") for key, one in inner.model_fields.items()]
+        elif isinstance(value, BaseModel) and not isinstance(value, Part):
             rows += _keys(value, f"{before}{name}.")
         else:
             shown = value.name if isinstance(value, Part) else json.dumps(value)
             rows.append((f"{before}{name}", shown, _first_line(type(section)) if not rows else ""))
     return rows
+
+
+def _default(field: FieldInfo) -> str:
+    return "must be set" if field.is_required() else json.dumps(field.default)
 
 
 def _rows(table: Mapping[str, type[Any]]) -> list[Row]:

@@ -29,6 +29,7 @@ PROFILES: dict[str, dict[str, Any]] = {
             "probe": True,
             "sample": "all",
             "pruning": "mutual",
+            "every": None,
         },
         "panel": {},
         "watch": {},

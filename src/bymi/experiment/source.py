@@ -72,7 +72,7 @@ def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
     if len(path) > 1 and path[-1] == "name":
         path = path[:-1]
     for step in path[:-1]:
-        inner = values.get(step, {})
+        inner = {} if values.get(step) is None else values[step]  # a section that was off is switched on
         inner = read_shorthand(inner) if isinstance(inner, str) else inner
         if not isinstance(inner, dict):
             raise InputError(f"{'.'.join(path)}: {step!r} is a single value, it has no keys inside")

@@ -71,6 +71,7 @@ class Detection(Section):
     sample: Annotated[int, Field(ge=2)] | Literal["identification", "all"] = "identification"
     pruning: Literal["directed", "mutual"] = "directed"
     exile: Annotated[Annotated[float, Field(gt=0, le=1)] | None, Off] = 0.5
+    every: Annotated[Annotated[int, Field(ge=1)] | None, Off] = None
 
     @field_validator("offset", mode="before")
     @classmethod
@@ -122,6 +123,14 @@ class Optimisation(Section):
     order: Literal["combine-then-adapt", "adapt-then-combine"] = "combine-then-adapt"
 
 
+class Stop(Section):
+    """End before the last round: when most nodes moved no farther than `tolerance` in `patience` rounds; off by default."""
+
+    on: Literal["gradient", "movement"] = "gradient"
+    tolerance: float = Field(gt=0)
+    patience: int = Field(50, ge=1)
+
+
 class Spec(Section):
     """One run, or several that differ in `method` only. The defaults are the paper's Scenario A.
 
@@ -151,6 +160,7 @@ class Spec(Section):
     panel: Annotated[Panel | None, Off] = None
     watch: Annotated[Watch | None, Off] = None
     optimisation: Optimisation = Optimisation()
+    stop: Annotated[Stop | None, Off] = None
     attack: AttackPart = written("parameter")
 
     @model_validator(mode="before")
@@ -182,6 +192,8 @@ class Spec(Section):
         if self.panel is not None and self.watch is None:
             raise ValueError("watch: got off, allowed: without a panel; watch.every = off detects once")
         if self.panel is not None:
+            if self.detection.every is not None:
+                raise ValueError(f"detection.every: got {self.detection.every}, allowed: off with a panel; set watch.every")
             if self.detection.scale.name != "identity":
                 raise ValueError(f"detection.scale: got {self.detection.scale.name!r}, allowed: identity with a panel")
             ignored = [

@@ -157,6 +157,24 @@ class LinearProblem:
             sums += samples[:, :-1].T @ samples
         return sums
 
+    def bounds(self, nodes: Tensor, point: Tensor) -> Tensor:
+        """Three numbers [3] about the nodes' losses, of which two belong to a point [d].
+
+        The largest curvature of a node's risk; the largest variance of one sample's gradient about its node's mean; the sum of
+        squared norms of the gradients of all samples.
+        """
+        curvature, variance, total = self.rows.new_zeros(3).unbind()
+        for some in self._places_of(nodes).split(_AT_ONCE) if len(nodes) else ():
+            features = self.features[some]
+            short = features if features.shape[1] < features.shape[2] else features.mT
+            products = torch.bmm(short, short.mT) / self.samples
+            gradients = features * (features @ point - self.targets[some])[:, :, None]
+            squares = gradients.square().sum(2)
+            noise = squares.mean(1) - gradients.mean(1).square().sum(1)
+            curvature = torch.maximum(curvature, torch.linalg.eigvalsh(products)[:, -1].max())
+            variance, total = torch.maximum(variance, noise.max()), total + squares.sum()
+        return torch.stack([curvature, variance, total])
+
     def excess(self, theta: Tensor, best: Tensor, nodes: Tensor) -> Tensor:
         """risk(theta) - risk(best) for the minimiser `best`, without the cancellation of subtracting two risks."""
         return (self.features[self._places_of(nodes)] @ (theta - best)).square().mean() / 2

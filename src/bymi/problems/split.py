@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from bymi.errors import InputError
@@ -22,6 +23,13 @@ class Split:
     def halves(self) -> dict[str, Tensor]:
         """The identification set by topic of the message that it makes."""
         return {"first half": self.first, "second half": self.second}
+
+    def again(self, nodes: Tensor, *, seed: int, step: int) -> Split:
+        """The same sets with other random halves of the identification set, for a further detection before round `step`."""
+        everything = torch.cat([self.first, self.second], 1)
+        order = stream(seed, "halves again", node=nodes, step=step).permutation(everything.shape[1])
+        first, second = torch.gather(everything, 1, order).split(self.first.shape[1], dim=1)
+        return Split(self.warm_up, first, second)
 
 
 def split_samples(nodes: Tensor, *, samples: int, identification: int, seed: int) -> Split:

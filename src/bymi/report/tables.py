@@ -80,6 +80,8 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     lines = []
     if summary["outcome"] != "finished":
         lines.append(f"{method}: {summary['outcome']}, {summary['sentence']}")
+    elif summary["sentence"].startswith("stopped"):
+        lines.append(f"{method}: {summary['sentence']}")
     if unheard["messages"]:
         lines.append(f"{method}: {unheard['messages']} messages of {len(unheard['senders'])} senders were not heard")
     if summary["capped"]:

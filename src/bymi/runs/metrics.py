@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,8 +14,10 @@ from bymi.graph import Core, Graph
 from bymi.lists import Lists
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
-from bymi.runs.averages import look
+from bymi.plan import Plan
+from bymi.runs.averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
+from bymi.runs.theory import theory_of
 from bymi.runs.yardsticks import Yardstick, number
 from bymi.sparse import SparseGraph
 
@@ -56,6 +58,7 @@ SUMMARY_KEYS = (
     "detections",
     "exiled",
     "guarded",
+    "theory",
     "detection_seconds",
     "seconds",
 )
@@ -67,7 +70,8 @@ honest nodes of whom most arcs are (their data are extreme, or somebody frames t
 to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes, `fused` of messages
 between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged. `guarded`: verdicts of honest
 nodes, over all detections, that flagged a majority and were cut down to hard evidence. `model_bytes`: size of the files of
-trained models in the folder; `model_finite`: whether all numbers in them are finite."""
+trained models in the folder; `model_finite`: whether all numbers in them are finite. `theory`: what the convergence theorem
+asks for over the pruned graph, and what the run did (bymi.runs.theory)."""
 
 
 def false_discoveries(flagged: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
@@ -133,6 +137,12 @@ class Recorder:
         self._lost: str | None = None
         self.verdict: Verdict | None = None
 
+    def theory(self, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """What the theorem asks for, beside what is in the rows of the run; None before a detection."""
+        if self._core is None or self._pruned is None:
+            return None
+        return theory_of(self._pruned, self._core, self._byzantine, plan, rows, self._yardstick.loss)
+
     @property
     def diverged(self) -> bool:
         return self._lost is not None
@@ -165,7 +175,7 @@ class Recorder:
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
-        recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every)
+        recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
         # Elsewhere a look at every round would make the host wait for the device.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
             return self._row(snapshot, models or Held(snapshot.theta))
@@ -187,11 +197,13 @@ class Recorder:
             self._lost = (
                 f"{len(lost)} of {len(lengths)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
             )
-        averages, apart = look(models, self._yardstick.averages(self._core), ~self._byzantine)
+        about = None if self._core is None else Average(self._core.members, self._core.perron)
+        averages, apart, distance = look(models, self._yardstick.averages(self._core), ~self._byzantine, about)
         row = {"step": snapshot.step, "phase": snapshot.phase, **self._yardstick.measure(averages)}
         if snapshot.verdict is not None:
             row.update(self._rates(snapshot.verdict))
         row.update(consensus=number(apart), unheard=int(self._unheard.sum()))
+        row["distance_weighted"] = None if distance is None else number(distance)
         self._last = row
         return row
 
@@ -210,7 +222,7 @@ class Recorder:
         if self._lost is not None:
             return Outcome("diverged", self._lost)
         if self._core is None or self.verdict is None or self._pruned is None:
-            return Outcome("finished", "all rounds done")
+            return self._finished()
         size, total = int(self._core.members.sum()), self._graph.size
         if 2 * size <= total:
             return Outcome("fragmented", f"the largest component after pruning holds {size} of {total} nodes")
@@ -218,6 +230,12 @@ class Recorder:
         alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
         if alone:
             return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
+        return self._finished()
+
+    def _finished(self) -> Outcome:
+        step = self._last.get("step", self._steps)
+        if step < self._steps:
+            return Outcome("finished", f"stopped after round {step} of {self._steps}: most nodes had come to rest")
         return Outcome("finished", "all rounds done")
 
     def summary(self, seconds: float, detection_seconds: float = 0.0) -> dict[str, Any]:

@@ -26,6 +26,7 @@ AXES: dict[str, tuple[Axis, ...]] = {
     "flagged": ("node",),
     "tracker": ("node",),
     "before": ("node",),
+    "anchor": ("node",),
     "record.left": ("node",),
     "record.strikes": ("node",),
     "trail.messages": ("column",),
@@ -63,8 +64,8 @@ class Frame:
 
 def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by the names in AXES, and plain values."""
-    tensors = {"theta": state.theta, "flagged": state.flagged, "tracker": state.tracker, "before": state.before}
-    words: dict[str, Any] = {key: getattr(state, key) for key in ("step", "phase", "judged", "settled")}
+    tensors = {key: getattr(state, key) for key in ("theta", "flagged", "tracker", "before", "anchor")}
+    words: dict[str, Any] = {key: getattr(state, key) for key in ("step", "phase", "judged", "settled", "stopped")}
     words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # each node's own one only
     if state.record is not None:
         tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
@@ -86,7 +87,7 @@ def expected(frame: Frame, words: Mapping[str, Any], nodes: int, columns: int) -
         fits = step in plan.detections and judged == step
     else:
         fits = phase == "optimisation" and _is_count(step, last + 1, plan.steps) and judged in plan.detections and judged < step
-    if not fits or not all(isinstance(words.get(key), bool) for key in ("settled", "entries")):
+    if not fits or not all(isinstance(words.get(key), bool) for key in ("settled", "stopped", "entries")):
         raise UnusableError(f"round {step!r} in phase {phase!r} is none of this run")
 
     parts: Layout = {"theta": (frame.dtype, (nodes, frame.dim))}
@@ -94,6 +95,8 @@ def expected(frame: Frame, words: Mapping[str, Any], nodes: int, columns: int) -
         parts["flagged"] = (torch.bool, (nodes, frame.arcs))
     if phase == "optimisation" and plan.detector is not None and plan.detector.pruning != "mutual":
         parts["tracker"] = (torch.float64, (nodes,) if words["entries"] else (nodes, frame.size))
+    if plan.stop is not None and (plan.detector is None or judged is not None):
+        parts["anchor"] = parts["theta"]
     if plan.watch is not None:
         parts["before"] = parts["theta"]
         parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.arcs))
@@ -130,6 +133,8 @@ def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: Frame
         record,
         trail,
         parts.get("before"),
+        parts.get("anchor"),
+        words["stopped"],
     )
 
 

@@ -17,7 +17,7 @@ from bymi.engine.layout import Layout
 from bymi.errors import require
 from bymi.graph import Graph
 from bymi.parts import build_part
-from bymi.plan import Optimisation, Plan, StepSize, WarmUp, theorem_step
+from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
 from bymi.problems import Problem
 from bymi.runs.sheet import Sheet
 from bymi.runs.tasks import TASKS, Task
@@ -113,4 +113,5 @@ def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
         watch=detection.Watch(**sheet["watch"]) if whole and sheet["watch"] is not None else None,
         identification=identification,
         seed=sheet.seed,
+        stop=None if sheet["stop"] is None else Stop(**sheet["stop"]),
     )

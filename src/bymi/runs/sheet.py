@@ -18,7 +18,7 @@ from bymi.runs.foreign import foreign_source
 _KEYS = {
     *("method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "panel", "watch", "optimisation"),
     *("byzantine_ratio", "byzantine_mixing", "byzantine_pruning", "byzantine_level", "byzantine_start", "byzantine_period"),
-    *("byzantine_faces", "byzantine_placement", "record_every"),
+    *("byzantine_faces", "byzantine_placement", "record_every", "stop"),
 }
 
 

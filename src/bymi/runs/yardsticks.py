@@ -15,8 +15,10 @@ from bymi.graph import Core
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.problems.linear import solve
 from bymi.runs.averages import Average
+from bymi.runs.theory import LARGEST, Loss
 
 Measures = dict[str, float | None]
+_EVEN = 1e-9  # relative difference of weights that counts as none
 _NUMBERS = 1 << 23  # in the moments of all shards that a process has at a time
 
 
@@ -35,6 +37,11 @@ class Yardstick(Protocol):
         """One for all processes of a group, which measure together and do a part of the work each. All of them call it."""
         ...
 
+    @property
+    def loss(self) -> Loss | None:
+        """What the convergence theorem has to know of the loss, where that is known."""
+        ...
+
 
 class LinearYardstick:
     """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
@@ -43,6 +50,7 @@ class LinearYardstick:
         """`sums` [d, d + 1]: the moments of all honest nodes, where the problem does not have the data of all."""
         self._problem, self._honest, self._truth = problem, ~byzantine, problem.parameter
         self._sums = sums
+        self._bounds: Tensor | None = None  # [3] of all honest nodes
 
     @cached_property
     def _best(self) -> Tensor:
@@ -71,7 +79,22 @@ class LinearYardstick:
             "gap_weighted": number(self._excess(weighted[0])) if weighted else None,
             "gap_true": number(gap - self._excess(self._truth)),
             "gap_population": number((mean - self._truth).square().sum() / 2),
+            "grad_norm_weighted": number((self._curvature @ (weighted[0] - self._best)).norm()) if weighted else None,
         }
+
+    @cached_property
+    def loss(self) -> Loss | None:
+        if self._bounds is None and self._sums is None and self._has_bounds:
+            self._bounds = self._problem.bounds(self._nodes, self._best)
+        if self._bounds is None:
+            return None
+        smoothness, largest, total = self._bounds.tolist()
+        return Loss(smoothness, largest, total / (len(self._nodes) * self._problem.samples), self._problem.samples)
+
+    @property
+    def _has_bounds(self) -> bool:
+        """Whether they are worth their time: only for so many nodes the theorem's other numbers are there."""
+        return len(self._nodes) <= LARGEST and min(self._problem.dim, self._problem.samples) <= LARGEST
 
     def shared(self, group: Group, layout: Layout) -> LinearYardstick:
         # Sums of shards, always in the same order: the bits do not depend on who holds which.
@@ -80,7 +103,14 @@ class LinearYardstick:
         rows = max(1, _NUMBERS // (len(layout.shards) * sums.shape[1]))
         for into, *some in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
             into.copy_(group.collect(torch.stack(some), counts, "moments").sum(0))
-        return LinearYardstick(self._problem, ~self._honest, sums)
+        together = LinearYardstick(self._problem, ~self._honest, sums)
+        if self._has_bounds:
+            blocks = [nodes[self._honest[nodes]] for nodes in layout.blocks(group.rank)]
+            found = group.collect(
+                torch.stack([self._problem.bounds(nodes, together._best) for nodes in blocks]), counts, "moments"
+            )
+            together._bounds = torch.cat([found[:, :2].amax(0), found[:, 2:].sum(0)])
+        return together
 
     def _excess(self, theta: Tensor) -> Tensor:
         """Risk above the honest minimum, from the curvature: the samples are not touched again."""
@@ -92,8 +122,11 @@ class ImageYardstick:
     """Test accuracy of averaged models, and the norm of the global gradient: that of the honest nodes' pooled loss.
 
     Averages over all nodes, over the honest ones, and over the core. The gradient is taken at the average of the core after
-    a detection, of the honest nodes without one. An average that is not finite has no gradient and guesses one class.
+    a detection, of the honest nodes without one; after a detection also at the average weighted by the left Perron vector,
+    which is the same one where all weights are. An average that is not finite has no gradient and guesses one class.
     """
+
+    loss: Loss | None = None  # how smooth a network's loss is nobody knows
 
     def __init__(
         self,
@@ -118,18 +151,24 @@ class ImageYardstick:
 
     def averages(self, core: Core | None) -> list[Average]:
         among = [torch.ones_like(self._byzantine), ~self._byzantine] + ([] if core is None else [core.members])
-        return [Average(members) for members in among]
+        averages = [Average(members) for members in among]
+        if core is not None and not _is_even(core):
+            averages.append(Average(core.members, core.perron))
+        return averages
 
     def measure(self, averages: Sequence[Tensor]) -> Measures:
-        right = torch.stack([self._right(model) for model in averages])
+        models, points = averages[:3], averages[min(2, len(averages) - 1) :]
+        right = torch.stack([self._right(model) for model in models])
         tested = right.new_tensor([len(self._labels)])
-        found = self._group.total(torch.cat([self._gradient(averages[-1]), right, tested]), "measures")
-        slope, right = found[: -len(averages) - 1], found[-len(averages) - 1 : -1] / found[-1]
+        found = self._group.total(torch.cat([*map(self._gradient, points), right, tested]), "measures")
+        slopes, right = found[: -len(models) - 1].view(len(points), -1), found[-len(models) - 1 : -1] / found[-1]
+        lengths = torch.linalg.vector_norm(slopes, dim=1)
         return {
             "acc_all": float(right[0]),
             "acc_normal": float(right[1]),
             "acc_scc": float(right[2]) if len(right) > 2 else None,
-            "grad_norm": number(torch.linalg.vector_norm(slope)),
+            "grad_norm": number(lengths[0]),
+            "grad_norm_weighted": number(lengths[-1]) if len(models) > 2 else None,
         }
 
     def _gradient(self, theta: Tensor) -> Tensor:
@@ -141,6 +180,12 @@ class ImageYardstick:
     def _right(self, theta: Tensor) -> Tensor:
         """How many of its test images this process sees named rightly."""
         return (self._problem.outputs(theta, self._inputs).argmax(1) == self._labels).sum(dtype=torch.float64)
+
+
+def _is_even(core: Core) -> bool:
+    """Whether all nodes of the core weigh the same."""
+    weights = core.perron[core.members] * core.members.sum()
+    return bool(((weights - 1).abs() < _EVEN).all())
 
 
 def number(value: Tensor) -> float | None:
