@@ -100,7 +100,7 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="scenario-a, scenario-b; red-team, red-team-limits, red-team-pieces; "
+            help="scenario-a, scenario-b; published-step; red-team, red-team-limits, red-team-pieces; "
             "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion"
         ),
     ],

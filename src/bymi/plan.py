@@ -22,8 +22,7 @@ class StepSize:
     "trapezoid" rises linearly in the first tenth, stays, and falls linearly to zero in the last fifth: for networks, which need
     long steps for long and are thrown off by one that comes too early.
 
-    The warm-up counts all rounds of the plan, so that it takes the same steps as its rule alone would; the optimisation
-    counts its own.
+    The warm-up counts all rounds of the plan, the optimisation its own.
     """
 
     value: float
@@ -46,7 +45,7 @@ class StepSize:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A rule with gradient steps. Run for all rounds of a plan, it is that rule's own algorithm."""
+    """A rule with gradient steps. Without a detector it goes on after the warm-up: that rule's own algorithm."""
 
     rule: Rule = field(default_factory=lambda: BALANCE(gamma=1.0))
     step_size: StepSize = StepSize(0.05, "sqrt")
@@ -82,10 +81,18 @@ class Optimisation:
         require(self.max_local_step > 0, "max_local_step", self.max_local_step, "above 0")
         require(0 < self.min_weight <= 1, "min_weight", self.min_weight, "above 0, up to 1")
 
+    def usual_step(self, step: int, steps: int, nodes: int) -> float:
+        """The local step of a node with [y]_ii = 1 / m in round `step` of `steps`: what DSGD would call its step size."""
+        rate = self.step_size.at(step, steps) * (nodes if self.convention == "paper" else 1)
+        return min(rate, self.max_local_step)
+
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` rounds in all, of which `warm_up_steps` warm up. Without a detector the warm-up runs for all of them.
+    """`steps` rounds in all, of which `warm_up_steps` warm up.
+
+    Without a detector the plan is the warm-up rule alone, a baseline: it takes the step sizes and batches of the warm-up, then
+    those of the optimisation, as the method does round by round. With `warm_up_steps` = `steps` it keeps those of the warm-up.
 
     `watch`: what is done after the first detection, hardened profile only.
     """
@@ -109,6 +116,17 @@ class Plan:
             # The published phases know neither and would pass over them in silence.
             require(self.detector.panel is None, "watch", "off", "without a panel; Watch(every=None) detects once")
             require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
+
+    @property
+    def handover(self) -> int:
+        """The round from which the rule takes the step sizes and batches of the optimisation; `steps` for never."""
+        return min(self.warm_up_steps, self.steps) if self.detector is None else self.steps
+
+    def rule_step(self, step: int, nodes: int) -> float:
+        """The step size of the rule in round `step`, in a network of so many nodes."""
+        if step < self.handover:
+            return self.warm_up.step_size.at(step, self.steps)
+        return self.optimisation.usual_step(step - self.handover, self.steps - self.handover, nodes)
 
     @property
     def detections(self) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -13,6 +13,7 @@ from bymi import aggregation, attacks, datasets, detection, topology
 from bymi.errors import EXIT_CODES
 from bymi.experiment.component import Part
 from bymi.experiment.images import IMAGE_STUDIES
+from bymi.experiment.published_step import STEP_STUDIES
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.red_team import RED_TEAM_STUDIES
 from bymi.experiment.spec import Spec
@@ -36,7 +37,7 @@ def catalogue() -> dict[str, list[Row]]:
         "detection.scale": _rows(detection.SCALES),
         "study": [
             *((name, "", _first_line(study)) for name, study in STUDIES.items()),
-            *((name, "", shown) for name, shown in (IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
+            *((name, "", shown) for name, shown in (STEP_STUDIES | IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
         ],
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
@@ -44,11 +45,14 @@ def catalogue() -> dict[str, list[Row]]:
 
 def _keys(section: BaseModel, before: str = "") -> list[Row]:
     """Every key of a section with its default and what its section is for; parts have tables of their own."""
-    rows = []
-    for name in type(section).model_fields:
+    rows: list[Row] = []
+    for name, field in type(section).model_fields.items():
         value = getattr(section, name)
+        off = [kind for kind in get_args(field.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
         if isinstance(value, BaseModel) and not isinstance(value, Part):
             rows += _keys(value, f"{before}{name}.")
+        elif value is None and off:
+            rows += [(f"{before}{name}", '"off"', ""), *_keys(off[0](), f"{before}{name}.")]
         else:
             shown = value.name if isinstance(value, Part) else json.dumps(value)
             rows.append((f"{before}{name}", shown, _first_line(type(section)) if not rows else ""))

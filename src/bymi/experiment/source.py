@@ -73,6 +73,7 @@ def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
         path = path[:-1]
     for step in path[:-1]:
         inner = values.get(step, {})
+        inner = {} if inner is None else inner  # a section that is off
         inner = read_shorthand(inner) if isinstance(inner, str) else inner
         if not isinstance(inner, dict):
             raise InputError(f"{'.'.join(path)}: {step!r} is a single value, it has no keys inside")

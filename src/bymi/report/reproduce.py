@@ -7,17 +7,21 @@ from pathlib import Path
 from rich.table import Table
 
 from bymi.experiment.images import ImageStudy
+from bymi.experiment.published_step import StepStudy
 from bymi.experiment.red_team import RedTeam
 from bymi.experiment.studies import Study
-from bymi.report import images, red_team, studies
+from bymi.report import images, published_step, red_team, studies
 from bymi.report.tables import plain_table
 
 
-def show(study: Study | ImageStudy | RedTeam, folder: Path, command: str) -> tuple[list[Path], Table | None]:
+def show(study: Study | ImageStudy | RedTeam | StepStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
     """Draw a study from all of its runs that are there: the files written, and the table if there is one to print."""
     if isinstance(study, ImageStudy):
         return images.draw(study, folder, command), None
     if isinstance(study, RedTeam):
         return red_team.draw(study, folder, command), None
+    if isinstance(study, StepStudy):
+        table = published_step.table(published_step.collect(study, folder, command))
+        return published_step.draw(study, folder, command), plain_table(*table)
     paths = studies.draw(study, folder)
     return paths, plain_table(*studies.medians(study, studies.collect(study, folder)), title=study.title)
