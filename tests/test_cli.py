@@ -234,6 +234,7 @@ def test_a_run_that_cannot_begin_is_one_line(
         (["method=drsgd-bymi", "optimisation.step_size=1e6", "optimisation.max_local_step=1e6"], 3, "diverged"),
         (["method=drsgd-bymi", "graph=ring"], 4, "fragmented"),
         (["method=drsgd-bymi"], 5, "isolated"),
+        (["method=drsgd-bymi", "detection.offset=1", "detection.fdr_level=0.01"], 8, "infiltrated"),
     ],
 )
 def test_bad_endings_have_a_sentence_a_code_and_all_files(tmp_path: Path, words: list[str], code: int, ending: str) -> None:
@@ -246,6 +247,9 @@ def test_bad_endings_have_a_sentence_a_code_and_all_files(tmp_path: Path, words:
     assert files_in(folder) == GAP_FILES | (VERDICT_FILES if "method=drsgd-bymi" in words else set())
     if ending == "diverged":
         assert summary["sentence"].startswith("16 of 16 honest nodes left all bounds by step ")
+    elif ending == "infiltrated":
+        assert summary["sentence"].startswith(f"{summary['core_byzantine']} of the {summary['core_size']} nodes in the core")
+        assert summary["core_byzantine"] == 4
     else:
         verdict = json.loads((folder / "verdict.json").read_text())
         assert sentence_of(verdict) in summary["sentence"]

@@ -24,7 +24,7 @@ CELL = ("ipm", "ios", "receiver", 0.2)
 # What is missed
 
 
-GOOD = {"pa": 1.0, "fdp": 0.05, "acc_scc": 0.975, "acc_normal": 0.97, "grad_norm": 0.05}
+GOOD = {"outcome": "finished", "pa": 1.0, "fdp": 0.05, "acc_scc": 0.975, "acc_normal": 0.97, "grad_norm": 0.05}
 
 
 def missed(*changes: dict[str, Any], data: str = "mnist", alone: float | None = 0.97, published: float = 97.3) -> list[str]:
@@ -63,8 +63,46 @@ def test_a_run_that_never_came_to_its_detection_misses_everything() -> None:
     lost = {"pa": None, "fdp": None, "acc_scc": None, "grad_norm": None}
     found = missed(lost)
     assert "P_a below 100" in found
+    assert "FDP above 10" in found
     assert "97.3 points below the paper" in found
     assert "gradient norm above 0.1" in found
+
+
+def test_bad_endings_are_a_miss() -> None:
+    assert missed({"outcome": "diverged"}, {}, {"outcome": "isolated"}) == ["1 diverged, 1 isolated of 3"]
+    assert missed({"outcome": "finished", "core_byzantine": 3}) == ["1 infiltrated of 1"]
+
+
+def paper_missed(*changes: dict[str, Any]) -> list[str]:
+    found = {("ipm", "ios", 0.2, "published"): [{**GOOD, **change} for change in changes]}
+    return report._table_misses("mnist", "ipm", "ios", "published", found)  # the paper has 97.4 %
+
+
+def test_the_published_method_is_held_to_what_the_paper_says() -> None:
+    assert paper_missed({}) == []
+    assert paper_missed({"fdp": 0.4, "pa": 0.99, "acc_scc": 0.9691}) == []
+    assert paper_missed({"acc_scc": 0.095}) == ["87.9 points below the paper"], "P_a alone would not show it"
+    assert paper_missed({"fdp": 0.41}) == ["FDP above 40"]
+    assert paper_missed({"pa": 0.98}) == ["P_a below 99"]
+    assert paper_missed({"outcome": "fragmented"}, {}) == ["1 fragmented of 2"]
+    lost = {"outcome": "diverged", "pa": None, "fdp": None, "acc_scc": None}
+    assert paper_missed(lost) == ["1 diverged of 1", "P_a below 99", "FDP above 40", "97.4 points below the paper"]
+
+
+def test_cells_say_how_many_runs_they_are_of() -> None:
+    runs = [{"pa": value} for value in (0.97, 0.98, None, float("nan"))]
+    assert report._cell(runs, "pa", 99.0) == "97.5 ± 0.7 (2 of 4) [99.0]"
+    assert report._cell(runs[:1], "pa", None) == "97.0"
+    assert report._cell(runs[2:], "pa", 99.0) == "none of 2 [99.0]"
+    assert report._cell(runs[2:], "pa", None) == "-", "a rule alone detects nobody"
+    assert report._cell([{"grad_norm": None}], "grad_norm", None) == "none of 1", "a gradient that is not finite"
+    assert report._cell([], "acc_normal", None) == "-"
+
+
+def test_every_bad_ending_is_named() -> None:
+    runs = [{"outcome": outcome} for outcome in ("diverged", "fragmented", "finished", "diverged")]
+    assert report._ended(runs) == "4: 2 diverged, 1 fragmented"
+    assert report._ended([{"outcome": "finished"}] * 5) == "5"
 
 
 # Pages and curves of run folders made by hand
@@ -153,9 +191,9 @@ def test_ratios_in_the_order_of_the_paper_with_what_is_missed(tmp_path: Path) ->
     assert [row["ratio"] for row in rows[:3]] == ["0.1", "0.2", "0.3"]
     (row,) = [row for row in rows if (row["attack"], row["rule"], row["ratio"]) == ("IPM", "UBAR", "0.1")]
     assert (row["FDP"], row["P_a"], row["Acc (scc)"]) == ("25.0 [24.0]", "100.0 [99.7]", "97.5 [78.9]")
-    assert (row["runs"], row["misses"]) == ("1, 1 isolated", "FDP above 10")
+    assert (row["runs"], row["misses"]) == ("1: 1 isolated", "1 isolated of 1; FDP above 10")
     assert row["rule alone: Acc (normal)"] == "90.0"
-    assert {row["misses"] for row in rows} == {"-", "FDP above 10"}
+    assert {row["misses"] for row in rows} == {"-", "1 isolated of 1; FDP above 10"}
 
 
 @pytest.mark.parametrize("name", ["table-mnist", "ratios-mnist"])

@@ -12,7 +12,7 @@ from bymi.graph import Graph
 from bymi.phases import Snapshot
 from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
-from bymi.runs.outcome import ENDING_CODES
+from bymi.runs.outcome import ENDING_CODES, worst
 from bymi.runs.yardsticks import LinearYardstick
 
 BYZANTINE = torch.tensor([False, False, False, True, True])
@@ -94,6 +94,11 @@ def test_after_a_detection_the_gap_is_over_the_core() -> None:
     [
         (Complete(), mask(".xxxx", ".....", ".....", ".....", "....."), 0.0, "isolated", "1 honest nodes flagged all"),
         (Ring(), mask(".x..x", "x.x..", ".....", "....x", "...x."), 0.0, "fragmented", "2 of 5 nodes"),
+        (Complete(), mask("...xx", "...x.", "...xx", ".....", "....."), 0.0, "infiltrated", "2 of the 5 nodes in the core"),
+        (Complete(), mask("...xx", "...xx", "...x.", ".....", "...x."), 0.0, "infiltrated", "1 of the 4 nodes in the core"),
+        # The worst thing first: a node alone beside liars in the core, and a core in pieces that holds some.
+        (Complete(), mask(".xxxx", "...x.", ".....", ".....", "....."), 0.0, "isolated", "1 honest nodes flagged all"),
+        (Complete(), mask(".xxxx", "x.xxx", "xx.xx", ".....", "....."), 0.0, "fragmented", "2 of 5 nodes"),
         (Complete(), mask(".....", ".....", ".....", ".....", "....."), float("nan"), "diverged", "3 of 3 honest nodes"),
         (Complete(), mask(".....", ".....", ".....", ".....", "....."), 1e10, "diverged", "by step 5"),
     ],
@@ -139,3 +144,20 @@ def test_a_diverging_byzantine_node_is_not_a_diverging_run() -> None:
 
 def test_every_ending_has_a_documented_exit_code() -> None:
     assert set(ENDING_CODES.values()) <= set(EXIT_CODES)
+    assert list(ENDING_CODES) == ["diverged", "fragmented", "isolated", "infiltrated", "finished"], "the worst first"
+    for ending, code in ENDING_CODES.items():
+        assert ending in EXIT_CODES[code]
+
+
+def test_the_worst_of_several_endings_counts() -> None:
+    assert worst(["finished", "infiltrated"]) == 8
+    assert worst(["isolated", "infiltrated"]) == 5
+    assert worst(["finished", "finished"]) == 0
+
+
+def test_a_baseline_has_no_core_that_could_be_infiltrated() -> None:
+    graph = Complete().draw(5)
+    watch = recorder(graph)
+    watch.see(snapshot(torch.zeros(5, 4, dtype=torch.float64), graph, 5))
+    summary = watch.summary(1.0)
+    assert (summary["outcome"], summary["core_byzantine"]) == ("finished", None)

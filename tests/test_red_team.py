@@ -16,7 +16,7 @@ from bymi.experiment.red_team import ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIEC
 from bymi.experiment.reproduce import find_study
 from bymi.experiment.spec import read_spec
 from bymi.report import red_team
-from bymi.report.red_team import harmless, verdict
+from bymi.report.red_team import harmless, image_verdict, verdict
 from bymi.runs.scene import build_scene
 
 IMAGES_ONLY = {"ood", "label-flip"}
@@ -33,7 +33,7 @@ def test_sizes_of_the_studies() -> None:
     assert len(find_study("red-team").specs) == 5 * len(ATTACKS) * len(COLUMNS)
     assert len(find_study("red-team-limits").specs) == 5 * sum(len(rows) for _, rows in LIMITS.values())
     assert len(find_study("red-team-pieces", seeds=3).specs) == 3 * 2 * len(PIECES)
-    assert {trial.column for trial in build_red_team("red-team", only=["paper"]).trials} == {"paper"}
+    assert {trial.column for trial in build_red_team("red-team", only=["published"]).trials} == {"published"}
     assert len(build_red_team("red-team", fast=True).trials) < 50
     for row in (*[attack for _, attack in PIECES.values()], *[row for _, rows in LIMITS.values() for row in rows]):
         assert row in ATTACKS
@@ -46,7 +46,7 @@ def test_every_piece_changes_the_spec() -> None:
         assert pair[0].digest != pair[1].digest, (piece, off, attack)
 
 
-@pytest.mark.parametrize(("only", "name"), [(["gods"], "red-team"), (["paper"], "red-team-pieces")])
+@pytest.mark.parametrize(("only", "name"), [(["gods"], "red-team"), (["published"], "red-team-pieces")])
 def test_only_what_there_is(only: list[str], name: str) -> None:
     with pytest.raises(InputError, match="--only: got"):
         find_study(name, only=only)
@@ -115,7 +115,21 @@ def summary(**changes: Any) -> dict[str, Any]:
         ("joint shift 0.3", [summary(pa=0.5, gap=1.0)], "below the noise"),
         ("sign flip", [summary(), summary(outcome="diverged")], "**diverged**"),
         ("sign flip", [summary(core_size=113)], "**core lost**"),
-        ("sign flip", [summary(core_size=120, core_byzantine=7)], "**core lost**"),
+        ("sign flip", [summary(core_size=120, core_byzantine=7)], "**core lost** (1 infiltrated of 1)"),
+        (
+            "sign flip",
+            [summary(), summary(outcome="infiltrated", core_size=123, core_byzantine=3)],
+            "stopped (1 infiltrated of 2)",
+        ),
+        ("sign flip", [summary(core_size=123, core_byzantine=3, pa=0.5, gap=1e-5)], "harmless (1 infiltrated of 1)"),
+        ("joint shift 0.3", [summary(core_size=150, core_byzantine=30, pa=0.0)], "below the noise (1 infiltrated of 1)"),
+        ("sign flip", [summary(), summary(outcome="isolated", core_size=119)], "stopped (1 isolated of 2)"),
+        ("sign flip", [summary(pa=0.5, gap=None), summary(pa=0.5, gap=1e-5)], "**through**"),
+        (
+            "sign flip",
+            [summary(outcome="diverged"), summary(outcome="infiltrated", core_byzantine=1)],
+            "**diverged** (1 infiltrated of 2)",
+        ),
         ("sign flip", [summary(core_size=114)], "stopped"),
         ("sign flip", [summary(core_size=108), summary(core_size=120)], "stopped"),
         ("joint shift 0.3", [summary(pa=0.5, core_size=100)], "**core lost**"),
@@ -129,6 +143,22 @@ def summary(**changes: Any) -> dict[str, Any]:
 )
 def test_how_an_attack_ended(row: str, runs: list[dict[str, Any]], word: str) -> None:
     assert verdict(row, runs, 1e-5) == word
+
+
+def test_a_held_image_run_with_attackers_in_its_core_says_so() -> None:
+    runs = [{**summary(core_size=123, core_byzantine=3), "acc_normal": 0.97}]
+    assert image_verdict(runs, 0.97) == "held (1 infiltrated of 1)"
+    assert image_verdict([{**summary(), "acc_normal": 0.97}], 0.97) == "held"
+
+
+def test_values_that_are_missing_are_counted() -> None:
+    runs = [summary(gap=0.5), summary(pa=None, gap=None, core_size=None)]
+    assert red_team._share(runs, "pa") == "100.0 (1 of 2)"
+    assert red_team._share(runs[1:], "pa") == "-"
+    assert red_team._gap(runs) == "5.0e-01 (1 of 2)"
+    assert red_team._gap(runs[1:]) == "not finite"
+    assert red_team._core(runs) == "100 (1 of 2)"
+    assert red_team._gap([*runs, summary(outcome="diverged")]) == "diverged (1 of 3)"
 
 
 def test_what_counts_as_harmless() -> None:

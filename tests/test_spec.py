@@ -14,7 +14,7 @@ from bymi.aggregation import RULES, SetRule
 from bymi.attacks import ATTACKS
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, Spec, load, read_spec
-from bymi.experiment.spec import Panel, Watch
+from bymi.experiment.spec import Alone, Panel, Watch
 from bymi.runs.scene import build_scene
 from bymi.runs.tasks import TASKS
 from bymi.topology import TOPOLOGIES
@@ -89,9 +89,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_one(word: str, nearest: st
         ("graph=file", "graph.path: missing"),
         ("warm_up.rule=balance:gamma", "warm_up.rule.gamma: got '', allowed: a valid number"),
         ("optimisation.step_size=theorem", "optimisation.step_size: got 'theorem', allowed: with optimisation.convention"),
-        ('method=["dsgd", "dsgd"]', "method: got ['dsgd', 'dsgd'], allowed: one or more of dsgd, rule, drsgd-bymi, each once"),
+        ('method=["dsgd", "dsgd"]', "method: got ['dsgd', 'dsgd'], allowed: one or more of dsgd, rule, published, drsgd-"),
         ("optimisation.step_size=theory", "optimisation.step_size: got 'theory', allowed: a valid number or 'theorem'"),
-        ("method=sgd", "method: got 'sgd', allowed: 'dsgd', 'rule' or 'drsgd-bymi'"),
+        ("method=sgd", "method: got 'sgd', allowed: 'dsgd', 'rule', 'published' or 'drsgd-bymi'"),
         ("warm_up=5", "warm_up: got 5, allowed: "),
         ("attack=5", "attack: got 5, allowed: "),
         ("nodes.more=5", "nodes.more: 'nodes' is a single value"),
@@ -100,10 +100,13 @@ def test_an_unknown_name_is_answered_with_the_nearest_one(word: str, nearest: st
         ("byzantine_ratio=-0.1", "byzantine_ratio: got -0.1, allowed: greater than or equal to 0"),
         ("byzantine_mixing=loudly", "byzantine_mixing: got 'loudly', allowed: 'plain', 'none' or 'rule'"),
         ("profile=mine", "profile: got 'mine', allowed: 'hardened' or 'paper'"),
+        ("alone=all", "alone: got 'all', allowed: a name or a table of keys"),
+        ("alone.rate=0.1", "alone.rate: unknown key (got 0.1)"),
+        ("alone.batch=0", "alone.batch: got 0, allowed: greater than or equal to 1"),
         ("steps=1", "steps: got 1, allowed: greater than or equal to 2"),
         ("seed=-1", "seed: got -1, allowed: greater than or equal to 0"),
         ("record_every=0", "record_every: got 0, allowed: greater than or equal to 1"),
-        ("method=[]", "method: got an empty list, allowed: one or more of dsgd, rule, drsgd-bymi"),
+        ("method=[]", "method: got an empty list, allowed: one or more of dsgd, rule, published, drsgd-bymi"),
         ("warm_up.steps=3000", "warm_up.steps: got 3000, allowed: 1 to steps - 1 = 2999"),
         ("warm_up.step_size=nan", "warm_up.step_size: got nan, allowed: "),
         ("data.identification=100", "data.identification: got 100, allowed: 2 to data.samples - 1 = 99"),
@@ -264,6 +267,7 @@ PANEL = {
     **{"strong": 9.0, "weak": 6.0, "direction": "off", "joint": 3.0, "guard": 0.6, "widen": 5.0},
 }
 WATCH = {"every": 100, "fuse": "off", "fuse_share": 0.3, "drift": 6.0, "deed": "off", "longest": 4, "retreat": "off"}
+ALONE = {"step_size": 0.1, "schedule": "trapezoid", "batch": 9}
 CHANGES = [
     'method="dsgd"',
     "nodes=151",
@@ -296,6 +300,8 @@ CHANGES = [
     "warm_up.step_size=0.06",
     "warm_up.schedule=linear",
     "warm_up.batch=9",
+    "alone={}",
+    *(f"alone.{key}={value}" for key, value in ALONE.items()),
     "detection.fdr_level=0.1",
     "panel.strong=off detection.offset=1",
     "panel.edge=off detection.centre=mean",
@@ -336,6 +342,7 @@ def test_the_digest_tells_any_two_specs_apart_and_equal_ones_not() -> None:
     assert touched == set(Spec.model_fields), "a new key belongs in the list of changes"
     assert set(PANEL) == set(Panel.model_fields)
     assert set(WATCH) == set(Watch.model_fields)
+    assert set(ALONE) == set(Alone.model_fields)
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -23,7 +23,8 @@ from bymi.runs import store
 from tests.commands import FINISHES
 
 
-def test_the_grids_are_those_of_the_paper() -> None:
+def test_the_scenes_are_those_of_the_paper_and_the_grids_ours() -> None:
+    """The paper prints sizes, rounds, levels and seeds; which s_r and which ratios its figures have, it does not print."""
     a, b = build_study("scenario-a"), build_study("scenario-b")
     assert len(a.cells) == len(b.cells) == 8 * 2 * 3 * 5
     assert a.values == (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -93,8 +94,11 @@ def test_a_study_resumes_where_it_stopped(small: tuple[Study, Path]) -> None:
 
 
 def test_a_diverged_run_counts_as_an_infinite_gap() -> None:
-    assert report._middle("gap", [{"gap": None}, {"gap": 1e-3}, {"gap": 3e-3}]) == "3.0e-03"
-    assert report._middle("gap", [{"gap": None}, {"gap": None}, {"gap": 3e-3}]) == "diverged"
+    lost = {"gap": None, "pa": None, "outcome": "diverged"}
+    fine = [{"gap": gap, "pa": 1.0, "outcome": "finished"} for gap in (1e-3, 3e-3)]
+    assert report._middle("gap", [lost, *fine]) == "3.0e-03"
+    assert report._middle("gap", [lost, lost, fine[1]]) == "diverged"
+    assert report._middle("gap", [{**lost, "outcome": "infiltrated"}]) == "not finite"
 
 
 def test_the_default_study_is_what_bymi_run_runs() -> None:
@@ -125,3 +129,17 @@ def test_table_and_figure_of_the_default_study_are_of_the_same_runs(tmp_path: Pa
 def test_the_default_study_without_a_run_is_empty_and_no_trace(tmp_path: Path) -> None:
     (path,) = default.draw(DefaultStudy("default", load(None, FINISHES).expand()), tmp_path)
     assert json.loads(path.read_text())["runs"] == []
+
+
+def test_a_run_without_a_verdict_counts_as_one_that_missed() -> None:
+    runs = [{"pa": pa, "outcome": "finished"} for pa in (None, 0.9, 1.0)]
+    assert report._middle("pa", runs) == "90.0"
+
+
+def test_medians_name_every_bad_ending(small: tuple[Study, Path]) -> None:
+    study, _ = small
+    run = {"fdp": 0.2, "pa": 1.0, "gap": 1e-4, "core_byzantine": 0}
+    outcomes = ("finished", "isolated", "diverged", "isolated")
+    runs = [{**run, "outcome": outcome} for outcome in outcomes] + [{**run, "outcome": "finished", "core_byzantine": 2}]
+    _, (row,) = report.medians(study.axis, {(30, "IOS", 0.1): runs})
+    assert row[-2:] == ["5", "1 diverged, 2 isolated, 1 infiltrated"]

@@ -26,7 +26,7 @@ _FUSE = 3.0  # by which deeds are measured where no fuse acts
 def drsgd_bymi(
     problem: Problem, network: Network, plan: Plan, forge: Forge | None = None, state: State | None = None
 ) -> Iterator[Snapshot]:
-    """Yield a Snapshot after every round. A plan without a detector is its warm-up rule alone, on all samples.
+    """Yield a Snapshot after every round. A plan without a detector is its warm-up rule alone, on all samples: a baseline.
 
     The hardened profile takes the last two phases in turns, with an eye on what neighbours really send. With the `state` that
     a Snapshot of the same run has, only the rounds after that one are run, and give the same numbers.

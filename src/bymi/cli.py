@@ -106,7 +106,7 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="default; scenario-a, scenario-b; red-team, red-team-limits, red-team-pieces, red-team-mnist; "
+            help="default; scenario-a, scenario-b; published-step; red-team, red-team-limits, red-team-pieces, red-team-mnist; "
             "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
             "or pages: write README and docs of this checkout from docs/results."
         ),
@@ -118,8 +118,8 @@ def reproduce(
         list[str] | None,
         typer.Option(
             "--only",
-            help="Columns of an image study: undefended, alone, alone-global, hardened, receiver, paper; of red-team: "
-            "nobody, BALANCE, paper, hardened; default: all.",
+            help="Columns of an image study: undefended, alone, alone-global, published, published-averaging, receiver, "
+            "hardened; of red-team: nobody, BALANCE, published, hardened; default: all.",
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part, one seed: a look, not a result.")] = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -38,14 +39,14 @@ def warm_up(
 ) -> Iterator[Snapshot]:
     """`rounds` rounds of a rule with gradient steps on samples from `pool` [B, P]. Paper: asp:warm_up.
 
-    `start`: how many of them are behind, with nodes at `theta`.
+    `start`: how many of them are behind, with nodes at `theta`. A rule alone goes on after the plan's `handover`.
     """
-    nodes, rule, settings = network.nodes, plan.warm_up.rule, plan.warm_up
+    nodes, rule = network.nodes, plan.warm_up.rule
     theta = problem.initial(nodes) if theta is None else theta
-    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, range(start, rounds)):
-        rate = settings.step_size.at(step, plan.steps)
-        if plan.detector is not None:
-            rate *= settings.cooling(step, rounds)
+    early, late = range(start, min(rounds, plan.handover)), range(max(start, plan.handover), rounds)
+    batches = ((plan.warm_up.batch, early), (plan.optimisation.batch, late))
+    for step, chosen in chain.from_iterable(_draw(pool, nodes, batch, plan.seed, some) for batch, some in batches):
+        rate = plan.rule_step(step, network.size)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
 
         def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None, chosen: Tensor = chosen) -> Tensor:
@@ -209,6 +210,7 @@ def optimise(
 ) -> Iterator[Snapshot]:
     """SGD over the pruned graph, each local step divided by the node's entry of the tracker. Paper: eq:local_dsgdrs.
 
+    The tracker is that after the round, as printed; with "adapt-then-combine", which is ours, that before it.
     `steps`: which rounds of the plan, all after the warm-up by default; `tracker` and whether it has `settled`, if some over
     this network are behind. Mutual pruning leaves weights that are doubly stochastic: the tracker would be 1 / M everywhere,
     so there is none.
@@ -301,6 +303,16 @@ def local_steps(
     return steps.clamp_max(how.max_local_step), steps > how.max_local_step, entry < floor
 
 
+def dgd_rs(theta: Tensor, tracker: Tensor, gradients: Tensor, mixing: Tensor, step_size: float) -> tuple[Tensor, Tensor]:
+    """Parameters [M, D] and trackers [M, M] after one round of DGD-RS as printed, without safeguards. Paper: eq:DGDRS.
+
+    theta_i <- sum_j W_ij theta_j - eta grad f_i(theta_i) / [y_i]_i and y_i <- sum_j W_ij y_j, with exact `gradients` [M, D] and
+    row-stochastic `mixing` [M, M]. It divides by the tracker *before* the round. `optimise`, which goes back to it, is another
+    update (eq:local_dsgdrs): mini-batches, and the tracker *after* the round.
+    """
+    return mixing @ theta - step_size * gradients / tracker.diagonal()[:, None], mixing @ tracker
+
+
 def _draw(pool: Tensor, nodes: Tensor, batch: int, seed: int, steps: range) -> Iterator[tuple[int, Tensor]]:
     """Each step with a mini-batch of each node [B, batch], drawn with replacement from its row of `pool` [B, P]."""
     everything = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
@@ -312,4 +324,16 @@ def _draw(pool: Tensor, nodes: Tensor, batch: int, seed: int, steps: range) -> I
             yield step, place if everything else torch.gather(pool, 1, place)
 
 
-__all__ = ["Forge", "NoForge", "Snapshot", "cut_off", "detect", "judge", "local_steps", "optimise", "premix", "warm_up"]
+__all__ = [
+    "Forge",
+    "NoForge",
+    "Snapshot",
+    "cut_off",
+    "detect",
+    "dgd_rs",
+    "judge",
+    "local_steps",
+    "optimise",
+    "premix",
+    "warm_up",
+]

@@ -24,8 +24,7 @@ class StepSize:
     "trapezoid" rises linearly in the first tenth, stays, and falls linearly to zero in the last fifth: for networks, which need
     long steps for long and are thrown off by one that comes too early.
 
-    The warm-up counts all rounds of the plan, so that it takes the same steps as its rule alone would; the optimisation
-    counts its own.
+    The warm-up counts all rounds of the plan, the optimisation its own.
     """
 
     value: float
@@ -48,7 +47,7 @@ class StepSize:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A rule with gradient steps. Run for all rounds of a plan, it is that rule's own algorithm.
+    """A rule with gradient steps. Without a detector it goes on after the warm-up: that rule's own algorithm.
 
     `rule` may be a name in RULES with parameters, "ios:share=0.3", and `step_size` a number, for a constant step size.
     `cool_down`: the last part of the warm-up, as a share of its rounds, over which the step falls linearly to zero; it is zero
@@ -104,6 +103,11 @@ class Optimisation:
         rounds = self.premix_rounds
         require(rounds is None or rounds >= 0, "premix_rounds", rounds, "0 or more, or None")
 
+    def usual_step(self, step: int, steps: int, nodes: int) -> float:
+        """The local step of a node with [y]_ii = 1 / m in round `step` of `steps`: what DSGD would call its step size."""
+        rate = self.step_size.at(step, steps) * (nodes if self.convention == "paper" else 1)
+        return min(rate, self.max_local_step)
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -129,7 +133,10 @@ class Stop:
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` rounds in all, of which `warm_up_steps` warm up. Without a detector the warm-up runs for all of them.
+    """`steps` rounds in all, of which `warm_up_steps` warm up.
+
+    Without a detector the plan is the warm-up rule alone, a baseline: it takes the step sizes and batches of the warm-up, then
+    those of the optimisation, as the method does round by round. With `warm_up_steps` = `steps` it keeps those of the warm-up.
 
     `watch`: what is done after the first detection, hardened profile only. `stop`: when to end before the last round.
     """
@@ -161,6 +168,18 @@ class Plan:
             require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
 
     @property
+    def handover(self) -> int:
+        """The round from which the rule takes the step sizes and batches of the optimisation; `steps` for never."""
+        return min(self.warm_up_steps, self.steps) if self.detector is None else self.steps
+
+    def rule_step(self, step: int, nodes: int) -> float:
+        """The step size of the rule in round `step`, in a network of so many nodes. Only before a detection it cools down."""
+        if step >= self.handover:
+            return self.optimisation.usual_step(step - self.handover, self.steps - self.handover, nodes)
+        rate = self.warm_up.step_size.at(step, self.steps)
+        return rate if self.detector is None else rate * self.warm_up.cooling(step, self.warm_up_steps)
+
+    @property
     def stop_from(self) -> int:
         """The round from which on the criterion of `stop` is looked at."""
         return 0 if self.detector is None else self.warm_up_steps
@@ -168,7 +187,7 @@ class Plan:
     def step_sum(self, steps: range, size: int) -> float:
         """The sum of step sizes in some rounds after `stop_from`, in the convention "mean" for so many nodes."""
         if self.detector is None:
-            return sum(self.warm_up.step_size.at(step, self.steps) for step in steps)
+            return sum(self.rule_step(step, size) for step in steps)
         first, how = self.warm_up_steps, self.optimisation
         total = sum(how.step_size.at(step - first, self.steps - first) for step in steps)
         return total * size if how.convention == "paper" else total

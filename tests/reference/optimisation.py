@@ -48,3 +48,16 @@ def one_round(
     if order == "adapt-then-combine":
         return mix(mixing, theta - steps(trackers)), mixed_trackers
     return mix(mixing, theta) - steps(mixed_trackers), mixed_trackers
+
+
+def dgd_rs_round(theta: Matrix, trackers: Matrix, gradients: Matrix, mixing: Matrix, rate: float) -> tuple[Matrix, Matrix]:
+    """eq:DGDRS node by node and coordinate by coordinate: the step is divided by [y_{i,k}]_i, the tracker before the round."""
+    nodes, dim = theta.shape
+    after, tracked = np.zeros_like(theta), np.zeros_like(trackers)
+    for i in range(nodes):
+        for c in range(dim):
+            mixed = sum(mixing[i, j] * theta[j, c] for j in range(nodes))
+            after[i, c] = mixed - rate * gradients[i, c] / trackers[i, i]
+        for c in range(nodes):
+            tracked[i, c] = sum(mixing[i, j] * trackers[j, c] for j in range(nodes))
+    return after, tracked

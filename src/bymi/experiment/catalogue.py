@@ -14,6 +14,7 @@ from bymi import aggregation, attacks, datasets, detection, topology
 from bymi.errors import EXIT_CODES
 from bymi.experiment.component import Part
 from bymi.experiment.images import IMAGE_STUDIES
+from bymi.experiment.published_step import STEP_STUDIES
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.red_team import RED_TEAM_STUDIES
 from bymi.experiment.spec import Spec
@@ -38,7 +39,7 @@ def catalogue() -> dict[str, list[Row]]:
         "study": [
             ("default", "", "What `bymi run` runs without arguments, seed 0: the table and the figure of the README."),
             *((name, "", _first_line(study)) for name, study in STUDIES.items()),
-            *((name, "", shown) for name, shown in (IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
+            *((name, "", shown) for name, shown in (STEP_STUDIES | IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
         ],
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
@@ -46,7 +47,7 @@ def catalogue() -> dict[str, list[Row]]:
 
 def _keys(section: BaseModel, before: str = "") -> list[Row]:
     """Every key of a section with its default and what its section is for; parts have tables of their own."""
-    rows = []
+    rows: list[Row] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         inner = next((one for one in get_args(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)), None)

@@ -85,6 +85,7 @@ def image_spec(data: str, attack: str, rule: str, ratio: float, column: str, see
             "seed": seed,
             "record_every": _RECORD_OFTEN if data == _CURVES and ratio == 0.2 else 500,
             "warm_up": _warm_up(attack, rule, ratio, column),
+            "alone": {"step_size": _STEP, "schedule": "trapezoid", "batch": 32},
             "detection": _DETECTION.get(column, {}),
             "optimisation": _OPTIMISATION.get(column, _OPTIMISATION["receiver"]),
             **({"watch": _WATCH} if column == "hardened" else {}),

@@ -35,7 +35,11 @@ PROFILES: dict[str, dict[str, Any]] = {
         "watch": {},
     },
 }
-"""The published detection, bit for bit; and the one that expects to be attacked."""
+"""The published method: its detection and the form of each update as printed; and the one that expects to be attacked.
+
+What the paper does not print, and the optimisation needs to converge, is ours in both: the cap on local steps, the floor under
+the tracker, the falling step size, and a tracker that starts at its limit. `bymi reproduce published-step` has runs without.
+"""
 
 
 def under(values: dict[str, Any], profile: str) -> dict[str, Any]:
@@ -57,6 +61,13 @@ def over(values: dict[str, Any], profile: str) -> dict[str, Any]:
     changed = {**values, "profile": profile}
     for key, preset in PROFILES.get(profile, {}).items():
         given = changed.get(key)
+        given = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
         # A section with settings of the profile keeps its other keys; one that the profile switches on or off starts anew.
         changed[key] = {**given, **preset} if preset and isinstance(given, dict) else preset
     return changed
+
+
+def published(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of the whole method under profile "paper"; what is set beside that profile stays as it is."""
+    whole = {**values, "method": "drsgd-bymi"}
+    return whole if values.get("profile") == "paper" else over(whole, "paper")

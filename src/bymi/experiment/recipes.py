@@ -62,6 +62,7 @@ def _look(data: str, *, identification: int = 20, **changes: object) -> Spec:
         "record_every": 75,
         "data": {"name": data, "identification": identification},
         "warm_up": {**base["warm_up"], "batch": 16},
+        "alone": None,
         "detection": {**base["detection"], "sample": "identification"},
         "watch": {"every": 60},
         "optimisation": {**base["optimisation"], "batch": 16},

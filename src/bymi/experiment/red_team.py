@@ -17,7 +17,7 @@ _WAKE = 950  # a sleeper's first round: between two detections
 COLUMNS: dict[str, dict[str, Any]] = {
     "nobody": {"method": "dsgd"},
     "BALANCE": {"method": "rule"},
-    "paper": {"method": "drsgd-bymi", "profile": "paper"},
+    "published": {"method": "drsgd-bymi", "profile": "paper"},
     "hardened": {"method": "drsgd-bymi", "profile": "hardened"},
 }
 """Who defends."""
@@ -132,7 +132,7 @@ IMAGES: dict[str, dict[str, Any]] = {
     "decorrelated halves inside the screen": {"attack": "decorrelated:strength=1.0"},
 }
 """On MNIST: the ten rows above with the largest gaps of the published detection, with rounds that fit 500 of them."""
-_IMAGE_COLUMNS = {"nobody": "undefended", "BALANCE": "alone", "paper": "published", "hardened": "hardened"}
+_IMAGE_COLUMNS = {"nobody": "undefended", "BALANCE": "alone", "published": "published", "hardened": "hardened"}
 
 RED_TEAM_STUDIES: dict[str, str] = {
     "red-team": "Every attack against nobody, BALANCE, the published detection and the hardened one (linear model).",

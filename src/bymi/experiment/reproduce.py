@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from bymi.errors import InputError, require
 from bymi.experiment.default import DefaultStudy, build_default
 from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
+from bymi.experiment.published_step import STEP_STUDIES, StepStudy, build_step_study
 from bymi.experiment.red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
 from bymi.experiment.studies import STUDIES, Study, build_study
 
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> DefaultStudy | Study | ImageStudy | RedTeam:
+) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = (*STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, "default")
+    known = (*STUDIES, *STEP_STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, "default")
     if name not in known:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, 'pages'))}")
     if name == "default":
@@ -25,6 +26,9 @@ def find_study(
         require(not only, "--only", list(only), "for studies on images and red-team")
         return build_study(name, seeds=seeds, mu=mu, dims=dims, fast=fast)
     require(mu == 5.0 and not dims, "--mu or --dim", [mu, *dims], "for scenario-a and scenario-b")
+    if name in STEP_STUDIES:
+        require(not only, "--only", list(only), "for studies on images and red-team")
+        return build_step_study(seeds=seeds, fast=fast)
     if name in RED_TEAM_STUDIES:
         return build_red_team(name, seeds=seeds, only=only, fast=fast)
     return build_image_study(name, seeds=seeds, only=only, fast=fast)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -10,7 +10,7 @@ from bymi import aggregation, attacks, detection, topology
 from bymi.errors import InputError
 from bymi.experiment.component import Part, PartOf
 from bymi.experiment.mistakes import first_mistake
-from bymi.experiment.profiles import Profile, under
+from bymi.experiment.profiles import Profile, published, under
 from bymi.runs import tasks
 from bymi.runs.sheet import Sheet
 
@@ -27,7 +27,7 @@ def written(text: str) -> Part:
     return cast(Part, text)
 
 
-Method = Literal["dsgd", "rule", "drsgd-bymi"]
+Method = Literal["dsgd", "rule", "published", "drsgd-bymi"]
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
 
@@ -56,6 +56,14 @@ class WarmUp(Section):
     schedule: Schedule = "sqrt"
     batch: int = Field(8, ge=1)
     cool_down: float = Field(0.0, ge=0, le=1)
+
+
+class Alone(Section):
+    """Steps of a rule alone over all rounds, where it should not take those of the method round by round."""
+
+    step_size: float = Field(0.05, ge=0)
+    schedule: Schedule = "sqrt"
+    batch: int = Field(8, ge=1)
 
 
 class Detection(Section):
@@ -134,13 +142,15 @@ class Stop(Section):
 class Spec(Section):
     """One run, or several that differ in `method` only. The defaults are the paper's Scenario A.
 
-    `method`: "dsgd" averages plainly, "rule" runs the warm-up rule alone, "drsgd-bymi" is the whole method. `profile` names
-    the kind of detection: "hardened" expects to be attacked, "paper" is the published one. Whatever it sets, other keys can
-    set otherwise.
+    `profile` names the kind of detection: "hardened" expects to be attacked, "paper" is the published one. Whatever it sets,
+    other keys can set otherwise. `method`: "dsgd" averages plainly, "rule" runs the warm-up rule alone, "drsgd-bymi" is the
+    whole method with all keys as given, "published" the whole method with every key that profile "paper" sets as it sets it
+    and all others as given; under profile "paper" these two are one run. `alone`: steps of the two baselines, "dsgd" and
+    "rule"; off, they take the step sizes and batches of the whole method round by round.
     """
 
     profile: Profile = "hardened"
-    method: Method | list[Method] = ["dsgd", "rule", "drsgd-bymi"]
+    method: Method | list[Method] = ["dsgd", "rule", "published", "drsgd-bymi"]
     nodes: int = Field(150, ge=2)
     byzantine_ratio: float = Field(0.2, ge=0, lt=0.5)
     byzantine_mixing: Literal["plain", "none", "rule"] = "plain"
@@ -156,6 +166,7 @@ class Spec(Section):
     graph: GraphPart = written("erdos-renyi")
     data: DataPart = written("linear")
     warm_up: WarmUp = WarmUp()
+    alone: Annotated[Alone | None, Off] = None
     detection: Detection = Detection()
     panel: Annotated[Panel | None, Off] = None
     watch: Annotated[Watch | None, Off] = None
@@ -168,13 +179,15 @@ class Spec(Section):
     def _by_profile(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        if values.get("method") in ("published", ["published"]):
+            values = published(values)
         return under(values, str(values.get("profile", cls.model_fields["profile"].default)))
 
     @model_validator(mode="after")
     def _fits_together(self) -> Spec:
         if not self.methods or len(set(self.methods)) < len(self.methods):
             got = "an empty list" if not self.methods else self.methods
-            raise ValueError(f"method: got {got}, allowed: one or more of dsgd, rule, drsgd-bymi, each once")
+            raise ValueError(f"method: got {got}, allowed: one or more of {', '.join(get_args(Method))}, each once")
         if self.optimisation.step_size == "theorem" and self.optimisation.convention != "paper":
             raise ValueError("optimisation.step_size: got 'theorem', allowed: with optimisation.convention = 'paper' only")
         if not 1 <= self.warm_up_steps < self.steps:
@@ -232,7 +245,7 @@ class Spec(Section):
 
     @property
     def label(self) -> str:
-        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI."""
+        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI, BALANCE-hardened-ByMI."""
         return self.sheet.label
 
     @property
@@ -246,8 +259,13 @@ class Spec(Section):
         return Sheet(self.model_dump(mode="json"))
 
     def expand(self) -> list[Spec]:
-        """One spec a method."""
-        return [self.model_copy(update={"method": method}) for method in self.methods]
+        """One spec a method; the published one once, if it is also what the profile says."""
+        values = self.model_dump(mode="json")
+        specs = [
+            read_spec(published(values)) if method == "published" else self.model_copy(update={"method": method})
+            for method in self.methods
+        ]
+        return list({spec.digest: spec for spec in specs}.values())
 
 
 _DEFAULTS: dict[str, Any] = {"centre": Detection().centre}

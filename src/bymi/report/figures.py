@@ -68,8 +68,8 @@ def _worth_figure(folders: Sequence[Path]) -> Figure:
     detection = None
     for folder, colour in zip(folders, COLOURS, strict=False):
         rows = store.read_rows(folder / store.METRICS)
-        points = [(row["step"], row["acc_scc"] or row["acc_normal"]) if accuracy else (row["step"], row["gap"]) for row in rows]
-        points = [(step, value) for step, value in points if value is not None and value > 0]
+        points = [(row["step"], _accuracy(row) if accuracy else row["gap"]) for row in rows]
+        points = [(step, value) for step, value in points if value is not None and (accuracy or value > 0)]
         label = str(store.read_json(folder / store.SUMMARY)["method"])
         marker = "o" if len(points) < 10 else None  # few points are to be seen as such
         axes.plot(
@@ -94,6 +94,11 @@ def _worth_figure(folders: Sequence[Path]) -> Figure:
     axes.set(xlabel="round", ylabel="test accuracy" if accuracy else "optimality gap", title=describe(spec))
     axes.legend(frameon=False)
     return figure
+
+
+def _accuracy(row: dict[str, Any]) -> Any:
+    """That of the core once there is one, of the honest nodes before."""
+    return row["acc_normal"] if row["acc_scc"] is None else row["acc_scc"]
 
 
 def describe(spec: Spec) -> str:
@@ -124,7 +129,8 @@ def _scores_figure(folder: Path) -> Figure:
     _score_histogram(axes, shares)
     spec = Spec.model_validate(store.read_json(folder / store.SPEC))
     axes.set(xlabel="score / threshold of the receiver", ylabel="arcs", title=describe(spec))
-    axes.legend(frameon=False)
+    if any(shares.values()):  # else no receiver had a threshold
+        axes.legend(frameon=False)
     return figure
 
 

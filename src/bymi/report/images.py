@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -14,12 +15,12 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bymi.experiment.images import ATTACKS, COLUMNS, DATA, DETECTING, RULES, ImageStudy
+from bymi.experiment.images import ATTACKS, COLUMNS, DATA, DETECTING, PUBLISHED, RULES, ImageStudy
 from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
 from bymi.files import write_bytes
 from bymi.report import image_curves
 from bymi.report.figures import COLOURS, save
-from bymi.report.tables import markdown_table
+from bymi.report.tables import endings, markdown_table
 from bymi.runs import store
 
 Key = tuple[str, str, float, str]  # attack, rule, ratio, column
@@ -29,6 +30,8 @@ _NAMES = {"ood": "OOD", "gradient": "Gradient", "ipm": "IPM", "none": "no robust
 _HUGE = 1e4  # from which on a number is written with its power of ten
 _KEPT = ("seed", "outcome", "acc_all", "acc_normal", "acc_scc", "fdp", "pa", "grad_norm", "core_size", "core_byzantine")
 _SLACK = 0.3  # points of accuracy
+_PAPER_FDP, _PAPER_PA, _PAPER_SLACK = 0.4, 0.99, 0.5  # what the published method is held to; 40 % is the paper's own worst
+_ALWAYS = {"acc_all", "acc_normal", "grad_norm"}  # measured in every run, with a detection or without
 
 
 def collect(study: ImageStudy, folder: Path) -> Runs:
@@ -175,7 +178,7 @@ def ratios(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:
                 _cell(alone, "acc_normal", None),
                 _cell(found, "grad_norm", None, scale=1.0, digits=3),
                 _ended(found),
-                "; ".join(misses(data, paper.acc_scc, found, alone)) or "-",
+                "; ".join(misses(data, column, paper.acc_scc, found, alone)) or "-",
             ]
         )
     order = {name: at for at, name in enumerate(_NAMES.values())}
@@ -187,25 +190,49 @@ def _table_misses(data: str, attack: str, rule: str, column: str, runs: Runs) ->
     """Targets that a row of the table misses. An attack counts only if it brings the undefended run as low as the paper's."""
     found = runs[attack, rule, 0.2, column]
     if column == "undefended":
-        accuracy, published = 100 * mean(run["acc_all"] for run in found), RULES_ALONE[data, attack, "none"].acc_all
+        accuracy, published = 100 * mean(run["acc_all"] or 0.0 for run in found), RULES_ALONE[data, attack, "none"].acc_all
         return [] if round(accuracy, 1) <= published else ["too weak an attack to count"]  # one digit is published
-    if column == "paper":
-        return [] if mean(run["pa"] or 0.0 for run in found) >= 0.99 else ["P_a below 99"]
-    if column in ("hardened", "receiver"):
+    if column in DETECTING:
         published = WITH_DETECTION[data, attack, rule][0.2].acc_scc
-        return misses(data, published, found, runs.get((attack, rule, 0.2, "alone"), []))
+        return misses(data, column, published, found, runs.get((attack, rule, 0.2, "alone"), []))
     return []
 
 
-def misses(data: str, published: float, found: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]) -> list[str]:
-    """Which targets the mean of a cell misses: everybody found, few wrongly, as accurate as the paper and the rule alone."""
+def _paper_misses(published: float, found: Sequence[dict[str, Any]]) -> list[str]:
+    """Which of the paper's claims the mean of a cell of the published method misses. A value that is not there is the worst."""
+    missed = _bad(found)
+    if mean(run["pa"] or 0.0 for run in found) < _PAPER_PA:
+        missed.append(f"P_a below {100 * _PAPER_PA:g}")
+    if mean(1.0 if run["fdp"] is None else run["fdp"] for run in found) > _PAPER_FDP:
+        missed.append(f"FDP above {100 * _PAPER_FDP:g}")
     accuracy = 100 * mean(run["acc_scc"] or 0.0 for run in found)
-    missed = []
+    if accuracy < published - _PAPER_SLACK:
+        missed.append(f"{published - accuracy:.1f} points below the paper")
+    return missed
+
+
+def _bad(found: Sequence[dict[str, Any]]) -> list[str]:
+    """The bad endings of a cell as a target that it misses."""
+    bad = endings(found)
+    return [f"{bad} of {len(found)}"] if bad else []
+
+
+def misses(
+    data: str, column: str, published: float, found: Sequence[dict[str, Any]], alone: Sequence[dict[str, Any]]
+) -> list[str]:
+    """Which targets the mean of a cell misses: everybody found, few wrongly, as accurate as the paper and the rule alone.
+
+    The published method is held to what the paper reports.
+    """
+    if column in PUBLISHED:
+        return _paper_misses(published, found)
+    accuracy = 100 * mean(run["acc_scc"] or 0.0 for run in found)
+    missed = _bad(found)
     if any(run["pa"] is None for run in found):
         missed.append("a run ended before its detection")
     if mean(run["pa"] or 0.0 for run in found) < 1:
         missed.append("P_a below 100")
-    if mean(run["fdp"] or 0.0 for run in found) > 0.1:
+    if mean(1.0 if run["fdp"] is None else run["fdp"] for run in found) > 0.1:
         missed.append("FDP above 10")
     if accuracy < published - _SLACK:
         missed.append(f"{published - accuracy:.1f} points below the paper")
@@ -229,19 +256,21 @@ def _published(
 
 
 def _cell(runs: Sequence[dict[str, Any]], key: str, published: float | None, *, scale: float = 100.0, digits: int = 1) -> str:
-    """Mean and standard deviation over seeds, and the paper's value."""
-    values = [scale * run[key] for run in runs if run[key] is not None]
-    if not values:
+    """Mean and standard deviation over seeds, of how many if some have no finite value, and the paper's value."""
+    values = [scale * run[key] for run in runs if run[key] is not None and math.isfinite(run[key])]
+    if not runs or (not values and published is None and key not in _ALWAYS):
         return "-"
-    numbers = [mean(values), *([stdev(values)] if len(values) > 1 else [])]
+    numbers = [mean(values), *([stdev(values)] if len(values) > 1 else [])] if values else []
     text = " ± ".join(f"{number:.1e}" if number >= _HUGE else f"{number:.{digits}f}" for number in numbers)
+    if len(values) < len(runs):
+        text = f"{text} ({len(values)} of {len(runs)})" if values else f"none of {len(runs)}"
     return text if published is None else f"{text} [{published:.1f}]"
 
 
 def _ended(runs: Sequence[dict[str, Any]]) -> str:
-    """How many runs, and how many of them did not finish."""
-    bad = [run["outcome"] for run in runs if run["outcome"] != "finished"]
-    return str(len(runs)) + (f", {len(bad)} {bad[0]}" if bad else "")
+    """How many runs, and how many of them came to each bad ending."""
+    bad = endings(runs)
+    return f"{len(runs)}: {bad}" if bad else str(len(runs))
 
 
 def _draw_scale(study: ImageStudy, folder: Path, command: str) -> list[Path]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
@@ -13,7 +14,7 @@ from typing import Any
 from bymi.experiment.red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, RedTeam
 from bymi.files import write_bytes
 from bymi.report.origin import origin
-from bymi.report.tables import markdown_table
+from bymi.report.tables import endings, markdown_table
 from bymi.runs import store
 
 Runs = dict[tuple[str, str], list[dict[str, Any]]]  # (row, column) -> summaries
@@ -63,9 +64,22 @@ def collect(study: RedTeam, folder: Path) -> Runs:
 
 
 def verdict(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
-    """How an attack ended: stopped, harmless, below the noise, or through. `calm` is the gap without attackers."""
+    """How an attack ended: stopped, harmless, below the noise, or through, and how many runs ended badly.
+
+    `calm` is the gap without attackers.
+    """
     if any(run["outcome"] == "diverged" for run in runs):
-        return "**diverged**"
+        return "**diverged**" + _badly(runs)
+    return _judged(row, runs, calm) + _badly(runs)
+
+
+def _badly(runs: list[dict[str, Any]]) -> str:
+    """The bad endings but divergence, in brackets."""
+    found = endings(run for run in runs if run["outcome"] != "diverged")
+    return f" ({found} of {len(runs)})" if found else ""
+
+
+def _judged(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
     pa, lost, core = _mean(runs, "pa"), _mean(runs, "honest_edge_loss"), _core_share(runs)
     if core is not None and core < _SURE:
         return "**core lost**"
@@ -73,8 +87,8 @@ def verdict(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
         return "calm" if lost is None or lost <= _CALM else "**edges lost**"
     if pa is not None and lost is not None and pa >= _SURE and lost <= _LOST:
         return "stopped"
-    gap = _mean(runs, "gap")
-    if gap is not None and calm is not None and gap <= harmless(calm, runs[0]["honest"]):
+    gap = mean(math.inf if run["gap"] is None else run["gap"] for run in runs)
+    if calm is not None and gap <= harmless(calm, runs[0]["honest"]):
         return "harmless"
     return "below the noise" if row in BELOW_NOISE else "**through**"
 
@@ -105,14 +119,14 @@ def page(name: str, values: dict[str, Any]) -> str:
 def _attacks(runs: Runs) -> str:
     """One row an attack: the gaps of all defences, then what the two detections found and lost."""
     headings = ["attack", *(f"gap: {name}" for name in COLUMNS)]
-    for name in ("paper", "hardened"):
+    for name in ("published", "hardened"):
         headings += [f"{name}: P_a", "found", "FDP", "lost"]
     headings += ["worst loss", "stuck", "core", "hardened"]
     rows = []
     calm = _mean(runs.get((_NOBODY, "hardened"), []), "gap")
     for row in dict.fromkeys(name for name, _ in runs):
         cells = [row, *(_gap(runs.get((row, name), [])) for name in COLUMNS)]
-        for name in ("paper", "hardened"):
+        for name in ("published", "hardened"):
             found = runs.get((row, name), [])
             cells += [_share(found, key) for key in ("pa", "found", "fdp", "honest_edge_loss")]
         found = runs.get((row, "hardened"), [])
@@ -125,14 +139,14 @@ def _attacks(runs: Runs) -> str:
 def _images(runs: Runs) -> str:
     """One row an attack: the accuracy of the honest nodes under all defences, then what the two detections found and lost."""
     headings = ["attack", *(f"accuracy: {name}" for name in COLUMNS)]
-    for name in ("paper", "hardened"):
+    for name in ("published", "hardened"):
         headings += [f"{name}: P_a", "found", "FDP", "lost"]
     headings += ["core", "hardened"]
     calm = _mean(runs.get((_NOBODY, "hardened"), []), "acc_normal")
     rows = []
     for row in dict.fromkeys(name for name, _ in runs):
         cells = [row, *(_share(runs.get((row, name), []), "acc_normal") for name in COLUMNS)]
-        for name in ("paper", "hardened"):
+        for name in ("published", "hardened"):
             cells += [_share(runs.get((row, name), []), key) for key in ("pa", "found", "fdp", "honest_edge_loss")]
         found = runs.get((row, "hardened"), [])
         rows.append([*cells, _core(found), image_verdict(found, calm)])
@@ -142,13 +156,13 @@ def _images(runs: Runs) -> str:
 def image_verdict(runs: list[dict[str, Any]], calm: float | None) -> str:
     """Whether accuracy stayed within 0.3 points of `calm`, that without attackers."""
     if any(run["outcome"] == "diverged" for run in runs):
-        return "**diverged**"
+        return "**diverged**" + _badly(runs)
     accuracy, core = _mean(runs, "acc_normal"), _core_share(runs)
     if accuracy is None or calm is None:
         return "-"
     if core is not None and core < _SURE:
-        return "**core lost**"
-    return "held" if accuracy >= calm - _POINTS else "**through**"
+        return "**core lost**" + _badly(runs)
+    return ("held" if accuracy >= calm - _POINTS else "**through**") + _badly(runs)
 
 
 def _limits(runs: Runs) -> str:
@@ -182,21 +196,29 @@ def _mean(runs: list[dict[str, Any]], key: str) -> float | None:
 
 def _share(runs: list[dict[str, Any]], key: str) -> str:
     value = _mean(runs, key)
-    return "-" if value is None else f"{100 * value:.1f}"
+    return "-" if value is None else f"{100 * value:.1f}{_some(runs, key)}"
+
+
+def _some(runs: list[dict[str, Any]], key: str) -> str:
+    """Of how many runs a mean is, if not of all."""
+    there = sum(run[key] is not None for run in runs)
+    return "" if there == len(runs) else f" ({there} of {len(runs)})"
 
 
 def _gap(runs: list[dict[str, Any]]) -> str:
-    """The mean gap; a run that diverged has none."""
+    """The mean gap; a run that diverged has none, nor has one with a mean model that is not finite."""
     lost = sum(run["outcome"] == "diverged" for run in runs)
     if lost:
         return f"diverged ({lost} of {len(runs)})"
     value = _mean(runs, "gap")
-    return "-" if value is None else f"{value:.1e}"
+    if value is None:
+        return "not finite" if runs else "-"
+    return f"{value:.1e}{_some(runs, 'gap')}"
 
 
 def _core(runs: list[dict[str, Any]]) -> str:
     value = _core_share(runs)
-    return "-" if value is None else f"{100 * value:.0f}"
+    return "-" if value is None else f"{100 * value:.0f}{_some(runs, 'core_size')}"
 
 
 def _core_share(runs: list[dict[str, Any]]) -> float | None:

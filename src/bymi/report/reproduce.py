@@ -8,13 +8,16 @@ from rich.table import Table
 
 from bymi.experiment.default import DefaultStudy
 from bymi.experiment.images import ImageStudy
+from bymi.experiment.published_step import StepStudy
 from bymi.experiment.red_team import RedTeam
 from bymi.experiment.studies import Study
-from bymi.report import default, images, red_team, studies
+from bymi.report import default, images, published_step, red_team, studies
 from bymi.report.tables import plain_table
 
+AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy
 
-def show(study: DefaultStudy | Study | ImageStudy | RedTeam, folder: Path, command: str) -> tuple[list[Path], Table | None]:
+
+def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
     """Draw a study from all of its runs that are there: the files written, and the table if there is one to print."""
     if isinstance(study, DefaultStudy):
         return default.draw(study, folder), None
@@ -22,5 +25,8 @@ def show(study: DefaultStudy | Study | ImageStudy | RedTeam, folder: Path, comma
         return images.draw(study, folder, command), None
     if isinstance(study, RedTeam):
         return red_team.draw(study, folder, command), None
+    if isinstance(study, StepStudy):
+        table = published_step.table(published_step.collect(study, folder, command))
+        return published_step.draw(study, folder, command), plain_table(*table)
     paths = studies.draw(study, folder, command)
     return paths, plain_table(*studies.medians(study.axis, studies.collect(study, folder)), title=study.title)

@@ -18,7 +18,7 @@ from bymi.experiment.studies import Study
 from bymi.files import write_bytes
 from bymi.report.figures import COLOURS, save
 from bymi.report.origin import fingerprints, origin
-from bymi.report.tables import cell, markdown_table
+from bymi.report.tables import cell, endings, markdown_table
 from bymi.runs import store
 
 _METRICS = (("FDP", "fdp"), ("P_a", "pa"), ("optimality gap", "gap"))
@@ -82,20 +82,23 @@ def collect(study: Study, folder: Path) -> dict[Group, list[dict[str, Any]]]:
 
 
 def medians(axis: str, values: dict[Group, list[dict[str, Any]]]) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows: the median of each metric over the seeds of a setting, and how many runs ended badly."""
+    """Headings and rows: the median of each metric over the seeds of a setting, and how many runs ended badly and how."""
     headings = ["d", axis, "warm-up", *_HEADINGS, "runs", "not finished"]
     rows = []
     for (dim, warm_up, value), runs in sorted(values.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
         middle = [_middle(key, runs) for _, key in _METRICS]
-        bad = sum(run["outcome"] != "finished" for run in runs)
-        rows.append([str(dim), f"{value:g}", warm_up, *middle, str(len(runs)), str(bad)])
+        bad = endings(runs) or "0"
+        rows.append([str(dim), f"{value:g}", warm_up, *middle, str(len(runs)), bad])
     return headings, rows
 
 
 def _middle(key: str, runs: list[dict[str, Any]]) -> str:
-    """The median of a metric as text. A run that diverged has an infinite gap: it counts, on the bad side."""
-    value = median(math.inf if run[key] is None else run[key] for run in runs)
-    return "diverged" if math.isinf(value) else cell(key, value)
+    """The median of a metric as text. A run without a finite value, such as one that diverged, counts on the bad side."""
+    worst = -math.inf if key == "pa" else math.inf
+    value = median(worst if run[key] is None else run[key] for run in runs)
+    if math.isfinite(value):
+        return cell(key, value)
+    return "diverged" if any(run["outcome"] == "diverged" for run in runs) else "not finite"
 
 
 def _figure(study: Study, values: dict[Group, list[dict[str, Any]]]) -> Figure:

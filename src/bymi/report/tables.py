@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bymi.detection import Verdict
+from bymi.runs.outcome import ENDING_CODES
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("method", "method"),
@@ -23,7 +25,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("Acc (scc) %", "acc_scc"),
     ("honest edges lost %", "honest_edge_loss"),
     ("core", "core_size"),
-    ("Byzantine in core", "core_byzantine"),
+    ("Byz. in core", "core_byzantine"),
     ("outcome", "outcome"),
     ("seconds", "seconds"),
 )
@@ -31,6 +33,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 
 _WORTH = {"gap", "acc_all", "acc_normal", "acc_scc"}
 _SHARES = {"fdp", "pa", "honest_edge_loss", "acc_all", "acc_normal", "acc_scc"}
+_MANY = 0.2  # of the edges between honest nodes: a graph that lost more is another one
 
 
 def cell(key: str, value: Any) -> str:
@@ -82,6 +85,12 @@ def remarks(summary: dict[str, Any]) -> list[str]:
         lines.append(f"{method}: {summary['outcome']}, {summary['sentence']}")
     elif summary["sentence"].startswith("stopped"):
         lines.append(f"{method}: {summary['sentence']}")
+    if (summary["honest_edge_loss"] or 0.0) > _MANY:
+        lost = f"{summary['honest_edge_loss']:.1%} of the edges between honest nodes were cut"
+        lines.append(f"WARNING: {method}: {lost}, more than {_MANY:.0%}: they were taken for attackers")
+    if summary["acc_scc"] is not None:
+        who = f"the {summary['core_size']} nodes in the core, {summary['core_byzantine']} of them Byzantine"
+        lines.append(f"{method}: Acc (scc) is of the mean model of {who}")
     if unheard["messages"]:
         lines.append(f"{method}: {unheard['messages']} messages of {len(unheard['senders'])} senders were not heard")
     if summary["capped"]:
@@ -89,6 +98,17 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     if summary["floored"]:
         lines.append(f"{method}: the floor raised the tracker in {summary['floored']:.1%} of them")
     return lines
+
+
+def endings(runs: Iterable[dict[str, Any]]) -> str:
+    """How often each bad ending came, the worst first: "3 diverged, 2 fragmented"; empty if all runs finished.
+
+    A run with Byzantine nodes in its core is infiltrated, also one that was written down as finished before there was the word.
+    """
+    counts = Counter(
+        "infiltrated" if run["outcome"] == "finished" and run.get("core_byzantine") else run["outcome"] for run in runs
+    )
+    return ", ".join(f"{counts[ending]} {ending}" for ending in ENDING_CODES if ending != "finished" and counts[ending])
 
 
 def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:

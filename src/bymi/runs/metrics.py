@@ -68,10 +68,12 @@ Error rates and components are those of the last detection; `worst_edge_loss` is
 arcs between honest nodes that were cut at any of them, `stuck` of those still cut two detections later, `stuck_nodes` the
 honest nodes of whom most arcs are (their data are extreme, or somebody frames them). `found`: share of the arcs from Byzantine
 to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes, `fused` of messages
-between honest nodes. `exiled`: honest nodes that most of those who could hear them have flagged. `guarded`: verdicts of honest
-nodes, over all detections, that flagged a majority and were cut down to hard evidence. `model_bytes`: size of the files of
-trained models in the folder; `model_finite`: whether all numbers in them are finite. `theory`: what the convergence theorem
-asks for over the pruned graph, and what the run did (bymi.runs.theory)."""
+between honest nodes. `gap` and `acc_scc` are of the mean model of the core: all of its `core_size` nodes, of which
+`core_byzantine` are Byzantine; without a detection `gap` is of the mean over honest nodes. `exiled`: honest nodes that most of
+those who could hear them have flagged. `guarded`: verdicts of honest nodes, over all detections, that flagged a majority and
+were cut down to hard evidence. `model_bytes`: size of the files of trained models in the folder; `model_finite`: whether all
+numbers in them are finite. `theory`: what the convergence theorem asks for over the pruned graph, and what the run did
+(bymi.runs.theory)."""
 
 
 def false_discoveries(flagged: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
@@ -230,6 +232,11 @@ class Recorder:
         alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
         if alone:
             return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
+        liars = int((self._core.members & self._byzantine).sum())
+        if liars:
+            return Outcome(
+                "infiltrated", f"{liars} of the {size} nodes in the core are Byzantine; its mean model counts them in"
+            )
         return self._finished()
 
     def _finished(self) -> Outcome:

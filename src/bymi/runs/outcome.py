@@ -8,9 +8,9 @@ from typing import Literal
 
 from torch import Tensor
 
-Ending = Literal["finished", "diverged", "fragmented", "isolated"]
+Ending = Literal["finished", "diverged", "fragmented", "isolated", "infiltrated"]
 
-ENDING_CODES: dict[Ending, int] = {"diverged": 3, "fragmented": 4, "isolated": 5, "finished": 0}
+ENDING_CODES: dict[Ending, int] = {"diverged": 3, "fragmented": 4, "isolated": 5, "infiltrated": 8, "finished": 0}
 """Exit code of each ending, the worst ending first."""
 
 RUNAWAY = 1e9

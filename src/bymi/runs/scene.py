@@ -99,13 +99,15 @@ def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
         "panel": None if sheet["panel"] is None else detection.Panel(**sheet["panel"]),
     }
     whole = sheet.method == "drsgd-bymi"
+    alone = None if whole else sheet["alone"]  # steps of a baseline of its own, over all rounds
+    pace = alone or warm_up
     return Plan(
         steps=sheet.steps,
-        warm_up_steps=sheet.warm_up_steps,
+        warm_up_steps=sheet.steps if alone else sheet.warm_up_steps,
         warm_up=WarmUp(
             rule=aggregation.Average() if sheet.method == "dsgd" else build_part(aggregation.RULES, warm_up["rule"]),
-            step_size=StepSize(warm_up["step_size"], warm_up["schedule"]),
-            batch=warm_up["batch"],
+            step_size=StepSize(pace["step_size"], pace["schedule"]),
+            batch=pace["batch"],
             cool_down=warm_up["cool_down"],
         ),
         detector=detection.Detector(**{**judging, **parts}) if whole else None,

@@ -18,7 +18,7 @@ from bymi.runs.foreign import foreign_source
 _KEYS = {
     *("method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "panel", "watch", "optimisation"),
     *("byzantine_ratio", "byzantine_mixing", "byzantine_pruning", "byzantine_level", "byzantine_start", "byzantine_period"),
-    *("byzantine_faces", "byzantine_placement", "record_every", "stop"),
+    *("byzantine_faces", "byzantine_placement", "record_every", "alone", "stop"),
 }
 
 
@@ -51,10 +51,14 @@ class Sheet:
 
     @property
     def label(self) -> str:
-        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI, with a panel BALANCE-hardened-ByMI."""
+        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI for the published detection.
+
+        With a panel BALANCE-hardened-ByMI; without one, but with gradients at the receiver's point, BALANCE-receiver-ByMI.
+        """
         rule = self.values["warm_up"]["rule"]["name"].upper()
-        whole = "DRSGD" if self.values["panel"] is None else "hardened"
-        names = {"dsgd": "DSGD", "rule": rule, "drsgd-bymi": f"{rule}-{whole}-ByMI"}
+        receiver = self.values["detection"]["point"] == "receiver"
+        whole = "hardened" if self.values["panel"] is not None else "receiver" if receiver else "DRSGD"
+        names = {"dsgd": "DSGD", "rule": rule, "published": f"{rule}-DRSGD-ByMI", "drsgd-bymi": f"{rule}-{whole}-ByMI"}
         return str(names[self.method])
 
     @property
