@@ -74,7 +74,7 @@ def test_curves_are_drawn_from_runs_of_the_table() -> None:
     assert len(curves.cells) == 5 * 3 * 3 * 4
     assert set(digests(curves)) < set(digests(table))
     assert {cell.column for cell in curves.cells} == {"published", "receiver", "hardened", "alone"}
-    assert all(spec.record_every == 10 for spec in curves.specs)
+    assert all(spec.record_every == 20 for spec in curves.specs)
     assert {spec.record_every for spec in build_image_study("table-fashion").specs} == {500}
 
 

@@ -357,8 +357,8 @@ def test_recipes_survive_json(tmp_path: Path, name: str) -> None:
 
 def test_defaults_are_those_of_the_plan() -> None:
     spec = load(None, ["profile=paper", "method=drsgd-bymi", "nodes=20"])
-    # The paper's scene needs a wider BALANCE than the rule's own default; all else is the same in both places.
-    warm_up = replace(WarmUp(), rule=BALANCE(gamma=1.0))
+    # The profile cools down, and its scene needs a wider BALANCE than the default; all else is the same in both places.
+    warm_up = replace(WarmUp(), rule=BALANCE(gamma=1.0), cool_down=0.4)
     assert build_scene(spec.sheet).plan == Plan(3000, 300, warm_up, Detector(), Optimisation(), identification=50, seed=0)
     assert Plan(3000, 300) == replace(build_scene(spec.sheet).plan, warm_up=WarmUp())
     hardened = build_scene(load(None, ["method=drsgd-bymi", "nodes=20"]).sheet).plan

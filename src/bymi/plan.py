@@ -70,9 +70,10 @@ class WarmUp:
     def cooling(self, step: int, rounds: int) -> float:
         """What the cool-down leaves of the step size in round `step` (from 0) of a warm-up of `rounds`."""
         falling = round(self.cool_down * rounds)
+        if not falling:
+            return 1.0
         still = min(_STILL, falling)
-        left = rounds - still - step
-        return 0.0 if left <= 0 < falling else min(1.0, left / max(1, falling - still))
+        return min(1.0, max(0, rounds - still - step) / max(1, falling - still))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ DETECTING = (*PUBLISHED, "receiver", "hardened")
 CURVES = ("published", "receiver", "hardened", "alone")
 
 _STEP = 0.1  # of rules alone
-_RECORD_OFTEN = 10  # rounds between rows of the runs that curves are drawn from
+_RECORD_OFTEN = 20  # rounds between rows of the runs that curves are drawn from
 _CURVES = "mnist"  # the data set of these runs
 
 
