@@ -38,7 +38,7 @@ from bymi.state import State
 from bymi.streams import Stream, stream
 from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
 
-__version__ = "0.10.0"
+__version__ = "0.11.0"
 
 __all__ = [
     "ATTACKS",
