@@ -86,7 +86,7 @@ def test_shell_lines_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             write_image_set(tmp_path / "data" / name, train=240, test=40)
     endings = {0}
     if words[1] == "run" and len(words) > 2 and words[2] in ("mnist", "fashion-mnist", "digits"):
-        endings = {0, 4, 5, 8}  # eight nodes with a few samples may end in pieces, or miss an attacker
+        endings = {0, 4, 5, 8}  # eight nodes with a few samples may end in pieces, or not find the attacker
         if words[2] == "digits":
             pytest.importorskip("sklearn", reason="digits need scikit-learn")
         words += SMALL_IMAGES

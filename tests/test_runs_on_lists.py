@@ -130,7 +130,7 @@ def test_two_thousand_nodes(keys: list[str], tmp_path: Path) -> None:
     shape = ["nodes=2000", "graph=erdos-renyi:p=0.01", "data.dim=10", "data.samples=40", "steps=12", "warm_up.steps=6"]
     sheet = load(None, ["method=drsgd-bymi", "attack=sign-flip", *shape, *keys]).sheet
     summary = run(sheet, tmp_path)
-    assert summary["outcome"] in ("finished", "isolated")
+    assert summary["outcome"] in ("finished", "isolated", "infiltrated")
     assert summary["found"] > 0.5
     (folder,) = tmp_path.iterdir()
     assert (folder / "verdict.json").stat().st_size < 100 * 2000 * 20 * 1.2

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bymi.experiment.published_step import SETTINGS, StepStudy
+from bymi.files import write_bytes
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import store
 
@@ -21,7 +22,7 @@ def draw(study: StepStudy, folder: Path, command: str) -> list[Path]:
     page_path, data_path = folder / f"{study.name}.md", folder / f"{study.name}.json"
     data = collect(study, folder, command)
     store.write_json(data_path, data, indent=1)
-    page_path.write_text(page(data))
+    write_bytes(page_path, page(data).encode())
     return [page_path, data_path]
 
 

@@ -232,11 +232,10 @@ class Recorder:
         alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
         if alone:
             return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
-        liars = int((self._core.members & self._byzantine).sum())
-        if liars:
-            return Outcome(
-                "infiltrated", f"{liars} of the {size} nodes in the core are Byzantine; its mean model counts them in"
-            )
+        inside = int((self._core.members & self._byzantine).sum())
+        if inside:
+            sentence = f"{inside} of the {size} nodes in the core are Byzantine; its mean model counts them in"
+            return Outcome("infiltrated", sentence)
         return self._finished()
 
     def _finished(self) -> Outcome:
