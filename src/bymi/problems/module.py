@@ -58,7 +58,8 @@ class ModuleProblem:
             raise InputError(f"shards: got inputs and targets of shapes {shapes}, allowed: [nodes, samples, ...] each")
         nodes, samples = shards.inputs.shape[:2]
         if shards.targets.shape[:2] != (nodes, samples):
-            raise InputError(f"shards: inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}")
+            got = f"inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}"
+            raise InputError(f"shards: {got}, allowed: as many of both")
         device = shards.inputs.device
         if gradients == "captured" and device.type != "cuda":
             raise InputError(f"gradients: got 'captured' on {device.type}, allowed: a CUDA device only")
