@@ -102,7 +102,7 @@ class ModuleProblem:
         for name, value in model.named_parameters(remove_duplicate=False):  # a parameter may have several names
             values[name] = values[first[id(value)]]
         state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-        return {name: values.get(name, value.expand(*theta.shape[:-1], *value.shape)) for name, value in state.items()}
+        return {name: values.get(name, value.expand((*theta.shape[:-1], *value.shape))) for name, value in state.items()}
 
     def initial(self, nodes: Tensor) -> Tensor:
         return self._start.expand(len(nodes), -1).clone()
