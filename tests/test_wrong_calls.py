@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bymi
 from bymi import attacks, datasets, detection, experiment, outlook
@@ -50,12 +50,6 @@ def linear(**changed: Any) -> bymi.LinearProblem:
 def receive(**changed: Any) -> bymi.Inbox:
     given = {"own": VECTORS, "messages": VECTORS, "expected": GRAPH.hears, "weight": GRAPH.weight}
     return bymi.Inbox.receive(**{**given, "self_weight": GRAPH.self_weight, **changed})
-
-
-def changed_row(place: int, value: float) -> Tensor:
-    rows = LINEAR.rows.clone()
-    rows.view(-1)[place] = value
-    return rows
 
 
 CALLS: list[tuple[str, Callable[[], object]]] = [
@@ -211,8 +205,8 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     # Problems.
     ("rows", lambda: linear(rows=LINEAR.rows.numpy())),
     ("rows", lambda: linear(rows=LINEAR.rows[0])),
-    ("rows", lambda: linear(rows=changed_row(5, NAN))),
-    ("rows", lambda: linear(rows=changed_row(0, INF))),
+    ("start", lambda: linear(start=LINEAR.start * NAN)),
+    ("parameter", lambda: linear(parameter=LINEAR.parameter + INF)),
     ("rows", lambda: linear(rows=LINEAR.rows[:, :, :1])),
     ("parameter", lambda: linear(parameter=LINEAR.parameter[:2])),
     ("start", lambda: linear(start=None)),
@@ -222,6 +216,7 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("dim", lambda: linear_shard(torch.arange(3), dim=0, samples=8, seed=0)),
     ("samples", lambda: linear_shard(torch.arange(3), dim=2, samples="8", seed=0)),  # type: ignore[arg-type]
     ("shard", lambda: linear_problem(SHARD.features, seed=0)),  # type: ignore[arg-type]
+    ("features", lambda: linear_problem(SHARD._replace(features=SHARD.features * INF), seed=0)),
     ("targets", lambda: linear_problem(LinearShard(SHARD.features, SHARD.targets[:2], SHARD.parameter), seed=0)),
     ("model", lambda: module(model=nn.Linear)),
     ("model", lambda: module(model=lambda inputs: inputs)),
