@@ -13,6 +13,7 @@ import pytest
 
 from bymi.experiment import Spec, load
 from bymi.runs import write_sheets
+from bymi.runs.models import MODEL, NODES
 from bymi.runs.scene import build_scene
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 
@@ -82,9 +83,9 @@ class Runs:
     specs: dict[str, Spec]
     codes: dict[int, dict[int, int]]  # by job and rank
 
-    def result(self, name: str, spec: str) -> tuple[bytes, Any]:
+    def result(self, name: str, spec: str) -> tuple[Any, ...]:
         folder = folder_of(self.place / name, self.specs[spec].sheet)
-        return (folder / METRICS).read_bytes(), read_json(folder / VERDICT)
+        return (*((folder / file).read_bytes() for file in (METRICS, MODEL, NODES)), read_json(folder / VERDICT))
 
     def exchanges(self, name: str) -> int:
         """How often parameters travelled since the run was taken up: once a round and, hardened, a detection."""

@@ -75,7 +75,7 @@ def is_number(value: object) -> bool:
 
 def is_integer(value: object) -> bool:
     """Whether a value is an integer of Python or numpy; True and False are none."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def shown(value: object) -> str:

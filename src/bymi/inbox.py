@@ -60,8 +60,8 @@ class Mixture:
     def __post_init__(self) -> None:
         tensors = isinstance(self.own, Tensor) and isinstance(self.weight, Tensor)
         require(tensors and self.own.ndim == 1, "own", self.own, "a tensor [receivers], with `weight` [receivers, messages]")
-        fits = self.weight.ndim == 2 and len(self.weight) == len(self.own)
-        require(fits, "weight", self.weight, f"a tensor [{len(self.own)}, messages]")
+        fits = self.weight.ndim == 2 and self.weight.shape[0] == self.own.shape[0]
+        require(fits, "weight", self.weight, "a tensor [receivers, messages]")
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,13 +293,15 @@ class Inbox:
 def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any, lists: Lists | None) -> None:
     """Raise an InputError unless the shapes of what is received fit together."""
     require(isinstance(own, Tensor) and own.ndim == 2, "own", own, "a tensor [receivers, coordinates]")
-    fits = isinstance(messages, Sequence) or (isinstance(messages, Tensor) and messages.shape[1:] == own.shape[1:])
+    receivers, dim = own.shape
+    stacked = isinstance(messages, Tensor) and messages.ndim == 2 and messages.shape[1] == dim
+    fits = stacked or isinstance(messages, (list, tuple))
     require(fits, "messages", messages, "a tensor [messages, coordinates], or a list of vectors and None")
-    count = len(messages) if lists is None else lists.at.shape[1]
-    for name, part, shape in (("expected", expected, (len(own), count)), ("weight", weight, (len(own), count))):
-        require(isinstance(part, Tensor) and part.shape == shape, name, part, "a tensor [receivers, messages]")
-    require(expected.dtype == torch.bool, "expected", f"{expected.dtype} numbers", "truth values")
-    fits = isinstance(self_weight, Tensor) and self_weight.shape == own.shape[:1]
+    shape = (receivers, len(messages) if lists is None else lists.at.shape[1])
+    fits = isinstance(expected, Tensor) and expected.shape == shape and expected.dtype == torch.bool
+    require(fits, "expected", expected, "a tensor [receivers, messages] of torch.bool")
+    require(isinstance(weight, Tensor) and weight.shape == shape, "weight", weight, "a tensor [receivers, messages]")
+    fits = isinstance(self_weight, Tensor) and self_weight.shape == (receivers,)
     require(fits, "self_weight", self_weight, "a tensor [receivers]")
 
 

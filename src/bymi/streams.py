@@ -107,6 +107,10 @@ class Stream:
         return torch.argsort(self.bits(count), dim=-1, stable=True)
 
 
+def _are_integers(value: object) -> bool:
+    return value is None or is_integer(value) or (isinstance(value, Tensor) and not value.is_floating_point())
+
+
 def stream(
     seed: int,
     purpose: str,
@@ -122,9 +126,8 @@ def stream(
     """
     require(is_integer(seed), "seed", seed, "an integer")
     require(isinstance(purpose, str), "purpose", purpose, "a string")
-    for name, number in (("node", node), ("step", step)):
-        whole = is_integer(number) or (isinstance(number, Tensor) and not number.is_floating_point())
-        require(number is None or whole, name, number, "an integer, a tensor of integers, or None")
+    require(_are_integers(node), "node", node, "an integer, a tensor of integers, or None")
+    require(_are_integers(step), "step", step, "an integer, a tensor of integers, or None")
 
     def find() -> Tensor:
         digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()

@@ -227,13 +227,13 @@ def gather_members(member: Tensor) -> tuple[Tensor, Tensor]:
     return index, torch.gather(member, 1, index)
 
 
-def check_tensor(name: str, value: Any, shape: tuple[int | None, ...]) -> None:
-    """Raise an InputError unless it is a tensor of finite floating-point numbers of a shape; None is any size above 0."""
+def check_tensor(name: str, value: Any, shape: tuple[int | None, ...], *, finite: bool = True) -> None:
+    """Raise an InputError unless it is a floating-point tensor of a shape, `finite` throughout; None is any size above 0."""
     sizes = ", ".join("any" if size is None else str(size) for size in shape)
     fits = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == len(shape)
     fits = fits and all(size > 0 if wanted is None else size == wanted for size, wanted in zip(value.shape, shape, strict=True))
     require(fits, name, value, f"a floating-point tensor [{sizes}]")
-    require(all_finite(value), name, "NaN or infinite numbers", "finite numbers")
+    require(not finite or all_finite(value), name, "NaN or infinite numbers", "finite numbers")
 
 
 def all_finite(values: Tensor) -> bool:

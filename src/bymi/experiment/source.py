@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bymi.errors import InputError
+from bymi.errors import InputError, require
 from bymi.experiment.profiles import over
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, read_spec
 from bymi.parts import read_shorthand, read_value
 
 
-def load(source: str | None, overrides: Iterable[str] = (), seed: int | None = None) -> Spec:
+def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None) -> Spec:
     """The spec of a recipe name or a .toml/.json file (default: scenario-a), with `key=value` or `section.key=value` set."""
+    require(source is None or isinstance(source, str), "source", source, "the name of a recipe or file, or None")
+    words = isinstance(overrides, (list, tuple)) and all(isinstance(word, str) for word in overrides)
+    require(words, "overrides", overrides, 'a list of strings such as "nodes=50"')
     values = _base(source or "scenario-a")
     given = [_read(override) for override in overrides]
     for key, value in given:  # a profile first: the other keys are set beside it

@@ -42,7 +42,7 @@ class LinearProblem:
     numbers: Tensor | None = None  # [M]; None: 0, 1, 2, ...
 
     def __post_init__(self) -> None:
-        check_tensor("rows", self.rows, (None, None, None))
+        check_tensor("rows", self.rows, (None, None, None), finite=False)  # a Byzantine node may have any data
         require(self.dim >= 1, "rows", self.rows, "[nodes, samples, d + 1] with d of 1 or more")
         check_tensor("parameter", self.parameter, (self.dim,))
         check_tensor("start", self.start, (self.dim,))

@@ -58,7 +58,8 @@ class ModuleProblem:
             raise InputError(f"shards: got inputs and targets of shapes {shapes}, allowed: [nodes, samples, ...] each")
         nodes, samples = shards.inputs.shape[:2]
         if shards.targets.shape[:2] != (nodes, samples):
-            raise InputError(f"shards: inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}")
+            got = f"inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}"
+            raise InputError(f"shards: {got}, allowed: as many of both")
         device = shards.inputs.device
         if gradients == "captured" and device.type != "cuda":
             raise InputError(f"gradients: got 'captured' on {device.type}, allowed: a CUDA device only")
@@ -101,7 +102,7 @@ class ModuleProblem:
         for name, value in model.named_parameters(remove_duplicate=False):  # a parameter may have several names
             values[name] = values[first[id(value)]]
         state = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-        return {name: values.get(name, value.expand(*theta.shape[:-1], *value.shape)) for name, value in state.items()}
+        return {name: values.get(name, value.expand((*theta.shape[:-1], *value.shape))) for name, value in state.items()}
 
     def initial(self, nodes: Tensor) -> Tensor:
         return self._start.expand(len(nodes), -1).clone()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bymi.engine.host import KeepModels
 from bymi.engine.records import Models
-from bymi.errors import InputError, is_integer, require, shown
+from bymi.errors import InputError, StorageError, is_integer, require, shown
 from bymi.problems import ModuleProblem, Problem
 from bymi.runs import tensorfile
 from bymi.runs.tensorfile import TensorFile, UnusableError
@@ -60,8 +60,11 @@ def write_models(folder: Path, trained: Trained, problem: Problem, words: Mappin
     The models of a run that diverged are written as they are.
     """
     stacked = {_BEFORE + name: part for name, part in _named(problem, trained.models).items()}
-    size = tensorfile.write(folder / MODEL, _named(problem, trained.mean), words)
-    size += tensorfile.write(folder / NODES, {_NUMBERS: trained.nodes, **stacked}, words)
+    try:
+        size = tensorfile.write(folder / MODEL, _named(problem, trained.mean), words)
+        size += tensorfile.write(folder / NODES, {_NUMBERS: trained.nodes, **stacked}, words)
+    except OSError as failure:
+        raise StorageError(f"cannot write the trained models to {folder.parent}: {failure.strerror or failure}") from None
     return {"model_bytes": size, "model_finite": all_finite(trained.mean) and all_finite(trained.models)}
 
 
