@@ -26,7 +26,15 @@ FINISHES = ("profile=paper", "nodes=40", "steps=60", "data.dim=5", "data.samples
 """A spec that runs as quickly and in which every method ends well."""
 
 
-GAP_FILES = {"spec.json", "environment.json", "metrics.jsonl", "summary.json", "figures/gap.png", "figures/gap.svg"}
+GAP_FILES = {
+    "spec.json",
+    "environment.json",
+    "metrics.jsonl",
+    "summary.json",
+    "SHA256SUMS",
+    "figures/gap.png",
+    "figures/gap.svg",
+}
 VERDICT_FILES = {"verdict.json", "figures/scores.png", "figures/scores.svg"}
 METHODS = ("dsgd", "rule", "drsgd-bymi")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -13,7 +14,8 @@ from matplotlib.figure import Figure
 
 from bymi.experiment.images import ATTACKS, COLUMNS, RULES, ImageStudy
 from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
-from bymi.report.figures import COLOURS, save
+from bymi.files import write_bytes
+from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import markdown_table
 from bymi.runs import store
 
@@ -49,10 +51,10 @@ def draw(study: ImageStudy, folder: Path, command: str) -> list[Path]:
         return _draw_scale(study, folder, command)
     if study.kind == "curves":
         for attack in ATTACKS:
-            made += save(lambda attack=attack: _curves(study, folder, attack), folder, f"{study.name}-{attack}")
+            made += try_to_save(partial(_curves, study, folder, attack), folder, f"{study.name}-{attack}")
     else:
         page = folder / f"{study.name}.md"
-        page.write_text(_page(study, runs, command))
+        write_bytes(page, _page(study, runs, command).encode())
         made.append(page)
     data = folder / f"{study.name}.json"
     cells = [
@@ -270,7 +272,7 @@ def _draw_scale(study: ImageStudy, folder: Path, command: str) -> list[Path]:
             axes.legend(frameon=False)
         return made
 
-    paths = save(figure, folder, study.name)
+    paths = try_to_save(figure, folder, study.name)
     data = folder / f"{study.name}.json"
     rows = [{"data": name, "scale": value, "acc_all": accuracies} for (name, value), accuracies in sorted(found.items())]
     store.write_json(data, {"study": study.title, "command": command, "settings": rows}, indent=1)

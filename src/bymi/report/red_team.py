@@ -8,6 +8,7 @@ from statistics import mean
 from typing import Any
 
 from bymi.experiment.red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, RedTeam
+from bymi.files import write_bytes
 from bymi.report.tables import markdown_table
 from bymi.runs import store
 
@@ -27,7 +28,7 @@ def draw(study: RedTeam, folder: Path, command: str) -> list[Path]:
     """Write the table (Markdown) and all values (JSON) of a study into its folder."""
     runs = collect(study, folder)
     page, data = folder / f"{study.name}.md", folder / f"{study.name}.json"
-    page.write_text(_page(study, runs, command))
+    write_bytes(page, _page(study, runs, command).encode())
     cells = [{"row": row, "column": column, "runs": found} for (row, column), found in runs.items()]
     store.write_json(data, {"command": command, "environment": store.environment(), "cells": cells}, indent=1)
     return [page, data]

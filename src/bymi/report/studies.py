@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from bymi.experiment.studies import Study
-from bymi.report.figures import COLOURS, save
+from bymi.files import write_bytes
+from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import cell, markdown_table
 from bymi.runs import store
 
@@ -25,9 +26,9 @@ Group = tuple[int, str, float]  # dimension, warm-up, value on the axis
 def draw(study: Study, folder: Path) -> list[Path]:
     """Write figure (PNG, SVG), medians (Markdown) and all values (JSON) of a study into its folder."""
     values = collect(study, folder)
-    paths = save(lambda: _figure(study, values), folder, study.name)
+    paths = try_to_save(lambda: _figure(study, values), folder, study.name)
     table = folder / "medians.md"
-    table.write_text(markdown_table(*medians(study, values)))
+    write_bytes(table, markdown_table(*medians(study, values)).encode())
     data = folder / "values.json"
     rows = [{"dim": d, "warm_up": w, study.axis: v, "runs": runs} for (d, w, v), runs in values.items()]
     store.write_json(data, {"study": study.title, "environment": store.environment(), "settings": rows}, indent=1)

@@ -17,8 +17,8 @@ def read_shorthand(text: str) -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """A value as TOML writes it; anything that is not TOML is a plain string."""
+    """A value as TOML writes it; anything that is not TOML, or too long a number for it, is a plain string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         return text
