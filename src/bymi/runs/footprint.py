@@ -30,7 +30,7 @@ def needs(sheet: Sheet, ranks: int = 1) -> dict[str, int]:
     if isinstance(task, Linear):
         drawn = here if nodes < _MANY else min(here, _AT_ONCE)
         # The rows, and what a normal draw of them holds on the way.
-        data = 8 * task.samples * (here * (task.dim + 1) + 6 * drawn * task.dim)
+        data = 8 * task.samples * (here * (task.dim + 1) + 3 * drawn * task.dim)
         numbers, sample = task.dim, task.dim + 1
     elif isinstance(task, Images):
         images = _IMAGES if task.samples is None else min(_IMAGES, nodes * task.samples)
