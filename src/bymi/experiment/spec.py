@@ -118,7 +118,7 @@ class Optimisation(Section):
     batch: int = Field(32, ge=1)
     max_local_step: float = Field(0.08, gt=0)
     min_weight: float = Field(0.1, gt=0, le=1)
-    premix_rounds: int | None = Field(None, ge=0)
+    premix_rounds: int | None = Field(None, ge=0, le=10**6)
     order: Literal["combine-then-adapt", "adapt-then-combine"] = "combine-then-adapt"
 
 
