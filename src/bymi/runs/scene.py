@@ -119,6 +119,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("steps", "nodes", "record_every", "byzantine_start"), int),
     **dict.fromkeys(("graph", "data", "attack", "warm_up", "detection", "optimisation"), dict),
     **dict.fromkeys(("panel", "watch"), dict | None),
+    "profile": str,
     "byzantine_ratio": float,
     "byzantine_period": int | None,
     "byzantine_placement": attacks.Placement,

@@ -105,7 +105,9 @@ def require_types(values: Mapping[str, Any], hints: Mapping[str, Any], before: s
 def fits(value: object, hint: Any) -> bool:
     """Whether a plain value is of an annotated type and, if it is a number, within bounds. No truth value is a number."""
     if hint in (int, float):
-        return type(value) in (int, hint) and abs(value) <= (LARGEST_INTEGER if hint is int else LARGEST_NUMBER)  # type: ignore[arg-type]
+        if type(value) is int:  # an integer in place of a number stays one, in squares, too
+            return abs(value) <= LARGEST_INTEGER
+        return hint is float and isinstance(value, float) and abs(value) <= LARGEST_NUMBER
     if get_origin(hint) in (Union, types.UnionType):
         return any(fits(value, option) for option in get_args(hint))
     if get_origin(hint) is Literal:
