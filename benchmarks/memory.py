@@ -22,8 +22,8 @@ from rich.console import Console
 
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
-from bymi.engine.memory import keep_memory
 from bymi.experiment import load
+from bymi.memory import keep_memory
 from bymi.report.tables import plain_table
 from bymi.runs import run
 from bymi.runs.ranks import run_together

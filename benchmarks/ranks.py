@@ -33,8 +33,8 @@ from rich.console import Console
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
-from bymi.engine.memory import keep_memory
 from bymi.experiment import load
+from bymi.memory import keep_memory
 from bymi.report.tables import plain_table
 from bymi.runs import run_all
 from bymi.runs.course import alone, lay_out

@@ -32,6 +32,7 @@ GAP_FILES = {
     "environment.json",
     "metrics.jsonl",
     "summary.json",
+    "SHA256SUMS",
     "figures/gap.png",
     "figures/gap.svg",
     *MODEL_FILES,

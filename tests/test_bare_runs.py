@@ -69,7 +69,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
     # Read at the start of every interpreter, those of the worker processes as well.
     (place / "lacks").mkdir()
     (place / "lacks" / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({MISSING!r}))\n")
-    settings = {"PYTHONPATH": str(place / "lacks"), "BYMI_DATA": str(place / "data")}
+    path = os.pathsep.join([str(place / "lacks"), os.environ.get("PYTHONPATH", "")])
+    settings = {"PYTHONPATH": path, "BYMI_DATA": str(place / "data")}
     words = [sys.executable, "-m", "bymi.runs", str(sheets), "--out", str(place / "out"), "--jobs", "2", "--device", "cpu"]
     done = subprocess.run(words, cwd=place, env={**os.environ, **settings}, text=True, capture_output=True, timeout=120)
     return Bare(sheets, place / "out", place / "data", Answer(done.returncode, done.stdout, done.stderr))

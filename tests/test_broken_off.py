@@ -199,7 +199,7 @@ def ending(room: str, name: str, count: int, out: Path, **environment: str) -> s
         ("bymi.phases", "Round", 6, "round-00000003"),  # in the sixth round of the warm-up
         ("bymi.phases", "sit", 3, "round-00000015"),  # in the third detection
         ("bymi.phases", "local_steps", 27, "round-00000030"),  # in the last phase
-        ("os", "replace", 5, "round-00000012"),  # while a checkpoint is written
+        ("os", "replace", 7, "round-00000012"),  # while a checkpoint is written, the fifth after spec and environment
     ],
 )
 def test_killed_in_every_phase(
@@ -397,6 +397,7 @@ def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
         try:
             return write(*words)
         finally:
+            monkeypatch.setattr(os, "fsync", sync)  # the results have room again
             kept = store.checkpoints_of(tmp_path, spec)
             seen.append(sorted(path.parent.name for path in kept.rglob("*") if path.is_file()))
 

@@ -118,12 +118,14 @@ def pretend(folder: Path, spec: Spec, **values: Any) -> None:
     summary.update(acc_all=0.5, acc_normal=0.9, grad_norm=0.0625, acc_scc=0.975 if detected else None)
     summary.update(fdp=0.04 if detected else None, pa=1.0 if detected else None)
     summary.update(values)
+    store.write_json(place / store.SPEC, spec.sheet.values)
     store.write_json(place / store.SUMMARY, summary)
     made = {"bymi": package.__version__, "torch": "2.9", "cores": 2, "gpu": "a GPU" if spec.seed else None}
     store.write_json(place / store.ENVIRONMENT, made)
     row = {"phase": "warm-up", "grad_norm": 1.0, "acc_normal": 0.3, "acc_scc": None}
     rows = [{**row, "step": 10}, {**row, "step": 500, "acc_scc": summary["acc_scc"], "grad_norm": summary["grad_norm"]}]
     (place / store.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    store.seal(place)
 
 
 def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:

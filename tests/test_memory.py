@@ -9,12 +9,11 @@ import sys
 import pytest
 import torch
 
-from bymi import Inbox
-from bymi.engine import memory
+from bymi import Inbox, memory
 
 PROGRAM = """
 import json, torch
-from bymi.engine.memory import keep_memory, let_go
+from bymi.memory import keep_memory, let_go
 
 def held():
     lines = open("/proc/self/status").read().splitlines()

@@ -1,42 +1,47 @@
 """bymi: decentralised learning in which some nodes lie, and the others find out who.
 
-The names here need torch, numpy and networkx only. Experiments, with their files and figures, are in `bymi.experiment`.
+The names here need torch, numpy and networkx only. Experiments, with their files and figures, are in `bymi.experiment`. Names
+are looked up at their first use (PEP 562), so that `import bymi` and `bymi --help` do not wait for torch.
 """
 
 from __future__ import annotations
 
-from bymi.aggregation import (
-    BALANCE,
-    IOS,
-    RULES,
-    UBAR,
-    Average,
-    CoordinateRule,
-    Filtering,
-    GeometricMedian,
-    Mean,
-    Median,
-    Rule,
-    SetRule,
-    TrMean,
-    WeightedRule,
-)
-from bymi.algorithm import drsgd_bymi
-from bymi.attacks import ATTACKS, Adversary
-from bymi.detection import Detector, Identity, Panel, Principal, Verdict, Watch, identify
-from bymi.engine import simulate
-from bymi.errors import BymiError, GraphError, InputError
-from bymi.graph import Core, Graph
-from bymi.inbox import Inbox, Mixture, Round
-from bymi.network import LocalNetwork, Network
-from bymi.phases import Forge, Snapshot
-from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp
-from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
-from bymi.runs.models import load_model
-from bymi.sparse import SparseGraph
-from bymi.state import State
-from bymi.streams import Stream, stream
-from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bymi.aggregation import (
+        BALANCE,
+        IOS,
+        RULES,
+        UBAR,
+        Average,
+        CoordinateRule,
+        Filtering,
+        GeometricMedian,
+        Mean,
+        Median,
+        Rule,
+        SetRule,
+        TrMean,
+        WeightedRule,
+    )
+    from bymi.algorithm import drsgd_bymi
+    from bymi.attacks import ATTACKS, Adversary
+    from bymi.detection import Detector, Identity, Panel, Principal, Verdict, Watch, identify
+    from bymi.engine import simulate
+    from bymi.errors import BymiError, GraphError, InputError
+    from bymi.graph import Core, Graph
+    from bymi.inbox import Inbox, Mixture, Round
+    from bymi.network import LocalNetwork, Network
+    from bymi.phases import Forge, Snapshot
+    from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp
+    from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
+    from bymi.runs.models import load_model
+    from bymi.sparse import SparseGraph
+    from bymi.state import State
+    from bymi.streams import Stream, stream
+    from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
 
 __version__ = "0.11.0"
 
@@ -99,3 +104,24 @@ __all__ = [
     "simulate",
     "stream",
 ]
+
+_ROOMS = (
+    *("errors", "streams", "graph", "sparse", "topology", "inbox", "network", "aggregation", "problems", "detection"),
+    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models"),
+)
+"""Where the names are; the first room that has one counts."""
+
+
+def __getattr__(name: str) -> Any:
+    """A public name or one of the rooms, imported at its first use."""
+    if name in _ROOMS:
+        return importlib.import_module(f"bymi.{name}")
+    for room in _ROOMS if name in __all__ else ():
+        found = vars(importlib.import_module(f"bymi.{room}"))
+        if name in found:
+            return globals().setdefault(name, found[name])
+    raise AttributeError(f"module 'bymi' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,16 @@
-from bymi.cli import main
+"""The command `bymi`, also as `python -m bymi`. What takes time to import is imported when Ctrl-C is quiet already."""
+
+from __future__ import annotations
+
+from bymi.interrupts import end_at_once
+
+
+def main() -> None:
+    end_at_once()
+    from bymi.cli import main as command
+
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +12,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bymi.engine.memory import keep_memory
-from bymi.errors import BymiError, InputError, require
-
-INTERRUPTED = 130
+from bymi.errors import BymiError, InputError, StorageError, require, system_refusal
+from bymi.files import refuse_link
+from bymi.interrupts import INTERRUPTED, SENTENCE, raise_again
+from bymi.memory import keep_memory
 
 app = typer.Typer(
     add_completion=False,
@@ -94,7 +96,8 @@ def run(
         _say(console, line)
     if len(folders) > 1:
         name = f"comparison-seed{specs[0].seed}-" + "-".join(spec.digest[:6] for spec in specs)
-        _say(console, f"Figure: {figures.draw_comparison(folders, out, name)[0]}")
+        for path in figures.draw_comparison(folders, out, name)[:1]:
+            _say(console, f"Figure: {path}")
     for folder in folders:
         _say(console, f"Folder: {folder}")
     # Under torchrun a code would mean that a rank has failed, and have the run started again.
@@ -150,6 +153,7 @@ def reproduce(
     require(not check, "--check", study, "for pages only")
     plan = find_study(study, seeds=seeds, mu=mu, dims=dim or (), only=only or (), fast=fast)
     specs, folder = plan.specs, out / plan.folder
+    refuse_link(folder)
     console = _console()
     if export is not None:
         write_sheets(export, [spec.sheet for spec in specs])
@@ -170,7 +174,7 @@ def reproduce(
     failed = [result for result in results if isinstance(result, BymiError)]
     if failed:
         _say(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
-        raise typer.Exit(2)
+        raise typer.Exit(failed[0].exit_code)
 
 
 def _pages(check: bool) -> None:
@@ -287,6 +291,7 @@ def _run_all(
     """Run specs under a bar of all steps and the time left, on stderr."""
     from bymi.experiment import run_all, steps_to_do
 
+    raise_again()
     todo = steps_to_do(specs, out, again=again)
     host = _host(where, specs if todo else [], group)
     steps = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
@@ -308,21 +313,32 @@ def _console() -> Console:
 
 def main() -> None:
     """Entry point: every mistake of a user is one line on stderr and an exit code."""
-    keep_memory()
     try:
+        keep_memory()
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        sys.stdout.flush()
     except BymiError as problem:
-        if not problem.said:
-            sys.stderr.write(f"bymi: {problem}\n")  # in one piece: other ranks may write there, too
-        code = problem.exit_code
+        code = _complain(problem)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as problem:
         # typer's usage errors, whichever release of it (and of the click below) is installed
-        if not hasattr(problem, "format_message"):
+        if hasattr(problem, "format_message"):
+            problem = InputError(problem.format_message())
+        refused = problem if isinstance(problem, BymiError) else system_refusal(problem)
+        if refused is None:
             raise
-        print(f"bymi: {problem.format_message()}", file=sys.stderr)
-        code = InputError.exit_code
+        code = _complain(refused)
     if code == INTERRUPTED:  # typer turns the interrupt into this code by itself
-        print("bymi: interrupted; complete runs are kept, others go on from their checkpoint next time", file=sys.stderr)
+        sys.stderr.write(SENTENCE)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(problem: BymiError) -> int:
+    """Say what is wrong in one line on stderr, unless another process has; the exit code."""
+    if not problem.said:
+        sys.stderr.write(f"bymi: {' '.join(str(problem).splitlines())}\n")  # in one piece: other ranks may write there, too
+    if problem.exit_code == StorageError.exit_code:  # of stdout itself, maybe: Python would try again and complain
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return problem.exit_code

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import numbers
+import re
 
 EXIT_CODES: dict[int, str] = {
     0: "done; after `bymi run`: every run finished",
@@ -90,3 +92,29 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown"
     text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def error_of(code: int, message: str) -> BymiError:
+    """The error of an exit code, as another process has told of it."""
+    kinds = {kind.exit_code: kind for kind in (InputError, RankLostError, StorageError, OutOfMemoryError)}
+    return kinds.get(code, BymiError)(message)
+
+
+_NO_MEMORY = re.compile("allocate memory|out of memory|bad_alloc|size calculation overflowed")
+"""What torch says where Python has MemoryError."""
+
+
+def system_refusal(problem: BaseException, what: str = "") -> BymiError | None:
+    """The error of one line for what the system refused, storage or memory; None for anything else.
+
+    `what`: the run that it ends.
+    """
+    before = f"{what}: " if what else ""
+    first = next(iter(str(problem).splitlines()), "")
+    starved = isinstance(problem, MemoryError) or getattr(problem, "errno", None) == errno.ENOMEM
+    if starved or (isinstance(problem, RuntimeError) and _NO_MEMORY.search(first)):
+        return OutOfMemoryError(f"{before}not enough memory ({first or 'MemoryError'}); try fewer nodes, samples or --jobs")
+    if isinstance(problem, OSError) and not isinstance(problem, (ConnectionError, TimeoutError)):
+        where = f" ({problem.filename})" if problem.filename else ""
+        return StorageError(f"{before}{problem.strerror or problem}{where}; what is complete is kept")
+    return None

@@ -11,11 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.errors import GraphError, shown
+from bymi.errors import GraphError, InputError, shown
+from bymi.files import MEBIBYTE, decode, read_bytes
 
+EDGE_FILE_LIMIT = 256 * MEBIBYTE
 NOT_MUTUAL = "mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed"
 _ROW_TOLERANCE = 1e-9
 _SQUARINGS = 60
+_LARGEST_NODE = 10**9
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,9 +245,9 @@ def read_edges(path: str | Path, *, directed: bool = False) -> tuple[Tensor, int
 
 def _read_edges(path: Path) -> list[tuple[int, int]]:
     try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as problem:
-        raise GraphError(f"cannot read the edge file {path}: {problem}") from None
+        lines = decode(read_bytes(path, limit=EDGE_FILE_LIMIT)).splitlines()
+    except (InputError, ValueError) as problem:
+        raise GraphError(f"cannot read the edge file {path}: {str(problem).removeprefix(f'cannot read {path}: ')}") from None
     edges = []
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].replace(",", " ").split()
@@ -252,10 +255,11 @@ def _read_edges(path: Path) -> list[tuple[int, int]]:
             continue
         try:
             sender, receiver = (int(word) for word in words)
-            if min(sender, receiver) < 0:
+            if not 0 <= min(sender, receiver) <= max(sender, receiver) <= _LARGEST_NODE:
                 raise ValueError
         except ValueError:
-            raise GraphError(f"{path}, line {number}: expected two node numbers from 0 up, got {line.strip()!r}") from None
+            got = repr(line.strip()[:60])
+            raise GraphError(f"{path}, line {number}: expected two node numbers from 0 to {_LARGEST_NODE}, got {got}") from None
         edges.append((sender, receiver))
     if not edges:
         raise GraphError(f"{path} has no edges")

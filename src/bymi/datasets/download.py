@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import os
@@ -14,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bymi.errors import InputError
+from bymi.errors import InputError, StorageError
 
 Progress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes there so far and the bytes in all."""
 
 _BLOCK = 1 << 16
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,9 @@ def download(source: Source, folder: str | Path, progress: Progress | None = Non
             if not _is_whole(folder / file.name, file):
                 _download_file(source, file, folder, progress, timeout)
     except OSError as problem:
-        words = _in_words(problem)
-        raise InputError(f"{folder}: expected a folder to download {source.name} into, found: {words}") from problem
+        wrong = isinstance(problem, (FileExistsError, NotADirectoryError))  # else it is the disk
+        said = f"{folder}: expected a folder to download {source.name} into, found: {_in_words(problem)}"
+        raise (InputError if wrong else StorageError)(said) from problem
 
 
 def _download_file(source: Source, file: RemoteFile, folder: Path, progress: Progress | None, timeout: float) -> None:
@@ -137,6 +140,8 @@ def _tries(
             except _FailureError as problem:
                 resumed, failure = False, str(problem)
             except (OSError, http.client.HTTPException) as problem:
+                if getattr(problem, "errno", None) in _NO_ROOM:  # no mirror can help
+                    raise
                 resumed, failure = False, _in_words(problem)
         yield mirror, failure
 

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from bymi.errors import InputError
+from bymi.files import opened
 
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
 _MOST_DIMENSIONS = 4
 _MOST_BYTES = 1 << 30  # twice the largest public set in this format; a gzip bomb stops here
+_LONGEST_HEADER = 4 + 4 * _MOST_DIMENSIONS
 _BLOCK = 1 << 20
 
 
@@ -31,7 +33,7 @@ def read_idx(path: str | Path) -> Tensor:
     if not os.path.isfile(path):  # a pipe or a device would never end
         raise _mistake(path, "an IDX file", "a folder" if os.path.isdir(path) else "no file")
     try:
-        with path.open("rb") as file:
+        with opened(path, limit=_MOST_BYTES + _LONGEST_HEADER) as file:
             compressed = file.read(len(_GZIP)) == _GZIP
             file.seek(0)
             if not compressed:

@@ -17,9 +17,9 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from bymi.engine.group import Group
-from bymi.engine.memory import keep_memory
 from bymi.engine.parent import die_with_parent
 from bymi.errors import BymiError, InputError, RankLostError
+from bymi.memory import keep_memory
 
 TIMEOUT = 60.0
 """Seconds after which a rank that others wait for counts as lost, unless told otherwise."""

@@ -14,10 +14,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchem
 from pydantic_core import CoreSchema
 
 from bymi.errors import InputError
+from bymi.experiment.bounds import Bounded
 from bymi.parts import read_shorthand
 
 
-class Part(BaseModel):
+class Part(Bounded, BaseModel):
     """One entry of a table with its parameters; `build` makes the object."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

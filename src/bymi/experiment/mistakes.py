@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import types
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -39,6 +40,7 @@ def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputErro
     else:
         together = [error["msg"] for error in errors if _walk(error["loc"], model)[0] == path]
         allowed = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in together))
+        allowed = re.sub("10{20,}", lambda digits: f"1e{len(digits[0]) - 1}", allowed)
         line = f"{key}: got {got}, allowed: {allowed}"
     others = len({tuple(_walk(error["loc"], model)[0]) for error in errors}) - 1
     return InputError(line + (f" (and {others} more mistakes)" if others else ""))

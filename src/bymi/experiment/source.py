@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bymi import files
 from bymi.errors import InputError, require
 from bymi.experiment.profiles import over
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, read_spec
 from bymi.parts import read_shorthand, read_value
+
+_SPEC_LIMIT = files.MEBIBYTE
 
 
 def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None) -> Spec:
@@ -30,7 +31,10 @@ def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = N
             _set(values, key.split("."), value)
     if seed is not None:
         values["seed"] = seed
-    return read_spec(values)
+    try:
+        return read_spec(values)
+    except RecursionError:
+        raise InputError(f"{source}: a value is nested too deeply, allowed: numbers, words, and tables of them") from None
 
 
 def _read(override: str) -> tuple[str, Any]:
@@ -46,12 +50,10 @@ def _base(source: str) -> dict[str, Any]:
     path = Path(source)
     if path.suffix not in (".toml", ".json"):
         raise InputError(f"{source!r}: neither a recipe ({', '.join(RECIPES)}) nor a .toml or .json file")
+    content = files.read_bytes(path, limit=_SPEC_LIMIT)
     try:
-        text = path.read_text()
-        given = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
-    except OSError as problem:
-        raise InputError(f"cannot read {path}: {problem.strerror or problem}") from None
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as problem:
+        given: Any = (files.parse_toml if path.suffix == ".toml" else files.parse_json)(content)
+    except ValueError as problem:
         raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from None
     if not isinstance(given, dict):
         raise InputError(f"{path}: expected a table of keys, got {type(given).__name__}")

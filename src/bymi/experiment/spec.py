@@ -8,11 +8,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from bymi import aggregation, attacks, detection, topology
 from bymi.errors import InputError
+from bymi.experiment.bounds import Bounded
 from bymi.experiment.component import Part, PartOf
 from bymi.experiment.mistakes import first_mistake
 from bymi.experiment.profiles import Profile, published, under
 from bymi.runs import tasks
-from bymi.runs.sheet import Sheet
+from bymi.runs.sheet import LARGEST_SEED, Sheet
 
 RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
@@ -31,8 +32,8 @@ Method = Literal["dsgd", "rule", "published", "drsgd-bymi"]
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
 
-class Section(BaseModel):
-    """Strict and frozen: an unknown key or a wrong type is an error, never ignored."""
+class Section(Bounded, BaseModel):
+    """Strict and frozen: an unknown key or a wrong type is an error, never ignored. Numbers without a bound get one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
 
@@ -127,7 +128,7 @@ class Optimisation(Section):
     batch: int = Field(32, ge=1)
     max_local_step: float = Field(0.08, gt=0)
     min_weight: float = Field(0.1, gt=0, le=1)
-    premix_rounds: int | None = Field(None, ge=0)
+    premix_rounds: int | None = Field(None, ge=0, le=10**6)
     order: Literal["combine-then-adapt", "adapt-then-combine"] = "combine-then-adapt"
 
 
@@ -160,8 +161,8 @@ class Spec(Section):
     byzantine_period: int | None = Field(None, ge=2)
     byzantine_faces: attacks.Shown = "one"
     byzantine_placement: attacks.Placement = "random"
-    steps: int = Field(3000, ge=2)
-    seed: int = Field(0, ge=0)
+    steps: int = Field(3000, ge=2, le=10**7)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     record_every: int = Field(50, ge=1)
     graph: GraphPart = written("erdos-renyi")
     data: DataPart = written("linear")

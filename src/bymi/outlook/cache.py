@@ -16,6 +16,7 @@ import torch
 import bymi
 from bymi.datasets import cache_folder
 from bymi.errors import InputError
+from bymi.files import MEBIBYTE, read_json
 from bymi.outlook.foresight import Outlook, forecast
 from bymi.outlook.question import Question
 
@@ -50,9 +51,9 @@ def _code() -> str:
 
 def _read(place: Path, question: Question) -> Outlook | None:
     try:
-        kept = json.loads(place.read_text(encoding="utf-8"))
+        kept = read_json(place, limit=MEBIBYTE)
         found = Outlook.read(kept["outlook"]) if kept["digest"] == _digest(kept["outlook"]) else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (InputError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return found if found is not None and found.question == question else None
 

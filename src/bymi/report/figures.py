@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import logging
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bymi import files
+from bymi.errors import InputError
 from bymi.experiment.spec import Spec
 from bymi.runs import store
+
+_log = logging.getLogger("bymi")
 
 # Okabe and Ito's colours: told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
@@ -24,35 +30,67 @@ _STYLE: dict[Any, Any] = {
     "font.size": 10,
     "svg.hashsalt": "bymi",  # the same figure gives the same bytes
 }
+_LARGEST = 1 << 28  # bytes of a figure
 
 
 def draw_run(folder: Path) -> list[Path]:
-    """The figures of one run folder, in its subfolder `figures`; those that are there already are left alone."""
-    made = []
+    """The figures of one run folder, in its subfolder `figures`; those that are there and whole are left alone."""
     target = folder / "figures"
-    jobs = {_worth(folder): lambda: _worth_figure([folder])}
-    if (folder / store.VERDICT).exists():
-        jobs["scores"] = lambda: _scores_figure(folder)
-    for name, make in jobs.items():
-        if not (target / f"{name}.svg").exists():
-            made += save(make, target, name)
-    return made
+
+    def draw() -> list[Path]:
+        jobs = {_worth(folder): lambda: _worth_figure([folder])}
+        if (folder / store.VERDICT).exists():
+            jobs["scores"] = lambda: _scores_figure(folder)
+        todo = [name for name in jobs if not all(map(_is_whole, _paths(target, name)))]
+        return [path for name in todo for path in try_to_save(jobs[name], target, name)]
+
+    return _try(draw, target)
 
 
 def draw_comparison(folders: Sequence[Path], target: Path, name: str) -> list[Path]:
     """Gap or accuracy over rounds of several runs in one figure."""
-    return save(lambda: _worth_figure(folders), target, name)
+    return try_to_save(lambda: _worth_figure(folders), target, name)
 
 
-def save(make: Any, target: Path, name: str) -> list[Path]:
-    """Draw in the house style and write PNG and SVG; the SVG comes last and stands for both."""
+def try_to_save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
+    """As `save`; a figure that cannot be drawn or written costs a warning and nothing else: the numbers are in their files."""
+    return _try(lambda: save(make, target, name), target / name)
+
+
+def _try(draw: Callable[[], list[Path]], what: Path) -> list[Path]:
+    try:
+        return draw()
+    except Exception as problem:
+        _log.warning("bymi: no figure %s: %s", what, " ".join(str(problem).split()) or type(problem).__name__)
+        return []
+
+
+def save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
+    """Draw in the house style and write PNG and SVG, each whole or not at all."""
+    files.refuse_link(target)
+    png, svg = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         figure = make()
-        target.mkdir(parents=True, exist_ok=True)
-        paths = [target / f"{name}.png", target / f"{name}.svg"]
-        figure.savefig(paths[0], dpi=150, metadata={"Software": None})
-        figure.savefig(paths[1], metadata={"Date": None, "Creator": None})
+        figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
+        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    target.mkdir(parents=True, exist_ok=True)
+    paths = _paths(target, name)
+    for path, content in zip(paths, (png, svg), strict=True):
+        files.write_bytes(path, content.getvalue())
     return paths
+
+
+def _paths(target: Path, name: str) -> list[Path]:
+    return [target / f"{name}.png", target / f"{name}.svg"]
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a PNG or SVG is there to its end."""
+    try:
+        content = files.read_bytes(path, limit=_LARGEST, links=False)
+    except InputError:
+        return False
+    return content.rstrip().endswith(b"</svg>") or content.endswith(b"IEND\xaeB`\x82")
 
 
 def _worth(folder: Path) -> str:

@@ -19,7 +19,7 @@ from bymi.experiment.images import ATTACKS, COLUMNS, DATA, DETECTING, PUBLISHED,
 from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
 from bymi.files import write_bytes
 from bymi.report import image_curves
-from bymi.report.figures import COLOURS, save
+from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import store
 
@@ -72,7 +72,7 @@ def draw(study: ImageStudy, folder: Path, command: str) -> list[Path]:
         values = image_curves.document(study, folder, command)
         for attack in ATTACKS:
             draw_one = partial(image_curves.figure, values, study.data, attack, _NAMES[attack])
-            made += save(draw_one, folder, f"{study.name}-{attack}")
+            made += try_to_save(draw_one, folder, f"{study.name}-{attack}")
     else:
         values = document(study, collect(study, folder), command)
         made.append(folder / f"{study.name}.md")
@@ -294,7 +294,7 @@ def _draw_scale(study: ImageStudy, folder: Path, command: str) -> list[Path]:
             axes.legend(frameon=False)
         return made
 
-    paths = save(figure, folder, study.name)
+    paths = try_to_save(figure, folder, study.name)
     data = folder / f"{study.name}.json"
     rows = [{"data": name, "scale": value, "acc_all": accuracies} for (name, value), accuracies in sorted(found.items())]
     store.write_json(data, {"study": study.title, "command": command, "settings": rows}, indent=1)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bymi.experiment.studies import Study
 from bymi.files import write_bytes
-from bymi.report.figures import COLOURS, save
+from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.origin import fingerprints, origin
 from bymi.report.tables import cell, endings, markdown_table
 from bymi.runs import store
@@ -30,7 +30,7 @@ Group = tuple[int, str, float]  # dimension, warm-up, value on the axis
 def draw(study: Study, folder: Path, command: str) -> list[Path]:
     """Write figure (PNG, SVG), medians (Markdown) and all values (JSON) of a study into its folder."""
     values = collect(study, folder)
-    figures = save(lambda: _figure(study, values), folder, study.name)
+    figures = try_to_save(lambda: _figure(study, values), folder, study.name)
     everything = document(study, values, command, fingerprints(figures))
     table, data = folder / "medians.md", folder / "values.json"
     write_bytes(table, page(everything).encode())

@@ -13,10 +13,12 @@ from pathlib import Path
 
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
-from bymi.engine.memory import keep_memory
 from bymi.errors import BymiError
+from bymi.interrupts import INTERRUPTED, SENTENCE
+from bymi.memory import keep_memory
 from bymi.runs import read_sheets, run_all
 from bymi.runs.ranks import run_apart, run_together
+from bymi.runs.scene import check_sheet
 
 _SAY_EVERY = 10.0  # seconds
 
@@ -38,6 +40,8 @@ def main() -> int:
     keep_memory()
     try:
         sheets = read_sheets(given.sheets)
+        for number, sheet in enumerate(sheets, start=1):
+            check_sheet(sheet, f"{given.sheets}, sheet {number}")
         host = Host(
             device=given.device,
             data=given.data,
@@ -77,8 +81,12 @@ def main() -> int:
     print(f"{len(results) - left - len(failed)} of {len(results)} runs are there, {left} left, {len(failed)} failed")
     if failed:
         print(f"bymi: {failed[0]}", file=sys.stderr)
-    return 2 if failed else 0
+    return failed[0].exit_code if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.stderr.write(SENTENCE)
+        sys.exit(INTERRUPTED)

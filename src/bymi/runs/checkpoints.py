@@ -6,6 +6,7 @@ time need not wait for each other, and any number of them can read what any othe
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import bymi
 from bymi.engine.group import Group
+from bymi.files import sync_folder
 from bymi.runs import tensorfile
 from bymi.runs.packing import AXES, Frame, Layout, expected, pack, unpack
 from bymi.runs.tensorfile import TensorFile, UnusableError
@@ -65,10 +67,13 @@ def save(
     parts.update({f"run.{name}": tensor for name, tensor in (tensors or {}).items()})
     names = {"digest": digest, "bymi": bymi.__version__, "shard": place.shard, "shards": place.shards}
     there = folder / f"round-{state.step:08d}{'-judged' if state.phase == 'detection' else ''}"
+    for linked in (folder, there):
+        if linked.is_symlink():
+            raise OSError(errno.ELOOP, f"{linked.name} is a symbolic link, which is not followed")
     new = not there.exists()
     there.mkdir(parents=True, exist_ok=True)
     if new:
-        tensorfile.sync_folder(folder)
+        sync_folder(folder)
     path = there / f"shard-{place.shard:04d}-of-{place.shards:04d}.safetensors"
     return tensorfile.write(path, parts, {**names, "state": said, "run": dict(words or {})})
 
@@ -109,8 +114,9 @@ def newest(
 
 
 def _rounds(folder: Path) -> list[Path]:
-    """All rounds of which there is something, newest first."""
-    found = [path for path in folder.glob("round-*") if _ROUND.fullmatch(path.name)]
+    """All rounds of which there is something, newest first. Symbolic links are nothing: what they lead to is not ours."""
+    entries = [] if folder.is_symlink() else folder.glob("round-*")
+    found = [path for path in entries if _ROUND.fullmatch(path.name) and not path.is_symlink()]
     return sorted(found, key=lambda path: path.name, reverse=True)
 
 
@@ -119,7 +125,7 @@ def _sets(there: Path) -> dict[int, list[Path]]:
     found: dict[int, list[Path]] = {}
     for path in sorted(there.glob("*")):  # nothing where another process has just removed it
         name = _SHARD.fullmatch(path.name)
-        if name is not None:
+        if name is not None and not path.is_symlink():
             found.setdefault(int(name[2]), []).append(path)
     return found
 

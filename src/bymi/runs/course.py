@@ -15,7 +15,7 @@ from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.records import Due, Held, Models, Moment, Scattered, whole_rounds
 from bymi.engine.simulate import local_network
-from bymi.errors import BymiError, InputError
+from bymi.errors import BymiError, error_of, system_refusal
 from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder
 from bymi.runs.outcome import is_lost
@@ -104,14 +104,19 @@ def lay_out(sheet: Sheet, host: Host, group: Group) -> Course:
 
 def _by_all(group: Group, build: Callable[[], Scene]) -> Scene:
     """What each process builds for itself. A mistake that one of them meets, such as in its own data, stops all."""
-    scene, mistake = None, ""
+    scene, mistake = None, None
     try:
         scene = build()
     except BymiError as problem:
-        mistake = str(problem)
+        mistake = [problem.exit_code, str(problem)]
+    except (OSError, MemoryError, RuntimeError) as problem:
+        refused = system_refusal(problem)
+        if refused is None:
+            raise
+        mistake = [refused.exit_code, str(refused)]
     mistakes = [words["mistake"] for words in group.tell({"mistake": mistake}) if words["mistake"]]
     if mistakes or scene is None:
-        raise InputError(mistakes[0])
+        raise error_of(*mistakes[0])
     return scene
 
 

@@ -15,7 +15,7 @@ import bymi
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import same_everywhere
-from bymi.errors import BymiError, InputError
+from bymi.errors import BymiError, InputError, error_of
 from bymi.runs import store
 from bymi.runs.course import lay_out
 from bymi.runs.runner import Progress, Result, follow, run, run_all
@@ -65,14 +65,14 @@ def run_apart(
         # One after the other, whoever is free takes the next: some runs take longer.
         (result,) = run_all([sheets[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
         if isinstance(result, BymiError):
-            failed[str(index)] = str(result)
+            failed[str(index)] = [result.exit_code, str(result)]
     group.say("all runs")
     group.wait("all runs", range(group.size))
     errors = {int(index): why for words in group.tell(failed) for index, why in words.items()}
     if group.rank:
         return []
     host = replace(host, again=False)  # they are there now: read
-    return [InputError(errors[index]) if index in errors else run(sheet, out, None, host) for index, sheet in enumerate(sheets)]
+    return [error_of(*errors[index]) if index in errors else run(sheet, out, None, host) for index, sheet in enumerate(sheets)]
 
 
 def _as_run(index: int, tell: Progress) -> Progress:

@@ -9,8 +9,10 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,12 +22,12 @@ import torch
 
 import bymi
 from bymi.engine.host import Host
-from bymi.engine.memory import keep_memory, let_go
 from bymi.engine.parent import die_with_parent
 from bymi.engine.simulate import one_thread
-from bymi.errors import BymiError
+from bymi.errors import BymiError, OutOfMemoryError, system_refusal
+from bymi.memory import available, keep_memory, let_go
 from bymi.problems import LinearProblem, ModuleProblem
-from bymi.runs import store
+from bymi.runs import footprint, store
 from bymi.runs.course import Alone, Course, Plot, alone, frame_of
 from bymi.runs.keeper import Keeper
 from bymi.runs.logbook import Logbook
@@ -42,6 +44,7 @@ Result = dict[str, Any] | BymiError | None
 """A summary, why there is none, or None for a run that was not started in time."""
 
 _ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
+_ROOM = 2  # times the memory that runs are known to take, for each of those at a time
 _TELL_EVERY = 0.1  # seconds between two words on progress
 _LONG = 1.0  # seconds of a round after which memory is looked at: in shorter ones that would be felt
 _queue: Any = None  # of a worker process only: where it reports its progress
@@ -69,11 +72,23 @@ def run(
         kept = store.checkpoints_of(out, sheet)
         if host.again:
             shutil.rmtree(kept, ignore_errors=True)
-        with one_thread(), store.writing(out, sheet, again=host.again) as scratch:
+        with one_thread(), _refusals_of(sheet), store.writing(out, sheet, again=host.again) as scratch:
             _execute(sheet, scratch, tell or (lambda steps: None), host, kept, plot)
         shutil.rmtree(kept, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
+
+
+@contextmanager
+def _refusals_of(sheet: Sheet) -> Iterator[None]:
+    """A full disk, a folder that vanished, too little memory: errors of one line that name the run."""
+    try:
+        yield
+    except (OSError, MemoryError, RuntimeError) as problem:
+        refused = system_refusal(problem, f"{sheet.label}, seed {sheet.seed}")
+        if refused is None:
+            raise
+        raise refused from None
 
 
 def steps_to_do(sheets: Sequence[Sheet], out: str | Path, *, again: bool = False) -> int:
@@ -96,28 +111,43 @@ def run_all(
     The numbers do not depend on `jobs`.
     """
     out = Path(out)
-    store.prepare(out)
     tell = progress or (lambda index, steps: None)
     host = host or Host()
     todo = [i for i, sheet in enumerate(sheets) if host.again or not store.is_complete(store.folder_of(out, sheet))]
+    if todo:  # what is complete can be read where nothing can be written
+        store.prepare(out)
+    made: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(sheets[index], host)) is not None}
+    todo = [index for index in todo if index not in made]
     jobs = min(len(todo), jobs or _usual_jobs([sheets[index] for index in todo], host))
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
         work = partial(_work, out=out, host=host, until=until)
         spread = _spread([sheets[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
-        made = dict(zip(todo, spread, strict=True))
+        made.update(zip(todo, spread, strict=True))
     else:
-        made = {index: _attempt(sheets[index], out, partial(tell, index), host, until) for index in todo}
+        made.update((index, _attempt(sheets[index], out, partial(tell, index), host, until)) for index in todo)
     return [
         made[index] if index in made else _attempt(sheet, out, partial(tell, index), host, None)
         for index, sheet in enumerate(sheets)
     ]
 
 
+def _too_large(sheet: Sheet, host: Host) -> BymiError | None:
+    """Why a run would not fit, before a process is started for it."""
+    try:
+        footprint.check(sheet, host)
+    except BymiError as problem:
+        return problem
+    return None
+
+
 def _usual_jobs(sheets: Sequence[Sheet], host: Host) -> int:
-    """One run a core, or a few that share a GPU."""
+    """One run a core, or a few that share a GPU; no more than fit into memory, with room to spare."""
     on_gpu = any(host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda" for sheet in sheets)
-    return min(_ON_ONE_GPU, os.cpu_count() or 1) if on_gpu else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    memory, largest = available(), max((sum(footprint.needs(sheet).values()) for sheet in sheets), default=0)
+    fitting = cores if memory is None else max(1, memory // max(1, _ROOM * largest))
+    return min(_ON_ONE_GPU if on_gpu else cores, cores, fitting)
 
 
 def _spread(
@@ -130,13 +160,14 @@ def _spread(
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(queue,))
     before = _stop_on_terminate()
     try:
-        futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
+        with _interrupts_later():
+            futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
         waiting: set[Future[Any]] = set(futures)
         while waiting:
             _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
             while not queue.empty():
                 tell(*queue.get())
-        results = [future.result() for future in futures]
+        results = [_result_of(future) for future in futures]
         while not queue.empty():
             tell(*queue.get())
         return results
@@ -146,7 +177,8 @@ def _spread(
             worker.terminate()
         for worker in workers:
             worker.join()
-        store.prepare(out)  # takes away what they left half done
+        with suppress(BymiError):
+            store.prepare(out)  # takes away what they left half done
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -154,11 +186,31 @@ def _spread(
             signal.signal(signal.SIGTERM, before)
 
 
+def _result_of(future: Future[Result]) -> Result:
+    try:
+        return future.result()
+    except BrokenProcessPool:
+        return OutOfMemoryError("a process that made runs was killed, as happens when memory runs out; try fewer --jobs")
+
+
 def _stop_on_terminate() -> Any:
     """Take SIGTERM for an interrupt, or workers would be left behind; what it did before, None where it cannot be changed."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold back Ctrl-C. Processes started in here never hear it: the terminal sends it to all, and they are not ready yet."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start(queue: Any) -> None:
@@ -181,8 +233,6 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
         return run(sheet, out, tell, host)
     except BymiError as problem:
         return problem
-    except torch.cuda.OutOfMemoryError:
-        return BymiError(f"{sheet.label}, seed {sheet.seed}: out of GPU memory; try fewer --jobs")
 
 
 def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: Plot) -> None:
@@ -209,7 +259,7 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
 
 def follow(sheet: Sheet, host: Host, kept: Path, plot: Plot) -> None:
     """The part of a process that holds some nodes of a run and writes nothing down; all of them measure together."""
-    with one_thread():
+    with one_thread(), _refusals_of(sheet):
         _walk(plot(sheet, host), sheet, host, kept, lambda steps: None, lambda line: None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor
@@ -14,12 +15,13 @@ from bymi.engine.distributed import usual_layout
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.layout import Layout
-from bymi.errors import require
+from bymi.errors import BymiError, InputError, require
 from bymi.graph import Graph
 from bymi.parts import build_part
 from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
 from bymi.problems import Problem
-from bymi.runs.sheet import Sheet
+from bymi.runs import footprint
+from bymi.runs.sheet import LARGEST_SEED, Sheet, make, require_types
 from bymi.runs.tasks import TASKS, Task
 from bymi.runs.yardsticks import Yardstick
 from bymi.sparse import SparseGraph
@@ -45,6 +47,7 @@ def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = No
     In a process of a `group` it is a part of it: only its nodes have data.
     """
     host = host or Host()
+    footprint.check(sheet, host, 1 if group is None else group.size)
     seed = sheet.seed
     attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
     task: Task = build_part(TASKS, sheet["data"])
@@ -117,3 +120,51 @@ def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
         seed=sheet.seed,
         stop=None if sheet["stop"] is None else Stop(**sheet["stop"]),
     )
+
+
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("steps", "nodes", "record_every", "byzantine_start"), int),
+    **dict.fromkeys(("graph", "data", "attack", "warm_up", "detection", "optimisation"), dict),
+    **dict.fromkeys(("panel", "watch", "alone", "stop"), dict | None),
+    "profile": str,
+    "byzantine_ratio": float,
+    "byzantine_period": int | None,
+    "byzantine_placement": attacks.Placement,
+}
+_WARM_UP = {**get_type_hints(WarmUp), "steps": int | None, "rule": dict, "step_size": float, "schedule": str}
+_DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict}
+_OPTIMISATION = {**get_type_hints(Optimisation), "step_size": float | Literal["theorem"], "schedule": str}
+
+
+def check_sheet(sheet: Sheet, where: str) -> None:
+    """Refuse a sheet that no spec could have written, in one line that begins with `where`: it may come from anywhere.
+
+    Types, bounds and names of all keys; what depends on data or on the graph shows when the run begins.
+    """
+    try:
+        require_types(sheet.values, _TYPES)
+        lowest = {"nodes": 2, "steps": 2, "record_every": 1, "byzantine_start": 0}
+        for key, least in lowest.items():
+            require(sheet[key] >= least, key, sheet[key], f"{least} or more")
+        require(0 <= sheet["byzantine_ratio"] < 0.5, "byzantine_ratio", sheet["byzantine_ratio"], "0 up to, not including, 0.5")
+        seed = sheet["seed"]
+        require(type(seed) is int and 0 <= seed <= LARGEST_SEED, "seed", seed, f"an integer from 0 to {LARGEST_SEED}")
+        require_types(sheet["warm_up"], _WARM_UP, "warm_up.")
+        require_types(sheet["detection"], _DETECTION, "detection.")
+        require_types(sheet["optimisation"], _OPTIMISATION, "optimisation.")
+        if sheet["alone"] is not None:
+            require_types(sheet["alone"], _WARM_UP, "alone.")
+        for key, kind in (("panel", detection.Panel), ("watch", detection.Watch), ("stop", Stop)):
+            if sheet[key] is not None:
+                make(kind, sheet[key])
+        for table, part in ((attacks.ATTACKS, "attack"), (TASKS, "data"), (topology.TOPOLOGIES, "graph")):
+            make(table[sheet[part]["name"]], {key: value for key, value in sheet[part].items() if key != "name"})
+        options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
+        Adversary(torch.zeros(2, dtype=torch.bool), build_part(attacks.ATTACKS, sheet["attack"]), seed=seed, **options)
+        _plan(sheet, 2, 4 if sheet["detection"]["sample"] in ("identification", "all") else sheet["detection"]["sample"])
+        sheet.digest  # noqa: B018 - names the method and its rule, too
+        sheet.label  # noqa: B018
+    except BymiError as problem:
+        raise InputError(f"{where}: {problem}") from None
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        raise InputError(f"{where}: {type(problem).__name__} {problem}") from None

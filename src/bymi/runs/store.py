@@ -2,11 +2,13 @@
 
 A run is written to a hidden folder beside its place and renamed when everything is in it, so that an interrupted run never
 looks complete; checkpoints of a run under way lie in another hidden folder, until it is complete. A folder is named by method,
-seed and digest of the spec; the same spec finds the same folder again.
+seed and digest of the spec; the same spec finds the same folder again. Its SHA256SUMS has the checksum of each file, as
+`sha256sum -c` reads it: a folder with a damaged file does not count, and the run is made again. No symbolic link is followed.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -22,8 +24,9 @@ import numpy
 import torch
 
 import bymi
+from bymi import files
 from bymi.detection import REASONS, Verdict
-from bymi.errors import InputError
+from bymi.errors import BymiError, InputError, StorageError
 from bymi.graph import Graph
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.sheet import Sheet
@@ -32,6 +35,8 @@ from bymi.sparse import SparseGraph
 _CHECKPOINTS = ".checkpoints"
 _ASIDE = ".replaced"
 SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
+SUMS = "SHA256SUMS"
+_LARGEST = 4 << 30  # bytes of a file in a run folder
 
 
 class Named(Protocol):
@@ -58,14 +63,46 @@ def checkpoints_of(out: Path, run: Named) -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """A run folder is complete when it has a readable summary, which is written last, and is of this version of bymi."""
+    """A run folder is complete when all files are as they were written, the summary has all keys, and it is of this version.
+
+    All files are read, two small ones are parsed.
+    """
     try:
+        files.refuse_link(folder)
+        sums = _read_sums(folder / SUMS)
+        if not {SPEC, ENVIRONMENT, METRICS, SUMMARY} <= set(sums) or any(_sum(folder / name) != sums[name] for name in sums):
+            return False
         summary, made_by = read_json(folder / SUMMARY), read_json(folder / ENVIRONMENT)
-    except (OSError, ValueError):
+    except (BymiError, OSError, ValueError):
         return False
-    if not isinstance(summary, dict) or not set(SUMMARY_KEYS) <= set(summary) or not (folder / METRICS).exists():
+    if not isinstance(summary, dict) or not set(SUMMARY_KEYS) <= set(summary):
         return False
     return isinstance(made_by, dict) and made_by.get("bymi") == bymi.__version__
+
+
+def seal(folder: Path) -> None:
+    """Bring all files of a run folder to the disk, with their checksums in one more."""
+    lines = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS):
+        lines.append(f"{_sum(path)}  {path.name}\n")
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())
+    files.write_bytes(folder / SUMS, "".join(lines).encode())
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    """Checksum by name of the file."""
+    lines = files.decode(files.read_bytes(path, limit=files.MEBIBYTE, links=False)).splitlines()
+    pairs = (line.split("  ", 1) for line in lines)
+    return {name: found for found, name in pairs if name == Path(name).name}
+
+
+def _sum(path: Path) -> str:
+    with files.opened(path, limit=_LARGEST, links=False) as file:
+        found = hashlib.sha256()
+        while block := file.read(files.MEBIBYTE):
+            found.update(block)
+        return found.hexdigest()
 
 
 def prepare(out: Path) -> None:
@@ -84,17 +121,24 @@ def prepare(out: Path) -> None:
         for kept in out.glob(f".*{_CHECKPOINTS}"):
             if is_complete(out / kept.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
                 shutil.rmtree(kept, ignore_errors=True)
-    except OSError as problem:
-        raise InputError(f"cannot write to the folder {out}: {problem.strerror or problem}") from None
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
+        # A place that cannot be a folder is a mistake in the command; the rest is the disk.
+        wrong = isinstance(problem, (FileExistsError, NotADirectoryError, ValueError))
+        said = f"cannot write to the folder {out}: {getattr(problem, 'strerror', None) or problem}"
+        raise (InputError if wrong else StorageError)(said) from None
 
 
 @contextmanager
 def writing(out: Path, sheet: Sheet, *, again: bool = False) -> Iterator[Path]:
     """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed.
 
-    Of a run that another process has completed in the meantime the first folder stays, unless it is made `again`.
+    What was in that place was not complete, and goes. Of a run that another process has completed in the meantime the first
+    folder stays, unless it is made `again`.
     """
     place = folder_of(out, sheet)
+    files.refuse_link(place)
+    if place.exists() and not place.is_dir():
+        raise InputError(f"{place}: got a file, allowed: a run folder, or nothing yet")
     scratch = out / f".{place.name}.{platform.node()}.{os.getpid()}"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -102,8 +146,10 @@ def writing(out: Path, sheet: Sheet, *, again: bool = False) -> Iterator[Path]:
         write_json(scratch / SPEC, sheet.values)
         write_json(scratch / ENVIRONMENT, environment())
         yield scratch
+        seal(scratch)
         if again or not is_complete(place):
             _put(scratch, place)
+            files.sync_folder(out)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -184,13 +230,14 @@ def _plain(value: float) -> float | None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_text())
+    return files.read_json(path, limit=_LARGEST, links=False)
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
-    path.write_text(json.dumps(value, indent=indent, allow_nan=False) + "\n")
+    files.write_bytes(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode())
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    lines = files.read_bytes(path, limit=_LARGEST, links=False).splitlines()
+    return [json.loads(line) for line in lines]

@@ -24,6 +24,7 @@ from bymi.problems.linear import draw_samples, linear_start
 from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
 from bymi.streams import stream
 
+_SIDE = 28  # pixels
 _AT_ONCE = 1000  # nodes whose data are put under attack: bounds the copies
 
 
@@ -144,6 +145,7 @@ class Images(Task):
         # Who has few of the nodes does not keep the images of all for later runs.
         source = (_read_once if blocks is None else _read)(self.dataset, host.data, os.environ.get("BYMI_DATA"))
         images, device = source.images, host.place(gains=self.gains)
+        self._require_usable(source)
         places = self._partition().split(images.train_labels, len(byzantine), samples=self.samples, seed=seed)
         numbers = None if blocks is None else torch.cat(list(blocks))
         places = places if numbers is None else places[numbers]
@@ -154,6 +156,9 @@ class Images(Task):
 
         shards = Shards(normalised(images.train_images[places]), images.train_labels[places].to(device))
         self._corrupt(shards, byzantine if numbers is None else byzantine[numbers], numbers, attack, seed)
+        labels = [int(shards.targets.min()), int(shards.targets.max())]
+        known = f"labels 0 to {images.classes - 1}, those of {self.dataset}"
+        require(labels[0] >= 0 and labels[1] < images.classes, f"attack: {attack} makes labels", labels, known)
         model = lenet(images.classes)
         problem = ModuleProblem(
             model,
@@ -167,6 +172,13 @@ class Images(Task):
         return problem, ImageYardstick(
             problem, normalised(images.test_images), images.test_labels.to(device), byzantine.to(device)
         )
+
+    def _require_usable(self, source: _Source) -> None:
+        """Images that LeNet can take, and that differ at all."""
+        height, width = source.images.train_images.shape[-2:]
+        fits = _SIDE <= min(height, width) <= max(height, width) < _SIDE + 4  # what its two poolings make the same
+        require(fits, "data", f"{self.dataset} of {height} x {width} pixels", f"{_SIDE} x {_SIDE}, which LeNet is for")
+        require(source.spread > 0, "data", f"{self.dataset} with one grey only", "images with two or more")
 
     @staticmethod
     def _corrupt(shards: Shards, byzantine: Tensor, numbers: Tensor | None, attack: Attack, seed: int) -> None:

@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +17,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from torch import Tensor
+
+from bymi.errors import InputError
+from bymi.files import opened, writing
 
 _TYPES = {
     **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64},
@@ -58,30 +60,11 @@ def write(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -
     for numbers in flat.values():
         checksum.update(numbers)
     text = text.replace(_NO_SUM.encode(), checksum.hexdigest().encode(), 1)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as file:
-            file.write(len(text).to_bytes(_LENGTH, "little") + text)
-            for numbers in flat.values():
-                file.write(numbers)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with writing(path) as file:
+        file.write(len(text).to_bytes(_LENGTH, "little") + text)
+        for numbers in flat.values():
+            file.write(numbers)
     return _LENGTH + len(text) + end
-
-
-def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 class TensorFile:
@@ -90,7 +73,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with opened(path, limit=None, links=False) as file:
                 size = os.fstat(file.fileno()).st_size
                 length = int.from_bytes(file.read(_LENGTH), "little")
                 if not 0 < length <= min(_HEADER, size - _LENGTH):
@@ -107,6 +90,8 @@ class TensorFile:
                 if checksum.hexdigest() != meta[_SUM]:
                     self._fail("its checksum differs")
                 self.words: dict[str, Any] = _parse(meta[_WORDS].encode())
+        except InputError as problem:
+            self._fail(str(problem).rpartition(": ")[2])
         except OSError as problem:
             self._fail(problem.strerror or str(problem))
         except RecursionError:

@@ -1,0 +1,34 @@
+"""Bounds for all numbers of a spec: no key lacks one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
+
+from bymi.runs.sheet import LARGEST_INTEGER, LARGEST_NUMBER
+
+
+class Bounded:
+    """A base of models in which every integer and number without an upper bound of its own has one, and a lower one alike."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _bound(schema)
+        return schema
+
+
+def _bound(part: Any) -> None:
+    """Walk through a schema and set what is missing, in place."""
+    if isinstance(part, dict):
+        limit = {"int": LARGEST_INTEGER, "float": LARGEST_NUMBER}.get(str(part.get("type")))
+        if limit is not None:
+            if not part.keys() & {"le", "lt"}:
+                part["le"] = limit
+            if not part.keys() & {"ge", "gt"}:
+                part["ge"] = -limit
+        part = list(part.values())
+    for inner in part if isinstance(part, (list, tuple)) else ():
+        _bound(inner)
