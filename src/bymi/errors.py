@@ -17,6 +17,9 @@ EXIT_CODES: dict[int, str] = {
     130: "interrupted: complete run folders are kept and skipped next time, others go on from their checkpoint",
 }
 
+FLAGGED = 7
+"""The exit code of `bymi detect --fail-if-flagged` where a machine is flagged."""
+
 
 class BymiError(Exception):
     """Base of all errors that bymi raises on purpose. Its message is one line for a person."""

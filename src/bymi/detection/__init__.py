@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from bymi.aggregation import Filtering, GeometricMedian, Mean, Median, TrMean
+from bymi.detection.array_verdict import ArrayVerdict
+from bymi.detection.arrays import PANEL, identify
 from bymi.detection.asked import identify_asked
 from bymi.detection.claims import Answers, Claims, Minutes
-from bymi.detection.identify import Detector, Verdict, identify, identify_neighbours
+from bymi.detection.identify import Detector, Verdict, identify_neighbours
 from bymi.detection.panel import Panel
 from bymi.detection.products import Centre
 from bymi.detection.reasons import REASONS
@@ -28,9 +30,11 @@ SCALES: dict[str, type[Scale]] = {"identity": Identity, "pca": Principal}
 
 __all__ = [
     "CENTRES",
+    "PANEL",
     "REASONS",
     "SCALES",
     "Answers",
+    "ArrayVerdict",
     "Centre",
     "Claims",
     "Detector",

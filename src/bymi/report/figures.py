@@ -16,7 +16,7 @@ from bymi.runs import store
 
 # Okabe and Ito's colours: told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -46,7 +46,7 @@ def draw_comparison(folders: Sequence[Path], target: Path, name: str) -> list[Pa
 
 def save(make: Any, target: Path, name: str) -> list[Path]:
     """Draw in the house style and write PNG and SVG; the SVG comes last and stands for both."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = make()
         target.mkdir(parents=True, exist_ok=True)
         paths = [target / f"{name}.png", target / f"{name}.svg"]
