@@ -100,7 +100,7 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="scenario-a, scenario-b; red-team, red-team-limits, red-team-pieces; "
+            help="scenario-a, scenario-b; detect-level; red-team, red-team-limits, red-team-pieces; "
             "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion"
         ),
     ],
@@ -129,10 +129,14 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
     from bymi.engine.launch import ranks
+    from bymi.experiment import detect_level
     from bymi.experiment.reproduce import find_study
     from bymi.report.reproduce import show
     from bymi.runs import write_sheets
 
+    if study == detect_level.NAME:
+        _detect_level(out / detect_level.FOLDER, fast, data)
+        return
     plan = find_study(study, seeds=seeds, mu=mu, dims=dim or (), only=only or (), fast=fast)
     specs, folder = plan.specs, out / plan.folder
     console = _console()
@@ -154,6 +158,21 @@ def reproduce(
     if failed:
         _say(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
         raise typer.Exit(2)
+
+
+def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
+    """The study without runs: draws under a bar, then its files."""
+    from bymi.report.detect_level import draw, draws, run
+    from bymi.runs.tasks import fetch
+
+    if not fast:
+        fetch("mnist", data, lambda *_: None)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("draws"), TimeElapsedColumn())
+    with _bar((*columns, TextColumn("left"), TimeRemainingColumn()), None) as bar:
+        task = bar.add_task("detection on arrays", total=draws(fast=fast))
+        run(folder, fast=fast, data=data, tell=lambda count: bar.advance(task, count))
+    for path in draw(folder):
+        _say(_console(), f"Wrote {path}")
 
 
 @app.command()

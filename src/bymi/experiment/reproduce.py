@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bymi.errors import InputError, require
+from bymi.experiment.detect_level import NAME as DETECT_LEVEL
 from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.experiment.red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
 from bymi.experiment.studies import STUDIES, Study, build_study
@@ -16,7 +17,7 @@ def find_study(
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
     known = (*STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES)
     if name not in known:
-        raise InputError(f"{name!r}: unknown study, allowed: {', '.join(known)}")
+        raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL))}")
     if name in STUDIES:
         require(not only, "--only", list(only), "for studies on images and red-team")
         return build_study(name, seeds=seeds, mu=mu, dims=dims, fast=fast)
