@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bymi import Complete, Detector, InputError, LocalNetwork, Mean, identify
+from bymi import Complete, Detector, InputError, LocalNetwork, Mean, Panel, identify
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
 from bymi.streams import stream
 
@@ -56,10 +56,10 @@ def halves(count: int, dim: int, bad: int, shift: float, seed: int = 0) -> tuple
 @pytest.mark.parametrize("centre", CENTRES)
 def test_strong_shifts_are_found_by_every_centre_and_scale(centre: str, scale: str) -> None:
     first, second = halves(60, 40, 10, shift=3.0)
-    verdict = identify(first, second, centre=CENTRES[centre](), scale=SCALES[scale]())
+    verdict = identify(first, second, profile="published", centre=CENTRES[centre](), scale=SCALES[scale]())
     assert verdict.flagged[:10].all()
     assert torch.equal(verdict.flagged, verdict.scores >= verdict.threshold)
-    assert torch.equal(verdict.why, verdict.flagged.to(torch.int8))
+    assert [reason == "score" for reason in verdict.reasons] == verdict.flagged.tolist()
 
 
 def test_the_filter_keeps_false_discoveries_low_where_the_mean_does_not() -> None:
@@ -71,7 +71,7 @@ def test_the_filter_keeps_false_discoveries_low_where_the_mean_does_not() -> Non
     for seed in range(40):
         first, second = halves(76, 30, 15, shift=2.0, seed=seed)
         for name, rate in rates.items():
-            flagged = identify(first, second, centre=CENTRES[name]()).flagged
+            flagged = identify(first, second, profile="published", cross_fit=False, centre=CENTRES[name]()).flagged
             rate.append(float(flagged[15:].sum() / flagged.sum().clamp_min(1)))
     assert sum(rates["filtering"]) / 40 < 0.4
     assert sum(rates["mean"]) / 40 > 0.7
@@ -82,23 +82,24 @@ def test_verdicts_do_not_hang_on_the_last_digit(dim: int) -> None:
     """The filter empties its farthest points exactly: a trace of weight left there would set the scale for all others."""
     for seed in range(10):
         first, second = halves(76, dim, 15, shift=1.5, seed=seed)
-        verdict = identify(first, second)
+        verdict = identify(first, second, profile="published", cross_fit=False)
         noise = 1e-15 * stream(seed, "last digit").normal(76, dim)
-        shaken = identify(first * (1 + noise), second)
+        shaken = identify(first * (1 + noise), second, profile="published", cross_fit=False)
         assert torch.equal(verdict.flagged, shaken.flagged)
         assert (verdict.scores - shaken.scores).abs().max() < 1e-8 * verdict.scores.abs().max()
 
 
 def test_own_row_enters_the_mean_and_is_never_judged() -> None:
     first, second = halves(30, 10, 5, shift=3.0)
-    alone = identify(first[1:], second[1:], centre=Mean())
-    with_own = identify(first, second, centre=Mean(), own=0)
+    how = {"profile": "published", "cross_fit": False, "centre": Mean()}
+    alone = identify(first[1:], second[1:], **how)
+    with_own = identify(first, second, **how, own=0)
     assert math.isnan(with_own.scores[0])
     assert not with_own.flagged[0]
     assert not torch.allclose(with_own.scores[1:], alone.scores)  # it moved the mean
     second_changed = second.clone()
     second_changed[0] += 1e3  # its second half plays no part at all
-    assert torch.equal(identify(first, second_changed, centre=Mean(), own=0).scores[1:], with_own.scores[1:])
+    assert torch.equal(identify(first, second_changed, **how, own=0).scores[1:], with_own.scores[1:])
 
 
 def test_lists_arrays_and_float32_are_accepted() -> None:
@@ -116,9 +117,17 @@ def test_lists_arrays_and_float32_are_accepted() -> None:
         ({"fdr_level": 1.0}, "fdr_level"),
         ({"offset": 2}, "offset: got 2, allowed: 0"),
         ({"own": 9}, "own: got 9"),
-        ({"first": [[1.0]], "second": [[1.0]]}, "n >= 2"),
+        ({"first": [[1.0]], "second": [[1.0]]}, "n >= 3"),
+        ({"first": [[1.0], [2.0]], "second": [[1.0], [2.0]]}, "n >= 3"),
         ({"first": [1.0, 2.0]}, "first: got shape"),
-        ({"first": [[1.0, 2.0], [3.0, float("nan")], [1.0, 1.0]]}, r"rows \[1\] hold NaN"),
+        ({"first": [[1.0, 2.0], [3.0, float("nan")], [1.0, 1.0]]}, "got 2 of 3 machines with finite values"),
+        ({"profile": "paper"}, "profile: got 'paper', allowed: hardened, published"),
+        ({"offset": 1}, "offset: got 1, allowed: with profile published only"),
+        ({"cross_fit": False}, "cross_fit: got False, allowed: with profile published only"),
+        ({"profile": "published", "panel": Panel()}, "panel: got .* allowed: with profile hardened only"),
+        ({"names": ["a", "b"]}, "names: got '2 names', allowed: one for each of 3 machines"),
+        ({"names": ["a", "b", "a"]}, r"names: got \['a'\], allowed: a different name for each machine"),
+        ({"first": [[1j, 2.0]] * 3}, "first: got numbers of type torch.complex64, allowed: real numbers"),
         ({"second": [[1.0], [2.0], [3.0]]}, "must have one shape"),
         ({"first": [["a", "b"], ["c", "d"]]}, "cannot be read as a matrix"),
     ],

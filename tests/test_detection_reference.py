@@ -96,7 +96,8 @@ def test_plain_matrices(centre: str, scale: str, own: int | None) -> None:
     drawn = draw_scene(nodes=18, dim=7, directed=False, losses=False, seed=11)
     scene = Scene(~np.eye(18, dtype=bool), drawn.vectors, drawn.second, drawn.targets, ())
     rule = CENTRES[centre](**SETTINGS.get(centre, {}))
-    verdict = identify(scene.vectors, scene.second, centre=rule, scale=SCALES[scale](), own=own, fdr_level=0.3, offset=1)
+    how: dict[str, Any] = {"profile": "published", "cross_fit": False, "centre": rule, "scale": SCALES[scale]()}
+    verdict = identify(scene.vectors, scene.second, **how, own=own, fdr_level=0.3, offset=1)
     # A robust mean does not mind which of its rows is called the own one, so any node's view gives the scores of the others.
     expected = scores_of(scene, 17, centre, asdict(rule), scale) | scores_of(scene, 0, centre, asdict(rule), scale)
     judged = [row for row in range(18) if row != own]
@@ -122,9 +123,10 @@ def test_thresholds(level: float, offset: int) -> None:
     for seed in range(120):
         scores = drawn_scores(2 + seed % 40, seed)
         limit = by_definition.threshold(scores, level, offset)
-        infimum = by_definition.threshold_by_scan(scores, level, offset, step=0.25)
+        scanned = by_definition.threshold_by_scan(scores, level, offset, step=0.25)
+        assert scanned == by_definition.infimum(scores, level, offset)
         flagged = [score >= limit for score in scores]
-        assert flagged == [score >= infimum for score in scores]
+        assert flagged == [score >= scanned for score in scores]
         # Two entries that do not count, however large, change nothing.
         row = torch.tensor([[*scores, 1e6, -1e6]], dtype=torch.float64)
         scored = torch.tensor([[True] * len(scores) + [False] * 2])
@@ -134,12 +136,49 @@ def test_thresholds(level: float, offset: int) -> None:
     assert max(numbers) > 5
 
 
-def test_thresholds_with_ties() -> None:
-    """Scores from five values only: candidates repeat, and a positive and a negative one may have the same size."""
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("level", [0.1, 0.25, 0.5])
+def test_thresholds_with_ties_and_zeros(level: float, offset: int) -> None:
+    """Scores from six values only, against the printed infimum: the set that we flag satisfies the level, theirs may not.
+
+    The infimum may be the size of a negative score, and is zero where all r > 0 qualify: a positive score of just that size,
+    or zeros, are then flagged by the paper and not here. Nothing else differs.
+    """
     random = np.random.default_rng(0)
-    rows = random.integers(-2, 4, size=(200, 12)).astype(float)
-    limits = threshold(torch.from_numpy(rows), torch.ones(200, 12, dtype=torch.bool), fdr_level=0.25, offset=0)
-    assert limits.tolist() == [by_definition.threshold(row.tolist(), 0.25, 0) for row in rows]
+    rows = random.integers(-2, 4, size=(300, 12)).astype(float)
+    rows[::3] += np.where(rows[::3] != 0, random.uniform(0, 0.4, size=(100, 12)), 0.0)  # zeros alone, or no ties at all
+    limits = threshold(torch.from_numpy(rows), torch.ones(300, 12, dtype=torch.bool), fdr_level=level, offset=offset)
+    differ = 0
+    for row, limit in zip(rows.tolist(), limits.tolist(), strict=True):
+        assert limit == by_definition.threshold(row, level, offset)
+        printed = by_definition.infimum(row, level, offset)
+        ours, theirs = ({at for at, score in enumerate(row) if score >= bound} for bound in (limit, printed))
+        assert ours <= theirs
+        assert {row[at] for at in theirs - ours} <= {printed}
+        if theirs != ours:
+            differ += 1
+            assert printed == 0 or -printed in row
+        if ours:
+            assert (offset + sum(score <= -limit for score in row)) / len(ours) <= level
+    assert differ > 0
+
+
+@pytest.mark.parametrize(
+    ("scores", "printed", "ours"),
+    [
+        ([2.0, -2.0], {0}, set()),  # beyond 2 nobody is left on either side: the infimum is 2, and 2 >= 2
+        ([0.0, 3.0], {0, 1}, {1}),  # every r > 0 qualifies: the infimum is 0, and 0 >= 0
+        ([5.0, 4.0, 1.0, -1.0], {0, 1, 2}, {0, 1}),
+        ([-3.0, 1.0], set(), set()),  # the largest is negative: the infimum is 3, not infinite
+    ],
+)
+def test_ties_by_hand(scores: list[float], printed: set[int], ours: set[int]) -> None:
+    infimum = by_definition.infimum(scores, 0.2, 0)
+    limit = float(
+        threshold(torch.tensor([scores]).double(), torch.ones(1, len(scores), dtype=torch.bool), fdr_level=0.2, offset=0)
+    )
+    assert {at for at, score in enumerate(scores) if score >= infimum} == printed
+    assert {at for at, score in enumerate(scores) if score >= limit} == ours
 
 
 def test_error_rates() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
-from bymi.detection import Detector, Panel, Record, Trail, Watch
+from bymi.detection import PANEL, Detector, Panel, Record, Trail, Watch
 from bymi.detection.consistency import alike, inconsistent, too_good
 from bymi.detection.direction import shifted
 from bymi.detection.hybrid import outstanding
@@ -212,11 +212,13 @@ def test_outstanding(seed: int) -> None:
     sizes = np.abs(values) / random.uniform(0.05, 1.0, count)
     lengths = torch.full((1, size), 77.0, dtype=torch.float64)
     lengths[0, :count] = torch.from_numpy(sizes)
-    found, units = outstanding(scores, lengths, judged, fdr_level=LEVEL, **how)
-    expected, per_unit = by_definition.outstanding(
-        dict(enumerate(values.tolist())), dict(enumerate(sizes.tolist())), LEVEL, 8.0, 3.0
-    )
-    assert found_in(found)[0] == expected
+    for enough in (None, 0.9):
+        bound = None if enough is None else torch.tensor([[enough]]).double()
+        found, units = outstanding(scores, lengths, judged, fdr_level=LEVEL, **how, enough=bound)
+        expected, per_unit = by_definition.outstanding(
+            dict(enumerate(values.tolist())), dict(enumerate(sizes.tolist())), LEVEL, 8.0, 3.0, enough or np.inf
+        )
+        assert found_in(found)[0] == expected
     np.testing.assert_allclose(units[0, :count].numpy(), [per_unit[row] for row in range(count)], rtol=1e-12)
 
 
@@ -238,17 +240,17 @@ def test_shifted(dim: int, plot: str) -> None:
     assert any(transcribed) or plot not in ("shift", "small shift")
 
 
-@pytest.mark.parametrize("cross_fit", [True, False])
+@pytest.mark.parametrize(("cross_fit", "panel"), [(True, Panel()), (False, Panel()), (True, PANEL)])
 @pytest.mark.parametrize("plot", PLOTS)
 @pytest.mark.parametrize("dim", DIMS)
-def test_the_whole_panel(dim: int, plot: str, cross_fit: bool) -> None:
+def test_the_whole_panel(dim: int, plot: str, cross_fit: bool, panel: Panel) -> None:
     """Who is flagged, and for which reason, whatever the others have been flagged for before."""
     halls = halls_of(dim, plot)
     transcribed = [
-        by_definition.hear(hall.first, hall.second, hall.own, hall.origin, Panel(), LEVEL, cross_fit) for hall in halls
+        by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, cross_fit) for hall in halls
     ]
     for points in (False, True):
-        findings = heard(halls, points=points, spare=1, cross_fit=cross_fit)
+        findings = heard(halls, panel, points=points, spare=1, cross_fit=cross_fit)
         assert [reasons_of(findings, hall, place) for place, hall in enumerate(halls)] == transcribed
 
 

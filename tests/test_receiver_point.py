@@ -409,7 +409,7 @@ def test_centres_by_hand() -> None:
 def test_cross_fitted_scores_of_plain_matrices(centre: str, scale: str) -> None:
     drawn = draw_scene(nodes=18, dim=40, directed=False, losses=False, seed=11)
     rule = CENTRES[centre](**SETTINGS.get(centre, {}))
-    found = identify(drawn.vectors, drawn.second, own=0, centre=rule, scale=SCALES[scale](), cross_fit=True)
+    found = identify(drawn.vectors, drawn.second, profile="published", own=0, centre=rule, scale=SCALES[scale]())
     halves = list(zip(drawn.vectors, drawn.second, strict=True))
     expected = by_definition.scores(halves[0], dict(enumerate(halves[1:])), centre, asdict(rule), scale, True)
     np.testing.assert_allclose(found.scores[1:].numpy(), list(expected.values()), rtol=0, atol=1e-9)
@@ -427,7 +427,7 @@ def test_cross_fitting_takes_the_noise_of_the_centre_out_of_the_scores() -> None
         random = np.random.default_rng(seed)
         halves = random.standard_normal((2, 25, 2000))
         for cross_fit, found in means.items():
-            found.append(float(identify(*halves, cross_fit=cross_fit).scores.mean()))
+            found.append(float(identify(*halves, profile="published", cross_fit=cross_fit).scores.mean()))
     shifts = {way: np.mean(found) / (np.std(found, ddof=1) / 60**0.5) for way, found in means.items()}
     assert abs(shifts[True]) < 7 < abs(shifts[False])
 

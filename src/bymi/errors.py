@@ -22,6 +22,9 @@ EXIT_CODES: dict[int, str] = {
     130: "interrupted: complete run folders are kept and skipped next time, others go on from their checkpoint",
 }
 
+FLAGGED = 7
+"""The exit code of `bymi detect --fail-if-flagged` where a machine is flagged."""
+
 _LONGEST = 120  # characters of a value in a message
 
 

@@ -44,11 +44,24 @@ def _qualifies(scores: list[float], limit: float, level: float, offset: int) -> 
 
 
 def threshold(scores: list[float], level: float, offset: int) -> float:
-    """eq:thold over the only candidates that can change the flagged set: the distinct |S| above zero."""
+    """The smallest |S| above zero that satisfies the inequality of eq:thold: its infimum but for ties, docs/adr/0006."""
     candidates = sorted({abs(value) for value in scores if value != 0})
     for candidate in candidates:
         if _qualifies(scores, candidate, level, offset):
             return candidate
+    return np.inf
+
+
+def infimum(scores: list[float], level: float, offset: int) -> float:
+    """eq:thold as printed: the infimum over all r > 0 that satisfy the inequality; +inf if none does.
+
+    Counts change only just above a |S|, so they are constant on each interval from one to the next, the right end included,
+    and beyond the largest. The infimum is the left end of the first interval that satisfies the inequality, 0 for the first.
+    """
+    ends = [0.0, *sorted({abs(value) for value in scores if value != 0})]
+    for left, inside in zip(ends, [*ends[1:], ends[-1] + 1], strict=True):
+        if _qualifies(scores, inside, level, offset):
+            return left
     return np.inf
 
 

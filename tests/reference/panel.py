@@ -183,18 +183,19 @@ def lengths(first: Vector, second: Vector, weights: Vector) -> list[float]:
 
 
 def outstanding(
-    values: dict[int, float], sizes: dict[int, float], level: float, strong: float, weak: float
+    values: dict[int, float], sizes: dict[int, float], level: float, strong: float, weak: float, enough: float = math.inf
 ) -> tuple[set[int], dict[int, float]]:
     """Scores of `strong` units of noise, or of `weak` ones if the threshold with offset 1 lets them pass.
 
-    And only if the cosine is 2.5 times the usual one, and 0.4 at least.
+    And only if the cosine is 2.5 times the usual one and 0.4 at least, or `enough` times the usual one.
     """
     if not any(value < 0 for value in values.values()):
         return set(), dict.fromkeys(values, math.nan)
     cosines = {row: value / sizes[row] for row, value in values.items()}
     limit = threshold(list(values.values()), level, 1)
     units = {row: value / usual_noise(list(values.values())) for row, value in values.items()}
-    least = max(0.4, 2.5 * usual_noise(list(cosines.values())))
+    usual = usual_noise(list(cosines.values()))
+    least = min(max(0.4, 2.5 * usual), enough * usual)
     passed = {row for row in values if units[row] >= strong or (units[row] >= weak and values[row] >= limit)}
     return {row for row in passed if cosines[row] >= least}, units
 
@@ -289,10 +290,15 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     all_scores = scores(one, two, middle.weights, cross_fit=cross_fit)
     judged = {place: score for place, score in enumerate(all_scores) if place != mine}
     sizes = dict(enumerate(lengths(one, two, middle.weights)))
-    found, units = outstanding(judged, sizes, level, panel.strong * wider, panel.weak * wider)
+    enough = panel.weak * wider if panel.dimension_free else math.inf
+    found, units = outstanding(judged, sizes, level, panel.strong * wider, panel.weak * wider, enough)
     far = {place for place in found if units[place] >= 3 * panel.strong * wider}
     note(rows, far, "extreme score")
     note(rows, found, "score")
+    if panel.dimension_free:
+        others = [place for place in range(len(one)) if place not in far]
+        edge = float(axes(one[others] - two[others], even(len(others)))[0][-1]) / 2
+        middle = Middle(middle.weights, middle.taken, edge, middle.stretched)
     how = {"edge": panel.edge, "strong": panel.direction * wider, "weak": panel.joint * wider, "level": level / 2}
     note(rows, shifted(one, two, mine, middle, **how, out=far), "direction")
     screened = guard(why, before, _SCREEN, panel.guard)

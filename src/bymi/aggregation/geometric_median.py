@@ -11,6 +11,7 @@ from bymi.aggregation.base import SetRule
 from bymi.errors import require
 from bymi.vectors import lower_median
 
+_FAR = 1e3  # usual distances: points within that are settled once their weights are
 _SURELY = 2.5  # times the longest: farther apart than any two points, whatever is rounded
 
 
@@ -45,10 +46,17 @@ class GeometricMedian(SetRule):
                 floor, known = self._floor(gram, valid), True
             pull = valid / torch.maximum(distance, floor)
             update = pull / pull.sum(1, keepdim=True)
-            change = (update - weight).abs().amax(1, keepdim=True)
+            change = (update - weight).abs()
+            still = change.amax(1, keepdim=True) <= self.tolerance
+            if bool((still & ~settled).any()):
+                # The weight of a far point that hardly changes can still move y by much: there y itself must stand still.
+                far = distance > _FAR * lower_median(distance, valid)[:, None]
+                if bool(far.any()):
+                    moved = (change * distance * far).amax(1, keepdim=True)
+                    still &= moved <= _FAR * self.tolerance * self._floor(gram, valid) / self.smoothing
             # Each set stops by itself: its result is not to depend on which others are held here.
             weight = torch.where(settled, weight, update)
-            settled = settled | (change <= self.tolerance)
+            settled = settled | still
             if bool(settled.all()):
                 break
         return weight

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bymi.detection.array_verdict import ArrayVerdict
+from bymi.detection.arrays import PANEL, identify
 from bymi.detection.asked import identify_asked
 from bymi.detection.claims import Answers, Claims, Minutes
-from bymi.detection.identify import Detector, Verdict, identify, identify_neighbours
+from bymi.detection.identify import Detector, Verdict, identify_neighbours
 from bymi.detection.panel import Panel
 from bymi.detection.products import Centre
 from bymi.detection.reasons import REASONS
@@ -18,9 +20,11 @@ from bymi.detection.watch import Watch
 
 __all__ = [
     "CENTRES",
+    "PANEL",
     "REASONS",
     "SCALES",
     "Answers",
+    "ArrayVerdict",
     "Centre",
     "Claims",
     "Detector",

@@ -23,8 +23,21 @@ def noise_of(scores: Tensor, judged: Tensor) -> Tensor:
     return 1.4826 * torch.maximum(negative, _FLOOR * median(scores.abs(), judged))
 
 
+def least_cosine(usual: Tensor, enough: Tensor | None) -> Tensor:
+    """The cosine of two halves that a score needs [b, 1], from the `usual` one [b, 1]."""
+    least = (_BOLD * usual).clamp_min(_ALIKE)
+    return least if enough is None else torch.minimum(least, enough * usual)
+
+
 def outstanding(
-    scores: Tensor, lengths: Tensor, judged: Tensor, *, fdr_level: float, strong: Tensor, weak: Tensor
+    scores: Tensor,
+    lengths: Tensor,
+    judged: Tensor,
+    *,
+    fdr_level: float,
+    strong: Tensor,
+    weak: Tensor,
+    enough: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows to flag [b, n], and each score in units of the noise [b, n].
 
@@ -32,10 +45,13 @@ def outstanding(
     alone would flag good nodes in every neighbourhood without liars, and with few liars nobody. Paper: eq:thold.
     A score must also be large for vectors of its own `lengths` |x1 - c1| |x2 - c2| [b, n]: late in training one hard sample
     makes a good node's gradient many times longer than usual, and its score large on either side, but its halves no more alike.
+    That is a cosine of `_ALIKE` and of `_BOLD` times the usual one, or of `enough` [b, 1] times the usual one, if that is less:
+    in d dimensions usual cosines are about 1 / sqrt(d), and shifts of many noise units have cosines below `_ALIKE`.
     """
     units = scores / noise_of(scores, judged)
     cosines = scores / lengths.clamp_min(_TINY)
-    bold = cosines >= (_BOLD * noise_of(cosines, judged)).clamp_min(_ALIKE)
+    usual = noise_of(cosines, judged)
+    bold = cosines >= least_cosine(usual, enough)
     limit = threshold(torch.where(judged, scores, 0.0), judged, fdr_level=fdr_level, offset=1)
     passed = (units >= strong) | ((units >= weak) & (scores >= limit[:, None]))
     return judged & passed & bold, units

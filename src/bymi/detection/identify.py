@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,11 +16,10 @@ from bymi.detection.reasons import REASONS, reason
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.tables import CENTRES, SCALES
 from bymi.detection.threshold import threshold
-from bymi.errors import InputError, is_integer, require
-from bymi.hearing import OVERFLOW
+from bymi.errors import require
 from bymi.inbox import Inbox
 from bymi.parts import check_fields, part_by_name
-from bymi.vectors import Rows, norms
+from bymi.vectors import Rows
 
 Point = Literal["sender", "receiver"]
 
@@ -78,7 +77,7 @@ class Detector:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Scores, thresholds and who was flagged; one row a receiver, or flat for a call on plain arrays.
+    """Scores, thresholds and who was flagged; one row a receiver.
 
     On a SparseGraph what is [B, J] goes place by place: column k of a row is the node at place k of that receiver's list.
     """
@@ -107,43 +106,6 @@ class Verdict:
         only = earlier & ~self.flagged
         why = torch.where(only, reason("serving time"), self.why)
         return replace(self, flagged=self.flagged | only, why=why)
-
-
-def identify(
-    first: Any,
-    second: Any,
-    *,
-    fdr_level: float = 0.2,
-    offset: int = 0,
-    centre: Centre | None = None,
-    scale: Scale | None = None,
-    cross_fit: bool = False,
-    own: int | None = None,
-) -> Verdict:
-    """Which rows of two half-sample gradient matrices [n, d] come from another distribution than the rest?
-
-    Row j of `first` and of `second` are the mean gradients of node j on two disjoint random halves of its samples, at one
-    common parameter. `own` names a row that enters the robust mean but is not judged. Use it with 20 rows or more: with
-    `offset` 0 a clean set of any size still loses one or two rows on average.
-
-    >>> verdict = identify([[0.1], [-0.2], [0.1], [9.0]], [[-0.1], [0.1], [0.2], [9.1]], own=0)
-    >>> verdict.flagged.tolist()
-    [False, False, False, True]
-    """
-    halves = [_matrix(first, "first"), _matrix(second, "second")]
-    if halves[0].shape != halves[1].shape:
-        raise InputError(f"first and second must have one shape, got {list(halves[0].shape)} and {list(halves[1].shape)}")
-    count = len(halves[0])
-    if own is not None and not (is_integer(own) and 0 <= own < count):
-        raise InputError(f"own: got {own!r}, must be a row number from 0 to {count - 1}")
-    member = torch.ones(1, count, dtype=torch.bool, device=halves[0].device)
-    judged = member.clone()
-    if own is not None:
-        judged[0, own] = False
-    parts = Filtering() if centre is None else centre, Identity() if scale is None else scale
-    detector = Detector(fdr_level, offset, *parts, cross_fit=cross_fit)
-    scores, limit, flagged = _judge(Rows(halves[0]), Rows(halves[1]), member, judged, detector)
-    return Verdict(scores[0], limit[0], flagged[0], flagged[0].to(torch.int8))
 
 
 def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verdict:
@@ -183,20 +145,3 @@ def _judge(first: Rows, second: Rows, member: Tensor, judged: Tensor, how: Detec
     limit = threshold(scores, judged, fdr_level=how.fdr_level, offset=how.offset)
     flagged = judged & (scores >= limit[:, None])
     return torch.where(judged, scores, torch.nan), limit, flagged
-
-
-def _matrix(values: Any, name: str) -> Tensor:
-    try:
-        matrix = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as problem:
-        raise InputError(f"{name}: cannot be read as a matrix of numbers ({problem})") from None
-    if matrix.ndim != 2 or matrix.shape[0] < 2 or matrix.shape[1] < 1:
-        raise InputError(f"{name}: got shape {list(matrix.shape)}, need a matrix [n, d] with n >= 2 rows and d >= 1 columns")
-    if not matrix.is_floating_point():
-        matrix = matrix.to(torch.float64)
-    bad = (~torch.isfinite(matrix)).any(1).nonzero().flatten().tolist()
-    if bad:
-        raise InputError(f"{name}: rows {bad[:5]} hold NaN or Inf; remove those senders or treat them as flagged")
-    if bool((norms(matrix) > OVERFLOW).any()):
-        raise InputError(f"{name}: a row is longer than {OVERFLOW:g}; remove that sender or treat it as flagged")
-    return matrix

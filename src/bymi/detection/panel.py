@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -21,6 +22,7 @@ from bymi.parts import Checked
 
 _MANY = 60  # neighbours from which on bounds hold as they are
 _SEVERE = 3.0  # times the bound of a strong score: no good node's bad luck
+_SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint")
 _EDGE = 1.2  # where the directional test looks for a stretched cloud without the filter
 
 
@@ -34,6 +36,8 @@ class Panel(Checked):
     detector's own centre. `strong`, `weak`: scores in units of noise; None for the published threshold. `direction`, `joint`:
     shifts in one direction, alone and together with others, in spreads. `guard`: the share of neighbours above which a
     verdict is taken for a failure of the estimator. `widen`: bounds grow by widen / n with few neighbours n.
+    `dimension_free`: cosines and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for
+    plain arrays; off in networks, whose bounds were chosen without it.
     """
 
     absurd: float | None = 1e3
@@ -49,6 +53,7 @@ class Panel(Checked):
     joint: float = 2.5
     guard: float | None = 0.5
     widen: float = 10.0
+    dimension_free: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +68,28 @@ class Panel(Checked):
         """The factor of all bounds with so many neighbours: medians and spreads of few are worth little."""
         return 1 + self.widen * (1 / neighbours.clamp_min(1) - 1 / _MANY).clamp_min(0)
 
+    def times(self, factor: float) -> Panel:
+        """A panel with all bounds so many times as wide."""
+        grown = {name: factor * value for name in _SCALED if (value := getattr(self, name)) is not None}
+        return replace(self, **grown, duplicate=self.duplicate and self.duplicate / factor)
+
+    def bounds(self, wider: float) -> dict[str, float]:
+        """What each reason needs, in its own units, with bounds so many times as wide; infinity for a test that is off."""
+        off = math.inf
+        strong = (self.strong or off) * wider
+        return {
+            "absurd": self.absurd or off,
+            "inconsistent": (self.high or off) * wider,
+            "low": (self.low or off) * wider,
+            "too good": (self.low or off) * wider,
+            "alike": (self.alike or off) * wider,
+            "score": strong,
+            "joint score": self.weak * wider,
+            "extreme score": strong,
+            "direction": (self.direction or off) * wider,
+            "joint direction": self.joint * wider,
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Findings:
@@ -73,6 +100,7 @@ class Findings:
     scores: Tensor  # [b, n] float64
     taken: Tensor  # [b] share of weight that the filter took
     guarded: Tensor  # [b] bool: the guard acted
+    weights: Tensor  # [b, n] of the centre
 
     @property
     def flagged(self) -> Tensor:
@@ -119,7 +147,8 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     else:
         strong, weak = panel.strong * wider, panel.weak * wider
         lengths = left.lengths(middle.weights)
-        found, units = outstanding(scores, lengths, left.judged, fdr_level=fdr_level, strong=strong, weak=weak)
+        enough = weak if panel.dimension_free else None
+        found, units = outstanding(scores, lengths, left.judged, fdr_level=fdr_level, strong=strong, weak=weak, enough=enough)
         note(found & (units >= _SEVERE * strong), "extreme score", units)
     note(found, "score", units)
     if panel.direction is not None:
@@ -127,13 +156,15 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         # Liars who stand far off by themselves would make room in the count for others; half the level, as the direction was
         # chosen for being wide.
         some = left.without(code == reason("extreme score"))
+        if panel.dimension_free:  # with more dimensions than rows, fewer rows have a larger noise edge
+            middle = replace(middle, noise=NoiseEdge().noise(some))
         found, off = shifted(some, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2)
         note(found, "direction", off)
     guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
         code, guarded = _guard(code, hard, screened, left, panel.guard)
     figure = torch.where((code == 0) & left.judged, units, figure)
-    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded)
+    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded, middle.weights)
 
 
 def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:

@@ -32,7 +32,10 @@ class Products:
 
 
 def multiply(first: Rows, second: Rows, member: Tensor, centre: Centre, *, cross_fit: bool) -> Products:
-    """Estimate each receiver's centre from the first halves of its members [B, R] and form the products."""
+    """Estimate each receiver's centre from the first halves of its members [B, R] and form the products.
+
+    A centre that is no weighted mean has no weights to put on second halves: cross-fitted, c2 is its value for these.
+    """
     origin, gram = first.origin, first.gram
     cross = inner(first.vectors, second.vectors, origin)
     if isinstance(centre, SetRule):
@@ -41,6 +44,11 @@ def multiply(first: Rows, second: Rows, member: Tensor, centre: Centre, *, cross
     shifted = points.to(torch.float64) - origin.to(torch.float64)
     with_first = inner(points, first.vectors, origin)
     with_second = inner(points, second.vectors, origin)
+    if cross_fit:
+        others = centre.centre(second, member)
+        with_others = inner(others, first.vectors, origin)
+        both = (shifted * (others.to(torch.float64) - origin.to(torch.float64))).sum(1)
+        return Products(gram, cross, with_first, with_others, with_second, both)
     return Products(gram, cross, with_first, with_first, with_second, shifted.square().sum(1))
 
 

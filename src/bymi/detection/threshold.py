@@ -11,8 +11,9 @@ from bymi.vectors import ascending
 def threshold(scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:
     """R = inf{r > 0: (offset + #{S <= -r}) / max(1, #{S >= r}) <= fdr_level} for each row of scores [B, n], as [B].
 
-    Only |S| values can be the smallest r that qualifies with a new flagged set, so those are tried; +inf when none
-    qualifies. `scored` [B, n] marks the entries that count. `offset` 0 is the paper's, 1 the knockoff+ variant, which
+    The smallest |S| > 0 that qualifies, +inf when none does. Without ties and zeros the flagged set is that of the infimum;
+    with them the infimum may flag scores of just its size, for which the ratio exceeds the level, ADR 0006. `scored` [B, n]
+    marks the entries that count. `offset` 0 is the paper's, 1 the knockoff+ variant, which
     controls the rate exactly under symmetry but flags at least 1 / fdr_level nodes or none. Paper: eq:thold.
     """
     size = scores.shape[1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bymi.errors import InputError, require
 from bymi.experiment.default import DefaultStudy, build_default
+from bymi.experiment.detect_level import NAME as DETECT_LEVEL
 from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.experiment.published_step import STEP_STUDIES, StepStudy, build_step_study
 from bymi.experiment.red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
@@ -18,7 +19,7 @@ def find_study(
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
     known = (*STUDIES, *STEP_STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, "default")
     if name not in known:
-        raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, 'pages'))}")
+        raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL, 'pages'))}")
     if name == "default":
         require(not only and mu == 5.0 and not dims, "--only, --mu or --dim", [*only, mu, *dims], "for other studies")
         return build_default(fast=fast)

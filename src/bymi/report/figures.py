@@ -22,7 +22,7 @@ _log = logging.getLogger("bymi")
 
 # Okabe and Ito's colours: told apart with any kind of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-_STYLE: dict[Any, Any] = {
+STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -69,7 +69,7 @@ def save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
     """Draw in the house style and write PNG and SVG, each whole or not at all."""
     files.refuse_link(target)
     png, svg = io.BytesIO(), io.BytesIO()
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         figure = make()
         figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
         figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})

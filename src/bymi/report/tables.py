@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from bymi.detection import Verdict
 from bymi.runs.outcome import ENDING_CODES
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -117,30 +114,6 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: s
     for row in rows:
         table.add_row(*[escape(value) for value in row])  # brackets in cells are no markup
     return table
-
-
-def verdict_title(verdict: Verdict) -> str:
-    """The verdict on plain arrays in a line."""
-    limit = float(verdict.threshold)
-    reached = f"threshold {limit:.4g}" if math.isfinite(limit) else "no threshold qualifies"
-    return f"{int(verdict.flagged.sum())} of {len(verdict.scores)} rows flagged, {reached}"
-
-
-def verdict_table(verdict: Verdict) -> Table:
-    """The verdict on plain arrays: rows by falling score, flagged ones first."""
-    order = torch.argsort(verdict.scores, descending=True).tolist()
-    rows = [[str(row), f"{float(verdict.scores[row]):.4g}", "flagged" if bool(verdict.flagged[row]) else ""] for row in order]
-    return plain_table(["row", "score", "verdict"], rows)
-
-
-def verdict_json(verdict: Verdict) -> dict[str, Any]:
-    """The verdict on plain arrays as JSON values; the threshold is null when nobody qualifies."""
-    limit = float(verdict.threshold)
-    return {
-        "scores": verdict.scores.tolist(),
-        "threshold": limit if math.isfinite(limit) else None,
-        "flagged": verdict.flagged.nonzero().flatten().tolist(),
-    }
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,0 +1,167 @@
+"""The verdict on machines whose half gradients were given as arrays: flags, reasons, figures, as values and as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Profile = Literal["hardened", "published"]
+
+NOT_FINITE, TOO_LARGE = "not finite", "too large"
+"""Reasons for machines whose vectors cannot be compared with others."""
+
+_LEAST_P = 1e-12  # below this a tail says nothing that a person can use
+
+_SENTENCES = {
+    "score": "both halves shifted the same way: {value:.1f} noise units, bound {bound:.1f} alone or {joint:.1f} with others",
+    "extreme score": "both halves shifted the same way: {value:.1f} noise units, bound {bound:.1f}",
+    "direction": "shifted by {value:.1f} spreads along one direction, bound {bound:.1f} alone or {joint:.1f} with others",
+    "inconsistent": "its two halves differ {more} than usual: {value:.1f} spreads, bound {bound:.1f}",
+    "alike": "difference of its halves resembles that of other machines: {value:.1f} spreads, bound {bound:.1f}",
+    "too good": "closer to the centre than noise allows: {value:.1f} spreads, bound {bound:.1f}",
+    "absurd": "{value:.3g} times as long as usual, bound {bound:g}",
+    "duplicate": "a copy of another machine, as several others are",
+    NOT_FINITE: "NaN or Inf",
+    TOO_LARGE: "a norm above 1e+100",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayVerdict:
+    """Who of n machines was flagged and why. Row j of every tensor belongs to machine j.
+
+    `noise_units` are scores divided by the standard deviation of good scores (estimated), `p` the approximate probability of
+    a statistic as large from a good machine: `student_tail`. `borderline` machines would be judged otherwise with bounds
+    20 % smaller or 25 % larger. `smallest_shift`: by how much, as a norm, the mean of one machine alone must be off to be
+    flagged; compare it with `noise_norm`, the usual norm of the noise of one half.
+    """
+
+    names: tuple[str, ...]
+    flagged: Tensor  # [n] bool
+    reasons: tuple[str, ...]  # "kept", or which test flagged the machine
+    scores: Tensor  # [n] float64, NaN for what was not judged
+    noise_units: Tensor  # [n] float64
+    statistic: Tensor  # [n] float64: what the named test measured; of kept machines their noise units
+    p: Tensor  # [n] float64, NaN where no tail belongs to the reason
+    borderline: Tensor  # [n] bool
+    threshold: Tensor  # [] float64: the score from which on a machine alone is flagged, +inf if none qualifies
+    profile: Profile
+    fdr_level: float
+    dim: int
+    noise_norm: float
+    smallest_shift: float
+    effective_dim: float
+    offset: int | None = None  # of the published profile, as is the next
+    cross_fit: bool | None = None
+    bounds: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The verdict in a line."""
+        how = f"hardened, level {self.fdr_level:g}"
+        if self.profile == "published":
+            limit = float(self.threshold)
+            fit = "cross-fitted" if self.cross_fit else "not cross-fitted"
+            reached = f"threshold {limit:.4g}" if math.isfinite(limit) else "no threshold qualifies"
+            how = f"published, level {self.fdr_level:g}, offset {self.offset}, {fit}; {reached}"
+        return f"{int(self.flagged.sum())} of {len(self.names)} machines flagged in {self.dim} dimensions ({how})"
+
+    @property
+    def resolution(self) -> str:
+        """What this data can show, in a line."""
+        noise = f"the noise of one half has norm {self.noise_norm:.3g}"
+        if not math.isfinite(self.smallest_shift):
+            return f"No shift of one machine alone would be flagged with so few machines or dimensions; {noise}."
+        return f"One machine alone is flagged from a shift of norm {self.smallest_shift:.3g} on; {noise}."
+
+    @property
+    def order(self) -> list[int]:
+        """Machines for a reader: flagged ones first, then by falling noise units."""
+        units = self.noise_units.nan_to_num(math.inf).tolist()
+        flagged = self.flagged.tolist()
+        return sorted(range(len(self.names)), key=lambda row: (not flagged[row], -units[row], row))
+
+    def explain(self, row: int) -> str:
+        """Why a machine was flagged, as a sentence with the figures; empty for a kept one."""
+        reason, value = self.reasons[row], float(self.statistic[row])
+        if reason == "kept":
+            return ""
+        if self.profile == "published" and reason == "score":
+            return f"score {float(self.scores[row]):.4g}, threshold {float(self.threshold):.4g}"
+        bound = self.bounds.get("low" if reason == "inconsistent" and value < 0 else reason, math.nan)
+        more = "less" if value < 0 else "more"
+        return _SENTENCES[reason].format(
+            value=abs(value), bound=bound, joint=self.bounds.get(f"joint {reason}", math.nan), more=more
+        )
+
+    def rows(self, *, flagged_only: bool = False) -> list[dict[str, Any]]:
+        """One plain dictionary per machine, in the order of `order`; None where a figure does not apply."""
+        return [
+            {
+                "machine": self.names[row],
+                "row": row,
+                "verdict": "flagged" if bool(self.flagged[row]) else "kept",
+                "borderline": bool(self.borderline[row]),
+                "reason": None if self.reasons[row] == "kept" else self.reasons[row],
+                "explanation": self.explain(row),
+                "score": _number(self.scores[row]),
+                "noise_units": _number(self.noise_units[row]),
+                "statistic": _number(self.statistic[row]),
+                "p": _number(self.p[row]),
+            }
+            for row in self.order
+            if bool(self.flagged[row]) or not flagged_only
+        ]
+
+    def table(self, *, flagged_only: bool = False, advice: Sequence[str] = ()) -> str:
+        """The verdict as plain text: warnings and advice first, then a line per machine."""
+        lines = [["machine", "verdict", "noise units", "p", "why"]]
+        for row in self.rows(flagged_only=flagged_only):
+            verdict = f"{row['verdict']}{' (borderline)' if row['borderline'] else ''}"
+            units = "-" if row["noise_units"] is None else f"{row['noise_units']:.1f}"
+            lines.append([row["machine"], verdict, units, _tail(row["p"]), _why(row)])
+        widths = [max(len(line[column]) for line in lines) for column in range(4)]
+        body = []
+        for machine, verdict, units, tail, why in lines:
+            figures = f"{units:>{widths[2]}}  {tail:>{widths[3]}}"
+            body.append(f"{machine:<{widths[0]}}  {verdict:<{widths[1]}}  {figures}  {why}".rstrip())
+        notes = [f"Warning: {text}" for text in self.warnings] + [f"Advice: {text}" for text in advice]
+        return "\n".join([*notes, self.title, *body, self.resolution])
+
+
+def student_tail(value: Tensor, freedom: float) -> Tensor:
+    """Probability that a Student t variable with `freedom` degrees of freedom exceeds each value [n].
+
+    By x = sqrt(freedom) / tan(phi) the tail is an integral of sin(phi)^(freedom - 1) from 0 to phi0, smooth and positive: 200
+    nodes of Gauss and Legendre keep small tails to a few digits.
+    """
+    size = math.sqrt(freedom)
+    end = torch.atan2(torch.full_like(value, size), value.abs())
+    nodes, weights = (torch.from_numpy(part).to(value) for part in np.polynomial.legendre.leggauss(200))
+    # Powers as exponentials of logarithms, the constant with them: both are beyond float64 for many degrees of freedom.
+    constant = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
+    phi = end[:, None] * (nodes + 1) / 2
+    inside = torch.exp((freedom - 1) * phi.sin().log() + constant)
+    tail = end / 2 * (inside @ weights)
+    return torch.where(value >= 0, tail, 1 - tail)
+
+
+def _number(value: Tensor) -> float | None:
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def _tail(p: float | None) -> str:
+    if p is None:
+        return "-"
+    return f"{p:.1g}" if p >= _LEAST_P else f"< {_LEAST_P:.0e}"
+
+
+def _why(row: dict[str, Any]) -> str:
+    return f"{row['reason']}: {row['explanation']}" if row["reason"] else ""
