@@ -101,7 +101,8 @@ def reproduce(
         str,
         typer.Argument(
             help="scenario-a, scenario-b; red-team, red-team-limits, red-team-pieces; "
-            "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion"
+            "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
+            "theory, theory-mnist, speed-up, fdr-level"
         ),
     ],
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,

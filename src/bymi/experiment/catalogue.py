@@ -18,6 +18,7 @@ from bymi.experiment.recipes import RECIPES
 from bymi.experiment.red_team import RED_TEAM_STUDIES
 from bymi.experiment.spec import Spec
 from bymi.experiment.studies import STUDIES
+from bymi.experiment.theory import THEORY_STUDIES
 from bymi.runs import tasks
 
 Row = tuple[str, str, str]
@@ -37,7 +38,7 @@ def catalogue() -> dict[str, list[Row]]:
         "detection.scale": _rows(detection.SCALES),
         "study": [
             *((name, "", _first_line(study)) for name, study in STUDIES.items()),
-            *((name, "", shown) for name, shown in (IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
+            *((name, "", shown) for name, shown in (IMAGE_STUDIES | RED_TEAM_STUDIES | THEORY_STUDIES).items()),
         ],
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }

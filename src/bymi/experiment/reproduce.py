@@ -8,13 +8,14 @@ from bymi.errors import InputError, require
 from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.experiment.red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
 from bymi.experiment.studies import STUDIES, Study, build_study
+from bymi.experiment.theory import THEORY_STUDIES, TheoryStudy, build_theory
 
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> Study | ImageStudy | RedTeam:
+) -> Study | ImageStudy | RedTeam | TheoryStudy:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = (*STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES)
+    known = (*STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, *THEORY_STUDIES)
     if name not in known:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join(known)}")
     if name in STUDIES:
@@ -23,4 +24,6 @@ def find_study(
     require(mu == 5.0 and not dims, "--mu or --dim", [mu, *dims], "for scenario-a and scenario-b")
     if name in RED_TEAM_STUDIES:
         return build_red_team(name, seeds=seeds, only=only, fast=fast)
+    if name in THEORY_STUDIES:
+        return build_theory(name, seeds=seeds, only=only, fast=fast)
     return build_image_study(name, seeds=seeds, only=only, fast=fast)

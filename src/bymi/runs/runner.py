@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -189,7 +188,7 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
         "seed": sheet.seed,
         "digest": sheet.digest,
         **recorder.summary(log.seconds, log.detecting),
-        "theory": recorder.theory(scene.plan, [json.loads(line) for line in log.rows.splitlines()]),
+        "theory": recorder.theory(scene.plan.optimisation.batch),
     }
     if recorder.verdict is not None:
         verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph)
