@@ -16,7 +16,6 @@ from bymi.engine.group import Group
 from bymi.engine.layout import Layout
 from bymi.experiment import Spec, load, run
 from bymi.graph import Core
-from bymi.plan import Optimisation, Plan
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs import store
 from bymi.runs.averages import Average, look
@@ -26,6 +25,7 @@ from bymi.runs.theory import (
     THEORY_KEYS,
     Constants,
     Contraction,
+    Look,
     Mixing,
     block_of,
     bound_distance,
@@ -37,6 +37,7 @@ from bymi.runs.theory import (
     mixing_of,
     premix_rounds,
     second_eigenvalue,
+    spaced,
     theory_of,
 )
 from bymi.runs.yardsticks import LinearYardstick
@@ -149,17 +150,24 @@ def test_the_constants_of_least_squares(nodes: int, samples: int, dim: int) -> N
     assert theta.shape == (dim,)
 
 
-def row(step: int, value: float | None, phase: str = "optimisation") -> dict[str, Any]:
-    return {"step": step, "phase": phase, "grad_norm_weighted": value}
-
-
 def test_means_over_a_run_by_hand() -> None:
-    rows = [row(5, None, "warm-up"), row(10, None, "warm-up"), row(10, 2.0, "detection"), row(20, 1.0), row(40, 1.0)]
-    assert mean_over(rows, 10, "grad_norm_weighted") == pytest.approx((10 * 1.5 + 20 * 1) / 30)
-    assert mean_over(rows, 10, "grad_norm_weighted", 2) == pytest.approx((10 * 2.5 + 20 * 1) / 30)
-    assert mean_over(rows[:3], 10, "grad_norm_weighted") == 2.0
-    assert mean_over(rows[:2], 10, "grad_norm_weighted") is None
-    assert mean_over([*rows, row(50, None)], 10, "grad_norm_weighted") is None
+    points: list[tuple[int, float | None]] = [(10, 2.0), (20, 1.0), (40, 1.0)]
+    assert mean_over(points) == pytest.approx((10 * 1.5 + 20 * 1) / 30)
+    assert mean_over(points[:1]) == 2.0
+    assert mean_over([]) is None
+    assert mean_over([*points, (50, None)]) is None
+
+
+def test_rounds_looked_at_are_enough_for_what_falls_fast() -> None:
+    """exp(-k / T), for short and long T, and a floor below: within 2 % of the mean over all rounds."""
+    chosen = sorted(spaced(2700))
+    assert chosen[:8] == [0, 1, 2, 3, 4, 5, 6, 7]
+    assert len(chosen) < 40
+    chosen = sorted({*chosen, *range(0, 2701, 50), 2700})
+    for time in (2.0, 10.0, 100.0, 1000.0):
+        values = {step: 4 * math.exp(-step / time) + 1e-4 for step in range(2701)}
+        every = mean_over(list(values.items()))
+        assert mean_over([(step, values[step]) for step in chosen]) == pytest.approx(every, rel=0.02)
 
 
 def test_distances_to_the_weighted_mean() -> None:
@@ -246,9 +254,7 @@ def test_a_rule_alone_has_none(method: str, tmp_path: Path) -> None:
 
 
 def facts(graph: Graph, core: Core) -> dict[str, Any]:
-    plan = Plan(30, 10, optimisation=Optimisation())
-    rows = [{"step": 10, "phase": "detection"}]
-    return theory_of(graph, core, NOBODY, plan, rows, None)
+    return theory_of(graph, core, NOBODY, [Look(10, None, None, None)], None, 8)
 
 
 def test_what_is_not_known_is_null(monkeypatch: pytest.MonkeyPatch) -> None:

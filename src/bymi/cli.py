@@ -109,8 +109,9 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="default; scenario-a, scenario-b; published-step; detect-level; red-team, red-team-limits, red-team-pieces, "
-            "red-team-mnist; ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
+            help="default; scenario-a, scenario-b; published-step; detect-level; theory, theory-mnist, speed-up, fdr-level; "
+            "red-team, red-team-limits, red-team-pieces, red-team-mnist; "
+            "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
             "or pages: write README and docs of this checkout from docs/results."
         ),
     ],

@@ -19,9 +19,12 @@ from bymi.experiment.recipes import RECIPES
 from bymi.experiment.red_team import RED_TEAM_STUDIES
 from bymi.experiment.spec import Spec
 from bymi.experiment.studies import STUDIES
+from bymi.experiment.theory import THEORY_STUDIES
 from bymi.runs import tasks
 
 Row = tuple[str, str, str]
+
+_SHOWN = (STEP_STUDIES, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES)  # names and what they show
 
 
 def catalogue() -> dict[str, list[Row]]:
@@ -39,7 +42,7 @@ def catalogue() -> dict[str, list[Row]]:
         "study": [
             ("default", "", "What `bymi run` runs without arguments, seed 0: the table and the figure of the README."),
             *((name, "", _first_line(study)) for name, study in STUDIES.items()),
-            *((name, "", shown) for name, shown in (STEP_STUDIES | IMAGE_STUDIES | RED_TEAM_STUDIES).items()),
+            *((name, "", shown) for studies in _SHOWN for name, shown in studies.items()),
         ],
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }

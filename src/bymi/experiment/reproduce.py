@@ -11,13 +11,14 @@ from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.experiment.published_step import STEP_STUDIES, StepStudy, build_step_study
 from bymi.experiment.red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
 from bymi.experiment.studies import STUDIES, Study, build_study
+from bymi.experiment.theory import THEORY_STUDIES, TheoryStudy, build_theory
 
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy:
+) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = (*STUDIES, *STEP_STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, "default")
+    known = (*STUDIES, *STEP_STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, *THEORY_STUDIES, "default")
     if name not in known:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL, 'pages'))}")
     if name == "default":
@@ -32,4 +33,6 @@ def find_study(
         return build_step_study(seeds=seeds, fast=fast)
     if name in RED_TEAM_STUDIES:
         return build_red_team(name, seeds=seeds, only=only, fast=fast)
+    if name in THEORY_STUDIES:
+        return build_theory(name, seeds=seeds, only=only, fast=fast)
     return build_image_study(name, seeds=seeds, only=only, fast=fast)

@@ -11,10 +11,11 @@ from bymi.experiment.images import ImageStudy
 from bymi.experiment.published_step import StepStudy
 from bymi.experiment.red_team import RedTeam
 from bymi.experiment.studies import Study
-from bymi.report import default, images, published_step, red_team, studies
+from bymi.experiment.theory import TheoryStudy
+from bymi.report import default, images, published_step, red_team, studies, theory
 from bymi.report.tables import plain_table
 
-AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy
+AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy
 
 
 def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
@@ -28,5 +29,7 @@ def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table
     if isinstance(study, StepStudy):
         table = published_step.table(published_step.collect(study, folder, command))
         return published_step.draw(study, folder, command), plain_table(*table)
+    if isinstance(study, TheoryStudy):
+        return theory.draw(study, folder, command), None
     paths = studies.draw(study, folder, command)
     return paths, plain_table(*studies.medians(study.axis, studies.collect(study, folder)), title=study.title)

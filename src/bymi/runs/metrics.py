@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +15,9 @@ from bymi.graph import Core, Graph
 from bymi.lists import Lists
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
-from bymi.plan import Plan
 from bymi.runs.averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
-from bymi.runs.theory import theory_of
+from bymi.runs.theory import Look, spaced, theory_of
 from bymi.runs.yardsticks import Yardstick, number
 from bymi.sparse import SparseGraph
 
@@ -136,14 +136,16 @@ class Recorder:
         self._cut_for = torch.zeros(graph.hears.shape, dtype=torch.int16, device=byzantine.device)
         self._ever, self._stuck = torch.zeros_like(graph.hears), torch.zeros_like(graph.hears)
         self._last: dict[str, Any] = {}
+        self._looks: list[Look] = []
+        self._spaced = spaced(steps) if yardstick.quick else set()
         self._lost: str | None = None
         self.verdict: Verdict | None = None
 
-    def theory(self, plan: Plan, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-        """What the theorem asks for, beside what is in the rows of the run; None before a detection."""
+    def theory(self, batch: int) -> dict[str, Any] | None:
+        """What the theorem asks for, with mini-batches of this size, beside what the run did; None without a detection."""
         if self._core is None or self._pruned is None:
             return None
-        return theory_of(self._pruned, self._core, self._byzantine, plan, rows, self._yardstick.loss)
+        return theory_of(self._pruned, self._core, self._byzantine, self._looks, self._yardstick.loss, batch)
 
     @property
     def diverged(self) -> bool:
@@ -181,7 +183,21 @@ class Recorder:
         # Elsewhere a look at every round would make the host wait for the device.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
             return self._row(snapshot, models or Held(snapshot.theta))
+        if self._looks and snapshot.step - self._looks[0].step in self._spaced:
+            self._look(snapshot.step, models or Held(snapshot.theta))
         return None
+
+    def _look(self, step: int, models: Models) -> dict[str, Any]:
+        """What the models are worth and how far apart they are."""
+        about = None if self._core is None else Average(self._core.members, self._core.perron)
+        averages, apart, distance = look(models, self._yardstick.averages(self._core), ~self._byzantine, about)
+        found: dict[str, Any] = self._yardstick.measure(averages)
+        found.update(consensus=number(apart), distance_weighted=None if distance is None else number(distance))
+        if self._core is not None:
+            slope = found["grad_norm_weighted"]
+            gradient = None if slope is None else slope**2
+            self._looks.append(Look(step, found.get("gap_weighted"), gradient, found["distance_weighted"]))
+        return found
 
     def _in_bounds(self, theta: Tensor) -> bool:
         lengths = torch.linalg.vector_norm(theta, dim=1)
@@ -199,13 +215,10 @@ class Recorder:
             self._lost = (
                 f"{len(lost)} of {len(lengths)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
             )
-        about = None if self._core is None else Average(self._core.members, self._core.perron)
-        averages, apart, distance = look(models, self._yardstick.averages(self._core), ~self._byzantine, about)
-        row = {"step": snapshot.step, "phase": snapshot.phase, **self._yardstick.measure(averages)}
+        row = {"step": snapshot.step, "phase": snapshot.phase, **self._look(snapshot.step, models)}
         if snapshot.verdict is not None:
             row.update(self._rates(snapshot.verdict))
-        row.update(consensus=number(apart), unheard=int(self._unheard.sum()))
-        row["distance_weighted"] = None if distance is None else number(distance)
+        row["unheard"] = int(self._unheard.sum())
         self._last = row
         return row
 
@@ -280,6 +293,8 @@ class Recorder:
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All that it remembers, as tensors and plain values."""
         tensors = {name: getattr(self, f"_{name}") for name in _SUMS}
+        looks = [[math.nan if value is None else value for value in one] for one in self._looks]
+        tensors["looks"] = torch.tensor(looks, dtype=torch.float64).view(-1, len(Look._fields))
         words = {name: getattr(self, f"_{name}") for name in (*_COUNTS, "worst_loss", "last")}
         if self.verdict is not None and self._core is not None:
             tensors.update({f"verdict.{name}": part for name, part in vars(self.verdict).items()})
@@ -305,6 +320,10 @@ class Recorder:
         if not isinstance(words.get("last"), dict) or not isinstance(words.get("worst_loss"), (int, float)):
             raise ValueError("the last row of metrics is missing")
         self._last, self._worst_loss = dict(words["last"]), words["worst_loss"]
+        looks = tensors.get("looks")
+        if looks is None or looks.dtype != torch.float64 or looks.shape[1:] != (len(Look._fields),):
+            raise ValueError("looks are missing")
+        self._looks = [Look(int(step), *(None if math.isnan(one) else one for one in rest)) for step, *rest in looks.tolist()]
         if prune is not None:
             blank = torch.zeros(self._cut_for.shape, dtype=torch.float64, device=device)
             node, mask = blank.new_zeros(len(blank)), torch.zeros_like(blank, dtype=torch.bool)  # of lists, not as many columns

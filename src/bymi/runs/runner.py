@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import shutil
@@ -245,7 +244,7 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
         "seed": sheet.seed,
         "digest": sheet.digest,
         **recorder.summary(log.seconds, log.detecting),
-        "theory": recorder.theory(scene.plan, [json.loads(line) for line in log.rows.splitlines()]),
+        "theory": recorder.theory(scene.plan.optimisation.batch),
     }
     if log.trained is not None:
         words = {"version": bymi.__version__, "digest": sheet.digest, "mean_of": int(recorder.members.sum())}

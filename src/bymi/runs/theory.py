@@ -8,7 +8,7 @@ least squares are computed, those of networks are not known. Paper: thm:main0, c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from bymi.graph import Core, Graph
-from bymi.plan import Plan
 from bymi.sparse import SparseGraph
 
 LARGEST = 512
@@ -42,6 +41,15 @@ class Loss(NamedTuple):
     node_variance: float  # of one sample's gradient about its node's mean: the largest of any node
     variance: float  # sigma_0^2: of one sample's gradient about the mean of all
     samples: int  # N_0
+
+
+class Look(NamedTuple):
+    """At the v-weighted mean theta~ of the core's models after a round; None where it is not finite or not known."""
+
+    step: int
+    gap: float | None  # f(theta~) - f*
+    gradient: float | None  # ||grad f(theta~)||^2
+    distance: float | None  # mean of ||theta_i - theta~||^2 over the core
 
 
 class Contraction(NamedTuple):
@@ -177,13 +185,12 @@ def bound_distance(mixing: Mixing, pair: Contraction, known: Constants, rounds: 
     return start + far * known.heterogeneity / rounds + 4 * known.noise * w**2 * c**2 / ((1 - rho**2) * rounds)
 
 
-def mean_over(rows: Sequence[Mapping[str, Any]], first: int, key: str, power: int = 1) -> float | None:
-    """The mean of a metric over the rounds after `first`, by the trapezoidal rule through those recorded; None if one lacks it.
+def mean_over(points: Sequence[tuple[int, float | None]]) -> float | None:
+    """The mean of a quantity over rounds, by the trapezoidal rule through some of them; None if one is not known.
 
-    Recorded in every round, it is the mean over k = 0 ... K - 1 of the theorem but for half of the difference of its ends.
+    With every round it is the mean over k = 0 ... K - 1 of the theorem but for half of the difference of its ends.
     """
-    points = [(row["step"], row.get(key)) for row in _optimisation(rows, first)]
-    values = [(int(step), float(value) ** power) for step, value in points if value is not None]
+    values = [(step, value) for step, value in points if value is not None]
     if not values or len(values) < len(points):
         return None
     area = sum((two - one) * (left + right) / 2 for (one, left), (two, right) in pairwise(values))
@@ -191,18 +198,24 @@ def mean_over(rows: Sequence[Mapping[str, Any]], first: int, key: str, power: in
     return area / length if length else values[-1][1]
 
 
-def _optimisation(rows: Sequence[Mapping[str, Any]], first: int) -> list[Mapping[str, Any]]:
-    """The rows from the first detection on."""
-    return [row for row in rows if row["step"] >= first and row["phase"] != "warm-up"]
+def spaced(rounds: int) -> set[int]:
+    """Rounds after the first detection that are looked at, each about a quarter later than the one before.
+
+    What is looked for falls fast at first: rounds at equal distances would miss it.
+    """
+    found, at = {0}, 1
+    while at <= rounds:
+        found.add(at)
+        at += max(1, at // 4)
+    return found
 
 
 def theory_of(
-    graph: Graph | SparseGraph, core: Core, byzantine: Tensor, plan: Plan, rows: Sequence[Mapping[str, Any]], loss: Loss | None
+    graph: Graph | SparseGraph, core: Core, byzantine: Tensor, looks: Sequence[Look], loss: Loss | None, batch: int
 ) -> dict[str, Any]:
-    """All of THEORY_KEYS for a run over a pruned graph, from the rows of its metrics.jsonl."""
-    mixing, first = mixing_of(graph, core), plan.warm_up_steps
-    after = _optimisation(rows, first)
-    rounds = after[-1]["step"] - first if after else 0
+    """All of THEORY_KEYS for a run over a pruned graph with mini-batches of some size, from the first detection on."""
+    mixing = mixing_of(graph, core)
+    rounds = looks[-1].step - looks[0].step if looks else 0
     found: dict[str, Any] = dict.fromkeys(THEORY_KEYS)
     found.update(
         holds=core.closed and torch.equal(core.members, ~byzantine),
@@ -213,15 +226,15 @@ def theory_of(
         inverse_diagonal=mixing.inverse_diagonal,
         rounds=rounds,
         step=math.sqrt(mixing.nodes / rounds) if rounds else None,
-        mean_gradient=mean_over(rows, first, "grad_norm_weighted", 2),
-        mean_distance=mean_over(rows, first, "distance_weighted"),
-        looks=len(after),
+        mean_gradient=mean_over([(one.step, one.gradient) for one in looks]),
+        mean_distance=mean_over([(one.step, one.distance) for one in looks]),
+        looks=len(looks),
     )
-    gap = after[0].get("gap_weighted") if after else None
+    gap = looks[0].gap if looks else None
     known = None
     if loss is not None and gap:
         # Paper gap: zeta is printed as 4 sigma_0^2 / N_0; the proof, after eq:heter, needs that of its square.
-        known = Constants(loss.smoothness, loss.node_variance / plan.optimisation.batch, 4 * loss.variance / loss.samples, gap)
+        known = Constants(loss.smoothness, loss.node_variance / batch, 4 * loss.variance / loss.samples, gap)
         found.update(
             smoothness=known.smoothness,
             noise=math.sqrt(known.noise),

@@ -23,7 +23,10 @@ _NUMBERS = 1 << 23  # in the moments of all shards that a process has at a time
 
 
 class Yardstick(Protocol):
-    """Keys and values for a row of metrics.jsonl."""
+    """Keys and values for a row of metrics.jsonl. `quick`: to measure takes no longer than a round."""
+
+    @property
+    def quick(self) -> bool: ...
 
     def averages(self, core: Core | None) -> list[Average]:
         """Which averages of all models it looks at; `core` is there after a detection."""
@@ -45,6 +48,8 @@ class Yardstick(Protocol):
 
 class LinearYardstick:
     """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
+
+    quick = True
 
     def __init__(self, problem: LinearProblem, byzantine: Tensor, sums: Tensor | None = None) -> None:
         """`sums` [d, d + 1]: the moments of all honest nodes, where the problem does not have the data of all."""
@@ -126,6 +131,7 @@ class ImageYardstick:
     which is the same one where all weights are. An average that is not finite has no gradient and guesses one class.
     """
 
+    quick = False
     loss: Loss | None = None  # how smooth a network's loss is nobody knows
 
     def __init__(
