@@ -64,7 +64,7 @@ def figure(values: dict[str, Any], data: str, attack: str, name: str) -> Figure:
             axes = grid[row][place]
             for colour, column in zip(COLOURS, CURVES, strict=False):
                 if (rule, column) in curves:
-                    _curve(axes, curves[rule, column], key, colour, _LABELS[column].format(rule.upper()))
+                    _curve(axes, curves[rule, column], key, colour)
             if place == 0:
                 axes.set_ylabel(label)
             if key == "grad_norm":
@@ -74,16 +74,16 @@ def figure(values: dict[str, Any], data: str, attack: str, name: str) -> Figure:
                     axes.legend(frameon=False, fontsize=8, loc="best")
             else:
                 axes.set(xlabel="round", ylim=(0, 1))
-    seeds = sorted({seed for curve in curves.values() for seed in curve["seeds"]})
     made.suptitle(
-        f"{data}, {name} attack, 20 % Byzantine; median and range over {len(seeds)} seeds; "
+        f"{data}, {name} attack, 20 % Byzantine; median and range over seeds; "
         "vertical line: first detection, ticks: later ones (hardened)"
     )
     return made
 
 
-def _curve(axes: Axes, curve: dict[str, Any], key: str, colour: str, label: str) -> None:
+def _curve(axes: Axes, curve: dict[str, Any], key: str, colour: str) -> None:
     points = curve[key]
+    label = f"{_LABELS[curve['column']].format(curve['rule'].upper())} ({len(curve['seeds'])} seeds)"
     steps = [point[0] for point in points]
     alone = curve["column"] == "alone"
     axes.plot(steps, [p[2] for p in points], color=colour, linestyle="--" if alone else "-", linewidth=1.6, label=label)

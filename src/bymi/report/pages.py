@@ -14,7 +14,7 @@ from typing import Any
 
 from bymi.errors import InputError
 from bymi.files import MEBIBYTE, read_bytes, write_bytes
-from bymi.report import images, overview, red_team, studies
+from bymi.report import detect_level, images, overview, published_step, red_team, studies, theory
 from bymi.report.claims import claims
 from bymi.report.origin import fingerprints
 from bymi.report.results import Results
@@ -27,6 +27,9 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "images/table-*.json": images.page,
     "images/ratios-*.json": images.page,
     "red-team/*.json": red_team.page,
+    "published-step/*.json": lambda name, values: published_step.page(values),
+    "theory/*.json": lambda name, values: theory.write_page(values, name),
+    "detection/*.json": lambda name, values: detect_level.page(values),
 }
 """JSON files below docs/results that have a page beside them, and how it is written from the file's stem and values."""
 

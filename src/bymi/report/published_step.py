@@ -46,13 +46,12 @@ def collect(study: StepStudy, folder: Path, command: str) -> dict[str, Any]:
 
 def page(data: dict[str, Any]) -> str:
     """The study as a Markdown page, from what its JSON file holds."""
-    made, runs = data["environment"], [run for setting in data["settings"] for run in setting["runs"]]
+    runs = [run for setting in data["settings"] for run in setting["runs"]]
     seeds = len({run["seed"] for run in runs})
     lines = [
         f"# {data['study']}",
         "",
-        f"`{data['command']}`; {len(runs)} runs, {seeds} seeds, {sum(run['seconds'] for run in runs):.0f} s of runs on "
-        f"{made['cores']} CPU cores, torch {made['torch']}.",
+        f"`{data['command']}`; {len(runs)} runs, {seeds} seeds. Versions and every value: [{data['study']}.json]({data['study']}.json).",
         "",
         "The default experiment (linear model, d = 30, 150 nodes, Scenario A) with the published detection. Warm-up and",
         "detection are the same in all rows of a seed. The paper prints eq:local_dsgdrs with the step of thm:main0; the cap,",
@@ -64,7 +63,7 @@ def page(data: dict[str, Any]) -> str:
         "",
         markdown_table(*table(data)),
     ]
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def table(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
