@@ -51,7 +51,7 @@ def test_python_snippets_run(
 
 SHELL = [
     line
-    for page in (ROOT / "README.md", ROOT / "docs" / "real-data.md")
+    for page in (ROOT / "README.md", ROOT / "docs" / "real-data.md", ROOT / "docs" / "detect.md")
     for block in blocks(page.read_text(), "sh")
     for line in block.splitlines()
     if line.strip()
@@ -116,6 +116,13 @@ def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> N
     for summary in run_all(load(None).expand(), tmp_path, jobs=1):
         assert isinstance(summary, dict)
         assert cells(summary)[:-1] in lines
+
+
+def test_the_verdict_on_the_page_of_detect_is_what_its_snippet_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "detect.md").read_text()
+    (code,), (shown,) = blocks(page, "python"), blocks(page, "text")
+    exec(compile(code, "detect.md", "exec"), {"__name__": "snippet"})
+    assert capsys.readouterr().out == shown
 
 
 def test_links_between_pages_exist() -> None:

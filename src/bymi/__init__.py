@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from bymi.algorithm import drsgd_bymi
     from bymi.attacks import ATTACKS, Adversary
-    from bymi.detection import Detector, Identity, Panel, Principal, Verdict, Watch, identify
+    from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
     from bymi.engine import simulate
     from bymi.errors import BymiError, GraphError, InputError
     from bymi.graph import Core, Graph
@@ -53,6 +53,7 @@ __all__ = [
     "TOPOLOGIES",
     "UBAR",
     "Adversary",
+    "ArrayVerdict",
     "Average",
     "BymiError",
     "Complete",

@@ -160,7 +160,7 @@ def _groups(axes: Axes, values: dict[str, Any], measured: str) -> None:
 def page(values: dict[str, Any]) -> str:
     """The page of the study; every number on it is one of the values."""
     parts = [
-        _INTRODUCTION.format(command=values["command"], version=values["environment"]["bymi"]),
+        _INTRODUCTION.format(command=values["command"]),
         _found(values),
         f"![False discoveries and power]({NAME}.png)\n",
         *(f"## {title}\n\n{markdown_table(*_table(values, sweep))}" for sweep, title in _TITLES.items()),
@@ -171,7 +171,7 @@ def page(values: dict[str, Any]) -> str:
 
 _INTRODUCTION = """# Detection on arrays: false discoveries and power
 
-Written by `{command}` (bymi {version}) from [{name}.json]({name}.json): false discovery
+Written by `{command}` from [{name}.json]({name}.json): false discovery
 proportion (FDP) and power, means over draws, of `bymi.identify` at level 0.2. One factor is varied at a time around 64
 machines, 6 of them bad, d = 10,000, normal noise. A bad machine is shifted so that its score is 30 standard deviations of an
 honest one; on LeNet gradients (50 samples a half, after 100 steps of SGD) it has labels 9 - y. Bars are two standard errors.
