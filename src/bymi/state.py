@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from bymi.detection import Record, Trail, Verdict
+from bymi.errors import is_integer, require
 from bymi.inbox import Inbox
 from bymi.network import Network
 
@@ -29,6 +30,11 @@ class State:
     record: Record | None = None  # of the hardened profile, as all below
     trail: Trail | None = None
     before: Tensor | None = None  # [B, D] theta after the last detection
+
+    def __post_init__(self) -> None:
+        require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
+        require(isinstance(self.phase, str), "phase", self.phase, "a string")
+        require(isinstance(self.theta, Tensor) and self.theta.ndim == 2, "theta", self.theta, "a tensor [nodes, coordinates]")
 
     def after(self, snapshot: Snapshot) -> State:
         """With one more round."""
