@@ -194,6 +194,8 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("step", lambda: bymi.Round(step=-1)),
     ("steps", lambda: bymi.Round(0, 0)),
     ("losses", lambda: bymi.Round(0, 1, losses=0.3)),  # type: ignore[arg-type]
+    ("step", lambda: bymi.State("1", "warm-up", VECTORS)),  # type: ignore[arg-type]
+    ("theta", lambda: bymi.State(1, "warm-up", None)),  # type: ignore[arg-type]
     ("own", lambda: bymi.Mixture(torch.ones(3, 1), torch.zeros(3, 4))),
     ("weight", lambda: bymi.Mixture(torch.ones(3), torch.zeros(4, 4))),
     ("own", lambda: receive(own=VECTORS.numpy())),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from bymi.detection import Record, Trail, Verdict
+from bymi.errors import is_integer, require
 from bymi.inbox import Inbox
 from bymi.network import Network
 
@@ -31,6 +32,11 @@ class State:
     before: Tensor | None = None  # [B, D] theta after the last detection
     anchor: Tensor | None = None  # [B, D] theta when the criterion of `Plan.stop` was looked at last, or could first be
     stopped: bool = False  # it holds: there are no more rounds
+
+    def __post_init__(self) -> None:
+        require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
+        require(isinstance(self.phase, str), "phase", self.phase, "a string")
+        require(isinstance(self.theta, Tensor) and self.theta.ndim == 2, "theta", self.theta, "a tensor [nodes, coordinates]")
 
     def after(self, snapshot: Snapshot) -> State:
         """With one more round."""
