@@ -196,6 +196,11 @@ def test_list_names_every_part() -> None:
         (["reproduce", "scenario-c"], "'scenario-c': unknown study, allowed: scenario-a, scenario-b"),
         (["reproduce", "scenario-a", "--dim", "31"], "--dim: got 31, allowed: 30 or 80"),
         (["reproduce"], "Missing argument"),
+        (["reproduce", "scenario-a", "--seeds", "1000000000"], "Invalid value for '--seeds'"),
+        (["reproduce", "scenario-a", "--mu", "1e308"], "attack.mu: got 1e+308, allowed: less than or equal to 1e100"),
+        (["reproduce", "scenario-a", "--fast", "--export", "nowhere/x.json"], "cannot write nowhere/x.json: No such file"),
+        (["run", "--timeout", "1e300"], "Invalid value for '--timeout'"),
+        (["run", "attack=ipm:a=1e308"], "attack.a: got 1e+308, allowed: less than or equal to 1e100"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], expected: str) -> None:

@@ -184,6 +184,19 @@ def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
     assert not (tmp_path / "link").is_symlink()
 
 
+def test_devices_pipes_and_folders_are_not_replaced(tmp_path: Path) -> None:
+    """As the superuser it could be done: then there would be no /dev/null any more."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("/dev/null")
+    for name in ("pipe", "folder", "link"):
+        with pytest.raises(StorageError, match="there is something that is not a regular file"):
+            files.write_bytes(tmp_path / name, b"x")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "pipe"]
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

@@ -360,6 +360,7 @@ def test_without_liars_there_is_nothing_said_of_them(folder: Path) -> None:
         (["--ratio", "nan"], "ratio: got nan, allowed: 0 <= ratio < 0.5"),
         (["--alpha", 0], "alpha: got 0.0, allowed: strictly between 0 and 1"),
         (["--alpha", "inf"], "alpha: got inf, allowed: strictly between 0 and 1"),
+        (["--alpha", "1e-320"], "alpha: got 1e-320, allowed: 1e-06 or above"),
         (["--alfa", 0.1], "No such option: --alfa"),
     ],
 )

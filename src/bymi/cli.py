@@ -34,7 +34,7 @@ DataFolder = Annotated[
     Path | None, typer.Option("--data", help="Folder of the data sets. Default: BYMI_DATA, the cache, else a download.")
 ]
 Timeout = Annotated[
-    float, typer.Option("--timeout", min=1.0, help="Under torchrun: seconds after which a silent rank counts as lost.")
+    float, typer.Option("--timeout", min=1.0, max=1e6, help="Under torchrun: seconds after which a silent rank counts as lost.")
 ]
 
 CheckpointEvery = Annotated[
@@ -115,7 +115,7 @@ def reproduce(
             "or pages: write README and docs of this checkout from docs/results."
         ),
     ],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
     mu: Annotated[float, typer.Option("--mu", help="mu_c of Scenario A; the paper's dip at 0.1 needs 1.")] = 5.0,
     dim: Annotated[list[int] | None, typer.Option("--dim", help="30, 80 or both (default).")] = None,
     only: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -107,9 +108,12 @@ def refuse_link(path: Path) -> None:
 def writing(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name when the block ends well: written beside its place, synced to disk, renamed.
 
-    Else nothing is left, and what was there before stays. A symbolic link at `path` is replaced, not followed. OSErrors are
-    passed on; `write_bytes` turns them into an error for a person.
+    Else nothing is left, and what was there before stays. A symbolic link at `path` is replaced, not followed; a device, a
+    FIFO or a folder in its place, or behind the link, is left alone. OSErrors are passed on; `write_bytes` turns them into an
+    error for a person.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EEXIST, "there is something that is not a regular file")
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         beside.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from bymi.errors import require
 from bymi.parts import check_fields
 
 _MOST_NODES = 100_000
+_LOWEST_LEVEL = 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Question:
         require(1 <= self.degree < self.nodes, "degree", self.degree, f"1 to nodes - 1 = {self.nodes - 1}")
         require(0 <= self.ratio < 0.5, "ratio", self.ratio, "0 <= ratio < 0.5")
         require(0 < self.fdr_level < 1, "alpha", self.fdr_level, "strictly between 0 and 1")
+        require(self.fdr_level >= _LOWEST_LEVEL, "alpha", self.fdr_level, f"{_LOWEST_LEVEL:g} or above")
 
     @property
     def liars(self) -> int:
