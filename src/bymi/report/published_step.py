@@ -51,7 +51,7 @@ def page(data: dict[str, Any]) -> str:
     lines = [
         f"# {data['study']}",
         "",
-        f"`{data['command']}`; {len(runs)} runs, {seeds} seeds. Versions and every value: [{data['study']}.json]({data['study']}.json).",
+        f"`{data['command']}`; {len(runs)} runs, {seeds} seeds. Versions and every value: [JSON]({data['study']}.json).",
         "",
         "The default experiment (linear model, d = 30, 150 nodes, Scenario A) with the published detection. Warm-up and",
         "detection are the same in all rows of a seed. The paper prints eq:local_dsgdrs with the step of thm:main0; the cap,",
