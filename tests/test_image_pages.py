@@ -12,6 +12,7 @@ import bymi as package
 from bymi.experiment import images
 from bymi.experiment.images import IMAGE_STUDIES, build_image_study
 from bymi.experiment.spec import Spec
+from bymi.report import image_curves
 from bymi.report import images as report
 from bymi.runs import store
 from bymi.runs.metrics import SUMMARY_KEYS
@@ -29,7 +30,7 @@ GOOD = {"outcome": "finished", "pa": 1.0, "fdp": 0.05, "acc_scc": 0.975, "acc_no
 
 def missed(*changes: dict[str, Any], data: str = "mnist", alone: float | None = 0.97, published: float = 97.3) -> list[str]:
     found = [{**GOOD, **change} for change in changes or ({},)]
-    return report.misses(data, published, found, [] if alone is None else [{**GOOD, "acc_normal": alone}])
+    return report.misses(data, "receiver", published, found, [] if alone is None else [{**GOOD, "acc_normal": alone}])
 
 
 def test_every_target_that_is_missed_is_named() -> None:
@@ -137,7 +138,7 @@ def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:
     page, data = report.draw(study, tmp_path, "bymi reproduce table-mnist")
     assert (page.name, data.name) == ("table-mnist.md", "table-mnist.json")
     rows = {tuple(row[:3]): dict(zip(headings_of(page), row, strict=True)) for row in rows_of(page)}
-    assert len(rows) == len(rows_of(page)) == 3 * 15
+    assert len(rows) == len(rows_of(page)) == 3 * 15 + 3
     row = rows["IPM", "UBAR", "receiver"]
     assert (row["Acc (scc)"], row["FDP"], row["P_a"]) == ("97.5 ± 0.7 [97.6]", "4.0 ± 0.0 [21.7]", "100.0 ± 0.0 [100.0]")
     assert (row["Acc (all)"], row["Acc (normal)"]) == ("50.0 ± 0.0", "90.0 ± 0.0"), "the paper has these of rules alone"
@@ -147,9 +148,9 @@ def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:
     assert (row["Acc (scc)"], row["FDP"], row["P_a"]) == ("-", "-", "-")
     assert rows["OOD", "no robust rule", "undefended"]["Acc (normal)"] == "90.0 ± 0.0 [65.0]"
     text = page.read_text()
-    assert "`bymi reproduce table-mnist`; 90 runs, 2 seeds a cell," in text
+    assert "`bymi reproduce table-mnist`; 96 runs, 2 seeds a cell," in text
     assert "made on: 2 CPU cores, a GPU. Versions and every value: [table-mnist.json](table-mnist.json)" in text
-    assert text.count("\n* **") == 6, "what each column means"
+    assert text.count("\n* **") == 7, "what each column means"
 
 
 @pytest.mark.parametrize("name", ["table-mnist", "ratios-fashion"])
@@ -173,7 +174,7 @@ def test_every_run_is_in_the_data(tmp_path: Path) -> None:
     written = json.loads(data.read_text())
     assert written["command"] == "a command"
     runs = [run for cell in written["cells"] for run in cell["runs"]]
-    assert len(written["cells"]) == 3 * 3 * 3 * 3
+    assert len(written["cells"]) == 3 * (3 * 3 * 4 + 3)
     assert {run["digest"] for run in runs} == {spec.digest for spec in study.specs}
     assert len(runs) == len(study.cells)
     assert all({"seed", "outcome", "acc_scc", "fdp", "pa", "grad_norm", "seconds", "made_on"} <= set(run) for run in runs)
@@ -186,9 +187,9 @@ def test_ratios_in_the_order_of_the_paper_with_what_is_missed(tmp_path: Path) ->
         pretend(tmp_path, cell.spec, **({"fdp": 0.25, "outcome": "isolated"} if bad else {}))
     page, _ = report.draw(study, tmp_path, "bymi reproduce ratios-mnist")
     rows = [dict(zip(headings_of(page), row, strict=True)) for row in rows_of(page)]
-    assert len(rows) == 2 * 27
-    assert [row["column"] for row in rows] == ["hardened", "receiver"] * 27
-    rows = rows[1::2]
+    assert len(rows) == 3 * 27 + 9
+    assert {row["column"] for row in rows} == {"published", "published-averaging", "receiver", "hardened"}
+    rows = [row for row in rows if row["column"] == "receiver"]
     assert [row["attack"] for row in rows[::9]] == ["OOD", "Gradient", "IPM"]
     assert [row["ratio"] for row in rows[:3]] == ["0.1", "0.2", "0.3"]
     (row,) = [row for row in rows if (row["attack"], row["rule"], row["ratio"]) == ("IPM", "UBAR", "0.1")]
@@ -226,7 +227,7 @@ def test_a_study_without_any_run_is_empty_and_no_trace(name: str, tmp_path: Path
     assert all(path.exists() for path in paths)
     (data,) = [path for path in paths if path.suffix == ".json"]
     written = json.loads(data.read_text())
-    assert (written["settings"] if name == "ood-scale" else written["cells"]) == []
+    assert written[{"ood-scale": "settings", "curves-mnist": "curves"}.get(name, "cells")] == []
 
 
 def test_curves_are_pictures_one_pair_an_attack(tmp_path: Path) -> None:
@@ -239,26 +240,22 @@ def test_curves_are_pictures_one_pair_an_attack(tmp_path: Path) -> None:
     }
     for path in pictures:
         are_pictures(path)
-    assert len(json.loads(data.read_text())["cells"]) == 18
+    assert len(json.loads(data.read_text())["curves"]) == 3 * 3 * 4
 
 
 def test_curves_follow_the_rows_of_the_runs(tmp_path: Path) -> None:
-    study = build_image_study("curves-mnist")
-    for cell in study.cells[:5]:
-        pretend(tmp_path, cell.spec)
-    figure = report._curves(study, tmp_path, "ood")
-    left, right = figure.axes
-    assert [line.get_label() for line in right.lines] == [
-        "UBAR-DRSGD-ByMI",
-        "UBAR",
-        "IOS-DRSGD-ByMI",
-        "IOS",
-        "BALANCE-DRSGD-ByMI",
-    ], "the sixth has not been run"
-    assert [list(line.get_ydata()) for line in left.lines[:2]] == [[1.0, 0.0625]] * 2
-    assert [list(line.get_xdata()) for line in left.lines[:2]] == [[10, 500]] * 2
-    # The core's accuracy once there is a core, that of normal nodes before and without.
-    assert [list(line.get_ydata()) for line in right.lines[:2]] == [[0.3, 0.975], [0.3, 0.3]]
+    study = build_image_study("curves-mnist", seeds=2)
+    for cell in study.cells:
+        if (cell.attack, cell.rule) == ("ood", "ubar") and cell.column in ("published", "alone"):
+            pretend(tmp_path, cell.spec, grad_norm=0.25 + 0.5 * cell.spec.seed)
+    values = image_curves.document(study, tmp_path, "bymi reproduce curves-mnist")
+    figure = image_curves.figure(values, "mnist", "ood", "OOD")
+    norms, accuracies = figure.axes[0], figure.axes[3]
+    assert [line.get_label() for line in norms.lines] == ["UBAR-DRSGD-ByMI, published (2 seeds)", "UBAR alone (2 seeds)"]
+    assert [list(line.get_xdata()) for line in norms.lines] == [[10, 500]] * 2
+    assert [list(line.get_ydata()) for line in norms.lines] == [[1.0, 0.5]] * 2, "the median of 0.25 and 0.75"
+    assert [list(line.get_ydata()) for line in accuracies.lines] == [[0.3, 0.3]] * 2, "of honest nodes"
+    assert not figure.axes[1].lines, "IOS has not been run"
 
 
 def test_scales_are_drawn_with_all_values(tmp_path: Path) -> None:
