@@ -127,6 +127,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
     ]
     large = {"size": 8, "sheets": str(place / "large.json"), "lists": True, "largest": True}
     little = {f"bymi.{name}._NUMBERS": SIZE // 16 for name in BUFFERS}
+    little.update({"bymi.runs.theory.LARGEST": 16, "bymi.runs.yardsticks.LARGEST": 16})
     jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
     jobs.append({**large, "sheets": str(place / "short.json"), "out": str(place / "rows"), "set": little})
     done = launch(jobs)

@@ -120,7 +120,7 @@ def test_nothing_run_is_an_empty_page(tmp_path: Path) -> None:
 
 def test_slopes_are_those_of_the_dots() -> None:
     def cell(panel: str, nodes: int, rounds: int, gradient: float, gap: float, **more: Any) -> dict[str, Any]:
-        facts = {"nodes": nodes, "rounds": rounds, "mean_gradient": gradient}
+        facts = {"nodes": nodes, "rounds": rounds, "mean_gradient": gradient, "start_gap": 2.0}
         run = {"outcome": "finished", "core_byzantine": 0, "gap": gap, "theory": facts, **more}
         return {"panel": panel, "detection": "hardened", "nodes": nodes, "rounds": rounds, "runs": [run]}
 

@@ -146,10 +146,21 @@ def _speed_page(data: Data, name: str) -> list[str]:
     for cell in data["cells"]:
         runs, sound = cell["runs"], _sound(cell)
         each = [run["theory"]["nodes"] for run in sound]
-        values = [_range([run["theory"]["mean_gradient"] for run in sound]), _range([run["gap"] for run in sound])]
+        values = [_range([run["theory"]["mean_gradient"] for run in sound]), _range(map(_relative, sound))]
+        values.append(_range([run["gap"] for run in sound]))
         good = f"{len(sound)} of {len(runs)}"
         rows.append([cell["panel"], cell["detection"], str(cell["nodes"]), str(cell["rounds"]), good, _range(each), *values])
-    headings = ["setting", "detection", "nodes", "K", "runs counted", "m_g", "mean squared gradient norm", "gap"]
+    headings = [
+        "setting",
+        "detection",
+        "nodes",
+        "K",
+        "runs counted",
+        "m_g",
+        "mean squared gradient norm",
+        "over the gap at the start",
+        "gap",
+    ]
     slopes = [
         f"* {label}: the {what} falls as {quantity}^{slope:.2f} ({expected})."
         for label, what, quantity, expected, slope in _slopes(data)
@@ -201,13 +212,21 @@ def _slopes(data: Data) -> list[tuple[str, str, str, str, float]]:
     """Exponents of the lines in the speed-up figure: label, what falls, with what, what is expected, exponent."""
     found = []
     points = [
-        (math.log(run["theory"]["rounds"] * run["theory"]["nodes"]), math.log(run["theory"]["mean_gradient"]))
+        (math.log(run["theory"]["rounds"] * run["theory"]["nodes"]), math.log(_relative(run)))
         for cell in data["cells"]
         if cell["panel"] != "default"
         for run in _sound(cell)
     ]
     if len({x for x, _ in points}) > 1:
-        found.append(("theorem's step", "mean squared gradient norm", "(K m_g)", "theorem: -0.5", _slope(points)))
+        found.append(
+            (
+                "theorem's step",
+                "mean squared gradient norm over the gap at the start",
+                "(K m_g)",
+                "theorem: -0.5",
+                _slope(points),
+            )
+        )
     for kind in PROFILES:
         points = [
             (math.log(run["theory"]["nodes"]), math.log(run["gap"]))
@@ -220,6 +239,11 @@ def _slopes(data: Data) -> list[tuple[str, str, str, str, float]]:
                 (f"default, {kind}", "gap after the last round", "m_g", "-1 where noise is all that is left", _slope(points))
             )
     return found
+
+
+def _relative(run: Run) -> float:
+    """The mean squared gradient norm in units of the gap at the start, which differs by seed: so does the bound."""
+    return float(run["theory"]["mean_gradient"] / run["theory"]["start_gap"])
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
@@ -241,8 +265,7 @@ def _theorem_panel(axes: Axes, cells: list[dict[str, Any]]) -> None:
     everything = []
     for cell in cells:
         colour, marker = COLOURS[NODES.index(cell["nodes"])], "os^"[ROUNDS.index(cell["rounds"])]
-        runs = [run["theory"] for run in _sound(cell)]
-        dots = [(one["rounds"] * one["nodes"], one["mean_gradient"]) for one in runs]
+        dots = [(run["theory"]["rounds"] * run["theory"]["nodes"], _relative(run)) for run in _sound(cell)]
         everything += dots
         if dots:
             axes.scatter([x for x, _ in dots], [y for _, y in dots], color=colour, marker=marker, s=28, alpha=0.8, linewidths=0)
@@ -252,7 +275,7 @@ def _theorem_panel(axes: Axes, cells: list[dict[str, Any]]) -> None:
         axes.plot([], [], "os^"[place], color="0.4", label=f"K = {rounds}")
     _guide(axes, everything, -0.5, "slope -1/2 (theorem)")
     axes.set(xlabel=r"rounds times nodes in the core, $K\,m_g$", title="theorem's step, hardened detection")
-    axes.set(ylabel=r"mean of $\|\nabla f(\tilde\theta_k)\|^2$ over the run", xscale="log", yscale="log")
+    axes.set(ylabel=r"mean of $\|\nabla f(\tilde\theta_k)\|^2$ over $f(\tilde\theta_0) - f^*$", xscale="log", yscale="log")
     ticks = [1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.yaxis.set_minor_locator(NullLocator())
