@@ -33,7 +33,7 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
 }
 """JSON files below docs/results that have a page beside them, and how it is written from the file's stem and values."""
 
-_NAMES = {"values": "medians"}  # pages that are not called as their JSON is
+_NAMES = {"values": "medians", "detect-level": "README"}  # pages that are not called as their JSON is
 _BLOCK = re.compile(r"<!-- pages: (\S+) -->\n.*?<!-- /pages(?: \w+)? -->", re.DOTALL)
 _MARK = re.compile(r"<!-- /?pages\b")
 _LIMIT = 8 * MEBIBYTE
