@@ -57,7 +57,7 @@ def settings(*, fast: bool = False) -> list[Setting]:
     """All points; `fast`: few draws of those that take little time."""
     found = [
         Setting("dimension", "normal", _MACHINES, _BAD, dim, draws)
-        for dim, draws in ((100, 100), (1_000, 100), (10_000, 100), (100_000, 50), (1_000_000, 10))
+        for dim, draws in ((100, 100), (1_000, 100), (10_000, 100), (100_000, 50), (1_000_000, 20))
     ]
     counts = ((5, 100), (10, 100), (20, 100), (50, 50), (100, 50), (200, 30), (500, 10))
     found += [Setting("machines", "normal", n, max(1, round(0.1 * n)), _DIM, draws) for n, draws in counts]
