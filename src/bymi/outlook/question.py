@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection import Panel
-from bymi.errors import require
-from bymi.parts import check_fields
+from bymi.errors import is_integer, is_number, require
 
 _MOST_NODES = 100_000
 _LOWEST_LEVEL = 1e-6
@@ -29,11 +28,15 @@ class Question:
     fdr_level: float = 0.2
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        require(2 <= self.nodes <= _MOST_NODES, "nodes", self.nodes, f"2 to {_MOST_NODES}")
-        require(1 <= self.degree < self.nodes, "degree", self.degree, f"1 to nodes - 1 = {self.nodes - 1}")
-        require(0 <= self.ratio < 0.5, "ratio", self.ratio, "0 <= ratio < 0.5")
-        require(0 < self.fdr_level < 1, "alpha", self.fdr_level, "strictly between 0 and 1")
+        require(is_integer(self.nodes) and 2 <= self.nodes <= _MOST_NODES, "nodes", self.nodes, f"2 to {_MOST_NODES}")
+        require(
+            is_integer(self.degree) and 1 <= self.degree < self.nodes,
+            "degree",
+            self.degree,
+            f"1 to nodes - 1 = {self.nodes - 1}",
+        )
+        require(is_number(self.ratio) and 0 <= self.ratio < 0.5, "ratio", self.ratio, "0 <= ratio < 0.5")
+        require(is_number(self.fdr_level) and 0 < self.fdr_level < 1, "alpha", self.fdr_level, "strictly between 0 and 1")
         require(self.fdr_level >= _LOWEST_LEVEL, "alpha", self.fdr_level, f"{_LOWEST_LEVEL:g} or above")
 
     @property
