@@ -13,7 +13,7 @@ from torch import Tensor
 from bymi import Snapshot, State
 from bymi.engine.group import Group
 from tests.golden.forms import Part, rounds
-from tests.golden.table import NODES, Run
+from tests.golden.table import SHOWN, Run
 
 _SHORT = 8  # hexadecimal digits stored of a round's digest: enough to say which round differs first
 
@@ -22,7 +22,7 @@ _SHORT = 8  # hexadecimal digits stored of a round's digest: enough to say which
 class Record:
     """`digest`: over all rounds. `rounds`: the beginnings of theirs. `flags`: neighbours flagged in each detection.
 
-    `values`: of the first, the middle and the last node, three coordinates of theta at the end and its length, as float.hex.
+    `values`: of three nodes, three coordinates of theta at the end and its length, as float.hex.
     """
 
     digest: str
@@ -39,7 +39,7 @@ class Tape:
     flags: dict[int, list[int]] = field(default_factory=dict)
     values: dict[str, list[str]] = field(default_factory=dict)
 
-    def see(self, parts: Sequence[Part], size: int) -> None:
+    def see(self, parts: Sequence[Part]) -> None:
         self.values = {}
         for part in parts:
             self.digests.setdefault(part.shard, []).append(_digest(part.snapshot))
@@ -47,7 +47,7 @@ class Tape:
             if part.snapshot.verdict is not None:
                 counts.append(int(part.snapshot.verdict.flagged.sum()))
             for place, node in enumerate(part.nodes.tolist()):
-                if node in (0, size // 2, size - 1):
+                if node in SHOWN:
                     self.values[str(node)] = _values(part.snapshot.theta[place])
 
 
@@ -55,7 +55,7 @@ def play(run: Run, group: Group | None = None, state: State | None = None) -> Ta
     """Compute a run, or what is left of it after `state`."""
     tape = Tape()
     for parts in rounds(run.words, run.form, group, state):
-        tape.see(parts, NODES)
+        tape.see(parts)
     return tape
 
 

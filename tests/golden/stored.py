@@ -62,11 +62,12 @@ def difference(stored: Record, found: Record) -> str | None:
     """How two records of a run differ, in words; None where they are equal."""
     if found == stored:
         return None
-    pairs = list(zip(stored.rounds, found.rounds, strict=False))
-    first = next((number for number, (one, two) in enumerate(pairs, 1) if one != two), len(pairs) + 1)
+    pairs = enumerate(zip(stored.rounds, found.rounds, strict=False), 1)
+    first = next(
+        (f"first in round {number} of {len(stored.rounds)}" for number, (one, two) in pairs if one != two), "at the end"
+    )
     words = [f"{len(found.rounds)} rounds instead of {len(stored.rounds)}"] if len(found.rounds) != len(stored.rounds) else []
-    words += [f"first in round {first} of {len(stored.rounds)}"]
-    words += [f"values by {relative_difference(stored.values, found.values):.1e}"]
+    words += [first, f"values by {relative_difference(stored.values, found.values):.1e}"]
     words += [f"flags {found.flags} instead of {stored.flags}"] if found.flags != stored.flags else []
     return ", ".join(words)
 

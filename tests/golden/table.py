@@ -13,6 +13,7 @@ Words = tuple[str, ...]
 
 # 13 nodes in 4 shards: one shard has a node more than the others. Two rounds between two detections, and one after the last.
 NODES = 13
+SHOWN = (0, 7, 12)  # whose values are stored; the second is Byzantine wherever nothing else is said of placement
 BASE: Words = (f"nodes={NODES}", "byzantine_ratio=0.25", "steps=5", "warm_up.steps=2", "record_every=5", "data.samples=16")
 _RULE: Words = ("method=rule",)
 _HARDENED: Words = ("method=drsgd-bymi", "watch.every=2")
@@ -113,6 +114,23 @@ def _answers() -> Iterator[tuple[str, Run]]:
                 yield _run(method, attack, form)
 
 
+_HALF = {
+    "dense": "9.2e5",
+    "lists": "9.2e5",
+    "dense, sharded": "9.2e5",
+    "lists, sharded": "9.2e5",
+    "slices": "8e5",
+    "strips": "8.4e5",
+}
+
+
+def _heard_by_half() -> Iterator[tuple[str, Run]]:
+    """Messages so long that of their receivers exactly half hear some of them, a few more than half others."""
+    for form, value in _HALF.items():
+        words = (*BASE, *_HARDENED, f"attack=same-value:value={value}", _MESSAGE)
+        yield f"hardened | heard by half | {form}", Run(words, FORMS[form])
+
+
 def _placed() -> Iterator[tuple[str, Run]]:
     for place in ("high-degree", "neighbourhood"):
         for form in ("dense", "lists, sharded"):
@@ -150,6 +168,7 @@ RUNS: dict[str, Run] = {
     **dict(_some(HARDENED_METHODS, DETECTION_ATTACKS, 4)),
     **dict(_each_attack()),
     **dict(_answers()),
+    **dict(_heard_by_half()),
     **dict(_placed()),
     **dict(_run(*names) for names in (*_ON_RANKS, *_CHECKPOINTS)),
 }
