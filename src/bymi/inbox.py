@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bymi.crowd import Crowd
-from bymi.errors import InputError
+from bymi.errors import InputError, require
 from bymi.hearing import ABSURD, OVERFLOW, heard, usable
 from bymi.lists import Lists, Table
 from bymi.vectors import Rows, dist2, dist2_from, join, norms, surely_short
@@ -83,8 +83,10 @@ class Inbox:
         """The one door for vectors from other nodes. `weight` [B, J] is zero where nothing is expected.
 
         Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector has
-        diverged hears nobody: it has nothing to compare with.
+        diverged hears nobody: it has nothing to compare with. An InputError if there are more or fewer messages than the
+        arcs are about: every column after a missing one would be somebody else's.
         """
+        _check_widths(len(messages), expected, weight, senders, lists)
         stacked, present = stack(messages, own)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and surely_short(stacked, ABSURD) and (stacked is own or surely_short(own, ABSURD)):
@@ -282,6 +284,18 @@ def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:
     """From columns [B, J], each of one sender [J], to senders [B, size]: true where any of the columns is."""
     counts = torch.zeros(len(mask), size, dtype=torch.int64, device=mask.device)
     return counts.index_add_(1, senders, mask.to(torch.int64)) > 0
+
+
+def _check_widths(count: int, expected: Tensor, weight: Tensor, senders: Tensor | None, lists: Lists | None) -> None:
+    """Whether arcs [B, J], or lists of places [B, n], are about so many messages."""
+    require(weight.shape == expected.shape, "weight", list(weight.shape), f"{list(expected.shape)}, as expected has it")
+    if lists is None:
+        require(expected.shape[1] == count, "messages", count, f"{expected.shape[1]}, one for each column of expected")
+    else:
+        require(lists.at.shape == expected.shape, "lists", list(lists.at.shape), f"{list(expected.shape)}, as expected has it")
+        require(lists.last < count, "messages", count, f"{lists.last + 1} or more, as the lists name them")
+    if senders is not None:
+        require(len(senders) == count, "messages", count, f"{len(senders)}, one for each of senders")
 
 
 def stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:
