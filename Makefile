@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test check format bench bench-large bench-images clean
+.PHONY: run test golden check format bench bench-large bench-images clean
 
 run: $(READY)
 	$(BIN)/bymi run
 
 test: $(READY) check
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+# Computes the golden runs again, prints what changed and stores it: see tests/golden.
+golden: $(READY)
+	$(BIN)/python -m tests.golden
 
 check: $(READY)
 	$(BIN)/ruff format --check .

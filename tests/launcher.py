@@ -2,11 +2,12 @@
 
 `python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line on so many ranks, or {"size",
 "sheets", "out"}, many runs one after the other in one group with a checkpoint "every" so many rounds, and a file of what each
-rank sent. "breaks": [what, rank, name, time] does something to one rank when it sends something of that name, or is about to
-store a "checkpoint", for the nth time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on.
-"said": a file for what is written to stderr. "lists": graphs are lists of neighbours, however small. "set": constants of
-modules, by their names. "largest": beside what each rank sent, how many entries the largest tensor has that it ever made. A job
-starts when the one before has ended. Prints a line of JSON for each job that starts and for each rank that ends.
+rank sent, or {"size", "golden", "out"}, golden runs by name, and a file of what each rank saw of them. "breaks": [what, rank,
+name, time] does something to one rank when it sends something of that name, or is about to store a "checkpoint", for the nth
+time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on. "said": a file for what is written to
+stderr. "lists": graphs are lists of neighbours, however small. "set": constants of modules, by their names. "largest": beside
+what each rank sent, how many entries the largest tensor has that it ever made. A job starts when the one before has ended.
+Prints a line of JSON for each job that starts and for each rank that ends.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from bymi.engine.launch import ranks
 from bymi.errors import BymiError
 from bymi.runs import read_sheets, tensorfile
 from bymi.runs.ranks import run_apart, run_together
+from tests.golden.record import play
+from tests.golden.table import RUNS
 
 
 class Largest(TorchDispatchMode):
@@ -97,6 +100,11 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
                 (Path(job["out"]) / f"traffic-{rank}.json").write_text(json.dumps(sent))
                 if seen is not None:
                     (Path(job["out"]) / f"largest-{rank}.json").write_text(json.dumps(seen.entries))
+            raise SystemExit(0)
+        if "golden" in job:
+            with ranks() as group:
+                seen_of = {name: asdict(play(RUNS[name], group)) for name in job["golden"]}
+            (Path(job["out"]) / f"golden-{job['size']}-{rank}.json").write_text(json.dumps(seen_of))
             raise SystemExit(0)
         words = job["words"]
         sys.argv = ["bymi", *(words[rank] if isinstance(words[0], list) else words)]

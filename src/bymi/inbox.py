@@ -94,9 +94,11 @@ class Inbox:
         """The one door for vectors from other nodes. `weight` [B, J] is zero where nothing is expected.
 
         Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector has
-        diverged hears nobody: it has nothing to compare with.
+        diverged hears nobody: it has nothing to compare with. An InputError if there are more or fewer messages than the
+        arcs are about: every column after a missing one would be somebody else's.
         """
-        _check_parts(own, messages, expected, weight, self_weight, lists)
+        _check_parts(own, messages, expected, weight, self_weight)
+        _check_widths(len(messages), expected, weight, senders, lists)
         stacked, present = stack(messages, own)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and surely_short(stacked, ABSURD) and (stacked is own or surely_short(own, ABSURD)):
@@ -290,17 +292,17 @@ class Inbox:
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
 
 
-def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any, lists: Lists | None) -> None:
-    """Raise an InputError unless the shapes of what is received fit together."""
+def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any) -> None:
+    """Raise an InputError unless what is received are tensors of the right kind."""
     require(isinstance(own, Tensor) and own.ndim == 2, "own", own, "a tensor [receivers, coordinates]")
     receivers, dim = own.shape
     stacked = isinstance(messages, Tensor) and messages.ndim == 2 and messages.shape[1] == dim
     fits = stacked or isinstance(messages, (list, tuple))
     require(fits, "messages", messages, "a tensor [messages, coordinates], or a list of vectors and None")
-    shape = (receivers, len(messages) if lists is None else lists.at.shape[1])
-    fits = isinstance(expected, Tensor) and expected.shape == shape and expected.dtype == torch.bool
-    require(fits, "expected", expected, "a tensor [receivers, messages] of torch.bool")
-    require(isinstance(weight, Tensor) and weight.shape == shape, "weight", weight, "a tensor [receivers, messages]")
+    for name, mask in (("expected", expected), ("weight", weight)):
+        fits = isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == receivers
+        fits = fits and (name == "weight" or mask.dtype == torch.bool)
+        require(fits, name, mask, "a tensor [receivers, messages]" + " of torch.bool" * (name == "expected"))
     fits = isinstance(self_weight, Tensor) and self_weight.shape == (receivers,)
     require(fits, "self_weight", self_weight, "a tensor [receivers]")
 
@@ -309,6 +311,18 @@ def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:
     """From columns [B, J], each of one sender [J], to senders [B, size]: true where any of the columns is."""
     counts = torch.zeros(len(mask), size, dtype=torch.int64, device=mask.device)
     return counts.index_add_(1, senders, mask.to(torch.int64)) > 0
+
+
+def _check_widths(count: int, expected: Tensor, weight: Tensor, senders: Tensor | None, lists: Lists | None) -> None:
+    """Whether arcs [B, J], or lists of places [B, n], are about so many messages."""
+    require(weight.shape == expected.shape, "weight", list(weight.shape), f"{list(expected.shape)}, as expected has it")
+    if lists is None:
+        require(expected.shape[1] == count, "messages", count, f"{expected.shape[1]}, one for each column of expected")
+    else:
+        require(lists.at.shape == expected.shape, "lists", list(lists.at.shape), f"{list(expected.shape)}, as expected has it")
+        require(lists.last < count, "messages", count, f"{lists.last + 1} or more, as the lists name them")
+    if senders is not None:
+        require(len(senders) == count, "messages", count, f"{len(senders)}, one for each of senders")
 
 
 def stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:

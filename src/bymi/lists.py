@@ -52,6 +52,11 @@ class Lists:
         return torch.bincount(self.at[mask & self.there], minlength=size)
 
     @cached_property
+    def last(self) -> int:
+        """The largest number at any place; -1 without places."""
+        return int(self.at.max()) if self.at.numel() else -1
+
+    @cached_property
     def _counts(self) -> dict[int, Tensor]:
         return {}
 

@@ -160,10 +160,11 @@ class ShardForge:
         self.keep, self.asks, self.prune = adversary.keep, adversary.asks, adversary.prune
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
-        # Answers to one asker are forged where all of them come together.
-        if asker_of(topic) is not None or not self._adversary.forges(topic, step):
-            return vectors
         network, adversary = self._network, self._adversary
+        if not adversary.forges(topic, step):
+            return vectors
+        if asker_of(topic) is not None:  # answers to one asker, which have come together here
+            return adversary.gradients(vectors, nodes, topic, step)
         network.finish()
         wires = network.wires
         if adversary.sees == "nothing":

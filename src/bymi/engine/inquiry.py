@@ -237,10 +237,9 @@ class Inquiry:
         wires, step, senders = self._network.wires, self._step, who[:-1]
         adversary = wires.adversary
         sent: Sent = {}
+        # Here all answers to one question come together: only now can those who lie know what the others say.
         vectors = vectors if self._say is None else self._say(vectors, who, asker, topic)
         if adversary is not None and not self._visits:
-            # Here all answers to one question come together: only now can those who lie know what the others say.
-            vectors = adversary.gradients(vectors, who, f"{topic} for {asker}", step)
             sent = adversary.tamper(vectors[:-1], senders, topic, step)
             if wires.faces is not None and adversary.differs(topic):
                 sent = adversary.reply(vectors[:-1], senders, asker, topic, step)

@@ -1,0 +1,104 @@
+"""Forms of a round: how one spec is computed in one process or by shards, by matrices or by lists of neighbours.
+
+Everything here that reaches into the library's internals does so to force a form on runs that are far too small for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bymi import Snapshot, State, simulate
+from bymi.engine.distributed import Spread
+from bymi.engine.group import Group
+from bymi.engine.host import Host
+from bymi.experiment import load
+from bymi.runs.scene import Scene, build_scene
+from bymi.runs.sheet import Sheet
+
+LISTS: dict[str, int] = {"bymi.sparse.LISTS_FROM": 1, "bymi.sparse._SHORT": 0}
+STRIPS: dict[str, int] = {**LISTS, "bymi.engine.wires.LONG": 1, "bymi.engine.wires._MANY": 0, "bymi.engine.strips._SETS": 2}
+
+
+@dataclass(frozen=True)
+class Form:
+    """`words`: what it adds to a spec. `sharded`: in 4 shards, as on ranks. `constants`: limits of the library, by name.
+
+    `absurd`: a number that, sent in every coordinate, some receivers take for a message and others do not.
+    """
+
+    words: tuple[str, ...]
+    sharded: bool = False
+    constants: Mapping[str, int] = field(default_factory=dict)
+    absurd: str = "1e6"
+
+
+_DENSE, _SPARSE = ("graph=erdos-renyi:p=0.7", "data.dim=10"), ("graph=regular:degree=6", "data.dim=10")
+
+FORMS: dict[str, Form] = {
+    "dense": Form(_DENSE),
+    "lists": Form(_SPARSE, constants=LISTS),
+    "dense, sharded": Form(_DENSE, sharded=True),
+    "lists, sharded": Form(_SPARSE, sharded=True, constants=LISTS),
+    "slices": Form(("graph=erdos-renyi:p=0.9", "data.dim=100"), sharded=True, absurd="8.8e5"),
+    "strips": Form(("graph=regular:degree=8", "data.dim=150"), sharded=True, constants=STRIPS, absurd="8.8e5"),
+    # Beyond every limit on dimensions at which the library computes otherwise.
+    "long rows": Form(("graph=erdos-renyi:p=0.7", "data.dim=300"), absurd="1.02e6"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One round as one shard sees it; in one process all nodes are one shard."""
+
+    shard: int
+    nodes: Tensor  # [B]
+    snapshot: Snapshot
+
+
+@contextmanager
+def forced(form: Form) -> Iterator[None]:
+    """The library with the constants of a form inside the block."""
+    before = []
+    for name, value in form.constants.items():
+        place, constant = name.rsplit(".", 1)
+        module = importlib.import_module(place)
+        before.append((module, constant, getattr(module, constant)))
+        setattr(module, constant, value)
+    try:
+        yield
+    finally:
+        for module, constant, value in before:
+            setattr(module, constant, value)
+
+
+def sheet_of(words: tuple[str, ...], form: Form) -> Sheet:
+    (spec,) = load(None, [*words, *form.words], 0).expand()
+    return spec.sheet
+
+
+def scene_of(words: tuple[str, ...], form: Form, group: Group | None = None) -> Scene:
+    """To be called where the form is `forced`."""
+    return build_scene(sheet_of(words, form), Host(device="cpu"), group)
+
+
+def rounds(words: tuple[str, ...], form: Form, group: Group | None = None, state: State | None = None) -> Iterator[list[Part]]:
+    """Every round of a run, by the shards that this process of the `group` holds; in one process also those after a `state`."""
+    with forced(form):
+        if not form.sharded:
+            scene = scene_of(words, form)
+            nodes = torch.arange(scene.graph.size)
+            for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state):
+                yield [Part(0, nodes, snapshot)]
+            return
+        group = group or Group()
+        scene = scene_of(words, form, group)
+        spread = Spread(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
+        for snapshots in spread.walk(scene.plan):
+            pairs = zip(spread.networks, snapshots, strict=True)
+            yield [Part(network.shard, network.nodes, snapshot) for network, snapshot in pairs]

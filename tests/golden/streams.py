@@ -1,0 +1,51 @@
+"""Names of random streams. A draw depends on the name of its stream, so a name must not change."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from bymi import streams
+from bymi.datasets.partition import PARTITIONS
+from bymi.outlook import Question, ideal
+from bymi.problems.models import lenet, start_of
+
+
+@contextmanager
+def listening(names: set[str]) -> Iterator[None]:
+    """Inside the block, every stream that is opened puts its name into `names`; a node's number in it is left out."""
+    opened = streams.stream
+
+    def stream(seed: int, purpose: str, **where: Any) -> streams.Stream:
+        names.add(re.sub(r" for \d+$", " for {node}", purpose))
+        return opened(seed, purpose, **where)
+
+    users = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "bymi"]
+    users = [module for module in users if getattr(module, "stream", None) is opened]
+    for module in users:
+        module.stream = stream  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for module in users:
+            module.stream = opened  # type: ignore[attr-defined]
+
+
+def first_draws(names: Iterable[str]) -> dict[str, str]:
+    """The first number of each stream with seed 0, by name."""
+    return {name: str(int(streams.stream(0, name).bits(1))) for name in sorted(names)}
+
+
+def draw_others() -> None:
+    """Open the streams that no golden run needs: partitions of labelled data, starts of models, power analysis."""
+    labels = torch.arange(40) % 4
+    for partition in PARTITIONS.values():
+        partition().split(labels, 5, seed=0)
+    start_of(lenet(), seed=0)
+    for ways in ("apart", "together"):
+        ideal.draw(Question(20, 8), 3, 1.0, ways=ways)
