@@ -143,12 +143,12 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("first", lambda: bymi.identify("gradients.npy", HALVES)),
     ("first", lambda: bymi.identify(HALVES[0], HALVES[0])),
     ("second", lambda: bymi.identify(HALVES, HALVES[:, :2])),
-    ("centre", lambda: bymi.identify(HALVES, HALVES, centre="average")),  # type: ignore[arg-type]
-    ("scale", lambda: bymi.identify(HALVES, HALVES, scale=bymi.Identity)),  # type: ignore[arg-type]
+    ("centre", lambda: bymi.identify(HALVES, HALVES, profile="published", centre="average")),  # type: ignore[arg-type]
+    ("scale", lambda: bymi.identify(HALVES, HALVES, profile="published", scale=bymi.Identity)),  # type: ignore[arg-type]
     ("own", lambda: bymi.identify(HALVES, HALVES, own="first")),  # type: ignore[arg-type]
     ("own", lambda: bymi.identify(HALVES, HALVES, own=8)),
     ("fdr_level", lambda: bymi.identify(HALVES, HALVES, fdr_level=2)),
-    ("offset", lambda: bymi.identify(HALVES, HALVES, offset="0")),  # type: ignore[arg-type]
+    ("offset", lambda: bymi.identify(HALVES, HALVES, profile="published", offset="0")),  # type: ignore[arg-type]
     # Graphs and networks.
     ("hears", lambda: bymi.Graph(GRAPH.hears.numpy(), GRAPH.mixing)),  # type: ignore[arg-type]
     ("hears", lambda: bymi.Graph(nx.cycle_graph(4), GRAPH.mixing)),  # type: ignore[arg-type]
@@ -374,7 +374,9 @@ def test_rules_centres_and_scales_are_taken_by_name() -> None:
     for name, centre in detection.CENTRES.items():
         assert bymi.Detector(centre=name).centre == centre()  # type: ignore[arg-type]
     assert bymi.Detector(scale="pca:variance=0.5").scale == bymi.Principal(0.5)  # type: ignore[arg-type]
-    by_name, by_object = (bymi.identify(HALVES, HALVES.flip(0), centre=centre) for centre in ("median", bymi.Median()))  # type: ignore[arg-type]
+    by_name, by_object = (
+        bymi.identify(HALVES, HALVES.flip(0), profile="published", centre=centre) for centre in ("median", bymi.Median())
+    )  # type: ignore[arg-type]
     assert torch.equal(by_name.scores, by_object.scores)
 
 

@@ -69,7 +69,8 @@ def identify(
     ([False, False, False, False, False, True], 'direction')
     """
     require(profile in get_args(Profile), "profile", profile, ", ".join(get_args(Profile)))
-    Detector(fdr_level, 0 if offset is None else offset)  # refuses what is out of range
+    given = Filtering() if centre is None else centre, Identity() if scale is None else scale
+    detector = Detector(fdr_level, 0 if offset is None else offset, *given)  # refuses what is out of range, finds names
     options = {"offset": offset, "cross_fit": cross_fit, "centre": centre, "scale": scale}
     for name, value in options.items() if profile == "hardened" else [("panel", panel)]:
         other = "published" if profile == "hardened" else "hardened"
@@ -79,7 +80,7 @@ def identify(
     if profile == "hardened":
         return _assemble(halves, labels, _hardened(halves, fdr_level, panel or PANEL), profile=profile, fdr_level=fdr_level)
     shift, fit = offset or 0, cross_fit is not False
-    found = _published(halves, fdr_level, centre or Filtering(), scale or Identity(), offset=shift, cross_fit=fit)
+    found = _published(halves, fdr_level, detector.centre, detector.scale, offset=shift, cross_fit=fit)
     return _assemble(halves, labels, found, profile=profile, fdr_level=fdr_level, offset=shift, cross_fit=fit)
 
 

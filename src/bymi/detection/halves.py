@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection.array_verdict import NOT_FINITE, TOO_LARGE
-from bymi.errors import InputError
+from bymi.errors import InputError, is_integer
 from bymi.hearing import OVERFLOW
 from bymi.vectors import norms
 
@@ -38,7 +38,7 @@ class Halves:
         if one.shape != two.shape:
             raise InputError(f"first and second must have one shape, got {list(one.shape)} and {list(two.shape)}")
         size = len(one)
-        if own is not None and not 0 <= own < size:
+        if own is not None and not (is_integer(own) and 0 <= own < size):
             raise InputError(f"own: got {own}, must be a row number from 0 to {size - 1}")
         longest = torch.maximum(norms(one), norms(two))  # NaN and Inf go through
         outcasts = {row: _reason(one[row], two[row]) for row in (~(longest <= OVERFLOW)).nonzero().flatten().tolist()}

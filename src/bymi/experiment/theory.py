@@ -85,7 +85,7 @@ def _theory(seed: int) -> list[Trial]:
 
 def _mnist(seed: int) -> list[Trial]:
     found = []
-    for kind, column in (("published", "paper"), ("hardened", "hardened")):
+    for kind, column in (("published", "published"), ("hardened", "hardened")):
         values = image_spec("mnist", "gradient", "balance", 0.2, column, seed).model_dump(mode="json")
         found.append(Trial({"detection": kind}, read_spec({**values, "record_every": 10})))
     return found
