@@ -234,7 +234,9 @@ def test_curves_are_pictures_one_pair_an_attack(tmp_path: Path) -> None:
     study = build_image_study("curves-mnist")
     for cell in study.cells:
         pretend(tmp_path, cell.spec)
-    *pictures, data = report.draw(study, tmp_path, "bymi reproduce curves-mnist")
+    *pictures, page, data = report.draw(study, tmp_path, "bymi reproduce curves-mnist")
+    assert page.name == "curves-mnist.md"
+    assert len(rows_of(page)) == 3 * 3 * 4
     assert {path.name for path in pictures} == {
         f"curves-mnist-{attack}.{kind}" for attack in ATTACKS for kind in ("png", "svg")
     }

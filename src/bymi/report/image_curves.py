@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from bymi.experiment.images import CURVES, RULES, ImageStudy
 from bymi.report.figures import COLOURS
+from bymi.report.tables import markdown_table
 from bymi.runs import store
 
 METRICS = {"grad_norm": "norm of the pooled gradient", "acc_normal": "accuracy of the mean of honest nodes"}
@@ -52,6 +53,25 @@ def _bands(runs: list[list[dict[str, Any]]], key: str) -> list[list[float]]:
             if row["phase"] != "detection" and row.get(key) is not None:
                 values[row["step"]].append(row[key])
     return [[step, min(some), median(some), max(some)] for step, some in sorted(values.items())]
+
+
+def page(name: str, values: dict[str, Any]) -> str:
+    """The Markdown page of the curves: where each of them ends."""
+    rows = []
+    for curve in values["curves"]:
+        ends = [curve[key][-1] if curve[key] else None for key in METRICS]
+        texts = ["-" if end is None else f"{end[2]:.3g} ({end[1]:.3g} to {end[3]:.3g})" for end in ends]
+        rows.append([curve["attack"], curve["rule"].upper(), curve["column"], str(len(curve["seeds"])), *texts])
+    attacks = dict.fromkeys(curve["attack"] for curve in values["curves"])
+    lines = [
+        f"# {values['study']}",
+        "",
+        f"`{values['command']}`; median over seeds at the last round, least and largest value in brackets. Every point:",
+        f"[{name}.json]({name}.json). Figures: {', '.join(f'[{attack}]({name}-{attack}.png)' for attack in attacks)}.",
+        "",
+        markdown_table(["attack", "rule", "column", "seeds", *METRICS.values()], rows).rstrip("\n"),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def figure(values: dict[str, Any], data: str, attack: str, name: str) -> Figure:

@@ -73,6 +73,8 @@ def draw(study: ImageStudy, folder: Path, command: str) -> list[Path]:
         for attack in ATTACKS:
             draw_one = partial(image_curves.figure, values, study.data, attack, _NAMES[attack])
             made += try_to_save(draw_one, folder, f"{study.name}-{attack}")
+        made.append(folder / f"{study.name}.md")
+        write_bytes(made[-1], image_curves.page(study.name, values).encode())
     else:
         values = document(study, collect(study, folder), command)
         made.append(folder / f"{study.name}.md")

@@ -14,7 +14,7 @@ from typing import Any
 
 from bymi.errors import InputError
 from bymi.files import MEBIBYTE, read_bytes, write_bytes
-from bymi.report import detect_level, images, overview, published_step, red_team, studies, theory
+from bymi.report import detect_level, image_curves, images, overview, published_step, red_team, studies, theory
 from bymi.report.claims import claims
 from bymi.report.origin import fingerprints
 from bymi.report.results import Results
@@ -26,6 +26,7 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "scenario-*/values.json": lambda name, values: studies.page(values),
     "images/table-*.json": images.page,
     "images/ratios-*.json": images.page,
+    "images/curves-*.json": image_curves.page,
     "red-team/*.json": red_team.page,
     "published-step/*.json": lambda name, values: published_step.page(values),
     "theory/*.json": lambda name, values: theory.write_page(values, name),

@@ -109,7 +109,7 @@ def collect(study: TheoryStudy, folder: Path, command: str) -> Data:
 def write_page(data: Data, name: str) -> str:
     """The page of a study from its JSON."""
     lines = [f"# {THEORY_STUDIES[data['study']].split(' Paper:')[0]}", ""]
-    lines += [f"`{data['command']}`; runs made on: {'; '.join(data['made_on']) or 'none yet'}.", ""]
+    lines += [f"`{data['command']}`; versions and every value: [{name}.json]({name}.json).", ""]
     lines += _PAGES[data["study"]](data, name)
     return "\n".join(lines) + "\n"
 

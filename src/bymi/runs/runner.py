@@ -287,7 +287,8 @@ def _walk(
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
             row = log.recorder.see(snapshot, moment.models)
-            final = moment.models if snapshot.step == sheet.steps or log.recorder.diverged else None
+            last = snapshot.step == sheet.steps or snapshot.stopped or log.recorder.diverged
+            final = moment.models if last else None
             if row is not None:
                 write(log.add(row))
                 if log.recorder.diverged:
