@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -24,9 +26,14 @@ def spec_of(*words: str) -> Spec:
     return load(None, [*TINY, "steps=10", "warm_up.steps=3", "method=drsgd-bymi", *words])
 
 
-def follow(spec: Spec) -> tuple[Scene, list[Snapshot], Recorder]:
-    """All rounds of a run, with everything that was heard in them, and what the metrics make of it."""
-    scene = build_scene(spec.sheet)
+def follow(spec: Spec, **attack: Any) -> tuple[Scene, list[Snapshot], Recorder]:
+    """All rounds of a run, with everything that was heard in them, and what the metrics make of it.
+
+    `attack`: parameters of the attack that no spec would allow.
+    """
+    sheet = spec.sheet
+    sheet.values["attack"].update(attack)
+    scene = build_scene(sheet)
     recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=spec.steps, every=1)
     snapshots = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     for snapshot in snapshots:
@@ -155,8 +162,8 @@ def test_a_node_that_overflows_is_no_more_than_silent_to_a_detector(how: str, di
 )
 def test_attackers_whose_own_parameters_are_infinite_harm_nobody(rule: str, mixing: str) -> None:
     # Responses beyond the largest number: the attackers' own gradients and parameters are infinite or NaN from round one.
-    words = (f"warm_up.rule={rule}", "attack.mu=1e308", "attack.share=1.0", f"byzantine_mixing={mixing}")
-    scene, snapshots, recorder = follow(spec_of(*words))
+    words = (f"warm_up.rule={rule}", "attack.share=1.0", f"byzantine_mixing={mixing}")
+    scene, snapshots, recorder = follow(spec_of(*words), mu=1e308)
     honest = ~scene.byzantine
     assert not bool(torch.isfinite(snapshots[0].theta[~honest]).all(1).any()), "the attackers did overflow"
     assert all(bool(torch.isfinite(snapshot.theta[honest]).all()) for snapshot in snapshots)

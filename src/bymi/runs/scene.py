@@ -64,17 +64,23 @@ def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = No
         allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
         require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
     byzantine = byzantine.to(device)
-    options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
-    attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
     return Scene(
         byzantine=byzantine,
         graph=graph.to(device),
         problem=problem,
         yardstick=yardstick,
-        adversary=Adversary(byzantine, None if isinstance(attack, attacks.DataAttack) else attack, seed=seed, **options),
+        adversary=_adversary(byzantine, attack, sheet),
         plan=_plan(sheet, task.identification_of(problem.samples), problem.samples),
         layout=None if layout is None else layout.to(device),
     )
+
+
+def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: Sheet) -> Adversary:
+    """Attacks on data are done before a run: they leave nothing to do on the wire."""
+    options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
+    attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
+    sent = None if isinstance(attack, attacks.DataAttack) else attack
+    return Adversary(byzantine, sent, seed=sheet.seed, **options)
 
 
 def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph | SparseGraph]:
@@ -159,8 +165,7 @@ def check_sheet(sheet: Sheet, where: str) -> None:
                 make(kind, sheet[key])
         for table, part in ((attacks.ATTACKS, "attack"), (TASKS, "data"), (topology.TOPOLOGIES, "graph")):
             make(table[sheet[part]["name"]], {key: value for key, value in sheet[part].items() if key != "name"})
-        options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
-        Adversary(torch.zeros(2, dtype=torch.bool), build_part(attacks.ATTACKS, sheet["attack"]), seed=seed, **options)
+        _adversary(torch.zeros(2, dtype=torch.bool), build_part(attacks.ATTACKS, sheet["attack"]), sheet)
         _plan(sheet, 2, 4 if sheet["detection"]["sample"] in ("identification", "all") else sheet["detection"]["sample"])
         sheet.digest  # noqa: B018 - names the method and its rule, too
         sheet.label  # noqa: B018

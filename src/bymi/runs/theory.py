@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -243,16 +244,15 @@ def theory_of(
         )
     if not mixing.contractions:
         return found
-    # Any pair will do: the one that asks for least.
-    pair = min(
-        mixing.contractions,
-        key=lambda one: one.factor / (1 - one.rate) if known is None else demands(mixing, one, known)["least_rounds"],
-    )
-    t0 = premix_rounds(mixing, pair)
-    found.update(contraction_factor=pair.factor, contraction_rate=pair.rate, premix_rounds=t0)
-    if known is not None and rounds:
-        found.update(demands(mixing, pair, known))
-        found.update(
-            bound_gradient=bound_gradient(mixing, known, rounds), bound_distance=bound_distance(mixing, pair, known, rounds)
+    with suppress(ArithmeticError, ValueError):  # beyond the largest number: what could not be computed stays unknown
+        # Any pair will do: the one that asks for least.
+        pair = min(
+            mixing.contractions,
+            key=lambda one: one.factor / (1 - one.rate) if known is None else demands(mixing, one, known)["least_rounds"],
         )
+        found.update(contraction_factor=pair.factor, contraction_rate=pair.rate, premix_rounds=premix_rounds(mixing, pair))
+        if known is not None and rounds:
+            found.update(demands(mixing, pair, known))
+            found["bound_gradient"] = bound_gradient(mixing, known, rounds)
+            found["bound_distance"] = bound_distance(mixing, pair, known, rounds)
     return found
