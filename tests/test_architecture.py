@@ -24,6 +24,7 @@ ROWS = [
     {"runs", "outlook"},
     {"experiment"},
     {"report"},
+    {"paper"},
     {"cli"},
 ]
 SIDEWAYS = {

@@ -11,8 +11,8 @@ import torch
 from bymi import Average, Complete, Detector, LocalNetwork, Optimisation, Plan, StepSize, Watch, drsgd_bymi
 from bymi.detection import Panel
 from bymi.experiment import Spec, load, run
-from bymi.experiment.images import image_spec
 from bymi.experiment.recipes import RECIPES
+from bymi.paper.study_images import image_spec
 from bymi.phases import NoForge, optimise
 from bymi.plan import WarmUp
 from bymi.problems import linear_problem, linear_shard

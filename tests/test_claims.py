@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bymi.report import findings
-from bymi.report.claims import CLAIMS, claims
-from bymi.report.findings import CONFIRMED, NOT_CONFIRMED, NOTHING, PARTLY
-from bymi.report.overview import published_step
-from bymi.report.results import NOT_MEASURED, Results, count_runs, middle, of, span
+from bymi.paper import findings
+from bymi.paper.claims import CLAIMS, claims
+from bymi.paper.committed_results import NOT_MEASURED, Results, count_runs, middle, of, span
+from bymi.paper.findings import CONFIRMED, NOT_CONFIRMED, NOTHING, PARTLY
+from bymi.paper.summary_blocks import published_step
 
 ROOT = Path(__file__).parents[1]
 GOOD = {"outcome": "finished", "fdp": 0.1, "pa": 1.0, "gap": 1e-5, "core_size": 120, "core_byzantine": 0, "core_closed": True}

@@ -15,8 +15,9 @@ from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS
 from bymi.detection import CENTRES, SCALES
 from bymi.errors import EXIT_CODES
-from bymi.experiment import RECIPES, load, studies
+from bymi.experiment import RECIPES, load
 from bymi.experiment.spec import Spec
+from bymi.paper import study_scenarios as studies
 from bymi.report.tables import cells, columns
 from bymi.runs import store
 from bymi.runs.metrics import SUMMARY_KEYS

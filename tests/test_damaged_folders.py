@@ -16,9 +16,10 @@ import pytest
 from bymi import files
 from bymi.engine.host import Host
 from bymi.errors import InputError, StorageError
-from bymi.experiment import Spec, load, run, studies
+from bymi.experiment import Spec, load, run
+from bymi.paper import study_scenarios as studies
+from bymi.paper.page_scenarios import draw
 from bymi.report import figures
-from bymi.report.studies import draw
 from bymi.runs import checkpoints, store
 from tests.commands import TINY, Answer, bymi, dates_in, files_in, only_folder
 
@@ -339,8 +340,8 @@ def test_the_writer_of_reports_is_the_same(tmp_path: Path, monkeypatch: pytest.M
         written.append(path.name)
         real(path, content)
 
-    for room in ("studies", "images", "red_team"):
-        monkeypatch.setattr(f"bymi.report.{room}.write_bytes", told)
+    for room in ("page_scenarios", "page_images", "page_red_team"):
+        monkeypatch.setattr(f"bymi.paper.{room}.write_bytes", told)
     monkeypatch.setattr(files, "write_bytes", told)
     specs = [load(None, [*WORDS, f"attack.share={share}"]) for share in (0.4, 0.8)]
     for spec in specs:

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bymi.experiment import Spec, images, load, read_spec, run_all, studies
+from bymi.experiment import Spec, load, read_spec, run_all
+from bymi.paper import study_images as images
+from bymi.paper import study_scenarios as studies
 from bymi.report.tables import COLUMNS, cells
 from tests.commands import bymi
 from tests.idx_files import write_image_set

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from bymi import InputError
-from bymi.experiment import images
-from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
-from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
 from bymi.experiment.spec import Spec, read_spec
-from bymi.report import image_curves
-from bymi.report import images as pages
+from bymi.paper import page_image_curves as image_curves
+from bymi.paper import page_images as pages
+from bymi.paper import study_images as images
+from bymi.paper.published_tables import RULES_ALONE, WITH_DETECTION
+from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.runs import store
 from tests.commands import bymi, dates_in, mistake
 from tests.idx_files import write_image_set

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from bymi.errors import InputError
-from bymi.report import pages
-from bymi.report.results import Results
+from bymi.paper import all_pages as pages
+from bymi.paper.committed_results import Results
 from tests.commands import bymi
 
 ROOT = Path(__file__).parents[1]

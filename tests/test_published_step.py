@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from bymi.errors import InputError
-from bymi.experiment import published_step, read_spec, run_all
-from bymi.experiment.published_step import SETTINGS, StepStudy, build_step_study
-from bymi.experiment.reproduce import find_study
-from bymi.report import published_step as report
+from bymi.experiment import read_spec, run_all
+from bymi.paper import page_published_step as report
+from bymi.paper import study_published_step as published_step
+from bymi.paper.find_study import find_study
+from bymi.paper.study_published_step import SETTINGS, StepStudy, build_step_study
 from bymi.runs.store import folder_of
 from tests.commands import bymi
 

@@ -12,11 +12,11 @@ import pytest
 from bymi.attacks import ATTACKS as ATTACK_CLASSES
 from bymi.errors import InputError
 from bymi.experiment import run_all
-from bymi.experiment.red_team import ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, RedTeam, build_red_team
-from bymi.experiment.reproduce import find_study
 from bymi.experiment.spec import read_spec
-from bymi.report import red_team
-from bymi.report.red_team import harmless, image_verdict, verdict
+from bymi.paper import page_red_team as red_team
+from bymi.paper.find_study import find_study
+from bymi.paper.page_red_team import harmless, image_verdict, verdict
+from bymi.paper.study_red_team import ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, RedTeam, build_red_team
 from bymi.runs.scene import build_scene
 
 IMAGES_ONLY = {"ood", "label-flip"}

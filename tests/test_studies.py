@@ -11,13 +11,13 @@ from rich.console import Console
 
 from bymi import InputError
 from bymi.experiment import load, run_all, steps_to_do
-from bymi.experiment.default import DefaultStudy
-from bymi.experiment.reproduce import find_study
-from bymi.experiment.studies import Study, build_study
-from bymi.report import default
-from bymi.report import studies as report
-from bymi.report.origin import fingerprints
-from bymi.report.reproduce import show
+from bymi.paper import page_default as default
+from bymi.paper import page_scenarios as report
+from bymi.paper.find_study import find_study
+from bymi.paper.provenance import fingerprints
+from bymi.paper.study_default import DefaultStudy
+from bymi.paper.study_scenarios import Study, build_study
+from bymi.paper.write_study import show
 from bymi.report.tables import terminal_table
 from bymi.runs import store
 from tests.commands import FINISHES

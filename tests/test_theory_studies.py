@@ -11,11 +11,11 @@ import pytest
 
 from bymi import InputError
 from bymi.experiment import run_all
-from bymi.experiment.reproduce import find_study
 from bymi.experiment.spec import read_spec
-from bymi.experiment.theory import KINDS, LEVELS, THEORY_STUDIES, TheoryStudy, Trial, build_theory
-from bymi.report import theory as report
-from bymi.report.reproduce import show
+from bymi.paper import page_theory as report
+from bymi.paper.find_study import find_study
+from bymi.paper.study_theory import KINDS, LEVELS, THEORY_STUDIES, TheoryStudy, Trial, build_theory
+from bymi.paper.write_study import show
 from bymi.runs import store
 from tests.pages import are_pictures, rows_of
 

@@ -144,9 +144,9 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
     from bymi.engine.launch import ranks
-    from bymi.experiment import detect_level
-    from bymi.experiment.reproduce import find_study
-    from bymi.report.reproduce import show
+    from bymi.paper import study_detect_level as detect_level
+    from bymi.paper.find_study import find_study
+    from bymi.paper.write_study import show
     from bymi.runs import write_sheets
 
     if study == "pages":
@@ -184,7 +184,7 @@ def reproduce(
 
 def _pages(check: bool) -> None:
     """Write the pages of the checkout in the current folder, or name those that differ."""
-    from bymi.report import pages
+    from bymi.paper import all_pages as pages
 
     found = pages.check(Path()) if check else [f"Wrote {path}" for path in pages.write(Path())]
     for line in found:
@@ -195,7 +195,7 @@ def _pages(check: bool) -> None:
 
 def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
     """The study without runs: draws under a bar, then its files."""
-    from bymi.report.detect_level import draw, draws, run
+    from bymi.paper.page_detect_level import draw, draws, run
     from bymi.runs.tasks import fetch
 
     if not fast:
@@ -295,9 +295,10 @@ def plan(
 def list_parts() -> None:
     """List recipes, graphs, rules, attacks, robust means and scales, with their parameters, and the exit codes."""
     from bymi.experiment.catalogue import catalogue
+    from bymi.paper.find_study import study_rows
     from bymi.report.tables import plain_table
 
-    for heading, rows in catalogue().items():
+    for heading, rows in {**catalogue(), "study": study_rows()}.items():
         _console().print(plain_table([heading, "parameters", "what it is"], rows))
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 
-from bymi.experiment.images import IMAGE_STUDIES
 from bymi.experiment.recipes import RECIPES
-from bymi.experiment.red_team import RED_TEAM_STUDIES
-from bymi.experiment.reproduce import find_study
-from bymi.experiment.studies import STUDIES
+from bymi.paper.find_study import find_study
+from bymi.paper.study_images import IMAGE_STUDIES
+from bymi.paper.study_red_team import RED_TEAM_STUDIES
+from bymi.paper.study_scenarios import STUDIES
 
 
 def spec_digests() -> dict[str, dict[str, str]]:

@@ -13,18 +13,11 @@ from pydantic.fields import FieldInfo
 from bymi import aggregation, attacks, datasets, detection, topology
 from bymi.errors import EXIT_CODES
 from bymi.experiment.component import Part
-from bymi.experiment.images import IMAGE_STUDIES
-from bymi.experiment.published_step import STEP_STUDIES
 from bymi.experiment.recipes import RECIPES
-from bymi.experiment.red_team import RED_TEAM_STUDIES
 from bymi.experiment.spec import Spec
-from bymi.experiment.studies import STUDIES
-from bymi.experiment.theory import THEORY_STUDIES
 from bymi.runs import tasks
 
 Row = tuple[str, str, str]
-
-_SHOWN = (STEP_STUDIES, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES)  # names and what they show
 
 
 def catalogue() -> dict[str, list[Row]]:
@@ -39,11 +32,6 @@ def catalogue() -> dict[str, list[Row]]:
         "data.partition": _rows(datasets.PARTITIONS),
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
-        "study": [
-            ("default", "", "What `bymi run` runs without arguments, seed 0: the table and the figure of the README."),
-            *((name, "", _first_line(study)) for name, study in STUDIES.items()),
-            *((name, "", shown) for studies in _SHOWN for name, shown in studies.items()),
-        ],
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
 

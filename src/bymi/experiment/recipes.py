@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from bymi.experiment.images import image_spec
 from bymi.experiment.spec import Spec, read_spec
 
 WARM_UPS: dict[str, dict[str, object]] = {
@@ -55,19 +54,23 @@ def digits() -> Spec:
 
 def _look(data: str, *, identification: int = 20, **changes: object) -> Spec:
     """Fewer nodes, rounds and samples, and smaller batches than the paper's, so that no GPU is needed; four detections."""
-    base = image_spec(data, "ipm", "balance", 0.2, "hardened", seed=0).model_dump(mode="json")
-    short = {
+    settings: dict[str, object] = {
+        "data": {"name": data, "identification": identification},
+        "attack": "ipm",
+        "method": "drsgd-bymi",
         "nodes": 100,
+        "byzantine_mixing": "none",
         "steps": 150,
         "record_every": 75,
-        "data": {"name": data, "identification": identification},
-        "warm_up": {**base["warm_up"], "batch": 16},
-        "alone": None,
-        "detection": {**base["detection"], "sample": "identification"},
+        "warm_up": {"rule": "balance", "steps": 30, "step_size": 0.02, "schedule": "constant", "batch": 16},
+        "detection": {"sample": "identification"},
         "watch": {"every": 60},
-        "optimisation": {**base["optimisation"], "batch": 16},
+        "optimisation": {
+            **{"step_size": 0.15, "schedule": "trapezoid", "batch": 16, "max_local_step": 0.2},
+            "order": "adapt-then-combine",
+        },
     }
-    return read_spec({**base, **short, **changes})
+    return read_spec({**settings, **changes})
 
 
 RECIPES: dict[str, Callable[[], Spec]] = {

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bymi.experiment.default import DefaultStudy
+from bymi.paper.provenance import fingerprints, origin
+from bymi.paper.study_default import DefaultStudy
 from bymi.report.figures import describe, draw_comparison
-from bymi.report.origin import fingerprints, origin
 from bymi.report.tables import remarks, terminal_table
 from bymi.runs import store
 

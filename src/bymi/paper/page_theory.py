@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from bymi.experiment.theory import NODES, PROFILES, ROUNDS, THEORY_STUDIES, TheoryStudy
 from bymi.files import write_bytes
+from bymi.paper.study_theory import NODES, PROFILES, ROUNDS, THEORY_STUDIES, TheoryStudy
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import markdown_table
 from bymi.runs import store

@@ -12,7 +12,9 @@ from typing import Any
 
 from bymi.errors import InputError
 from bymi.files import MEBIBYTE, read_bytes
-from bymi.report import images, red_team, studies
+from bymi.paper import page_images as images
+from bymi.paper import page_red_team as red_team
+from bymi.paper import page_scenarios as studies
 
 Run = dict[str, Any]
 

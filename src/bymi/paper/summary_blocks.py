@@ -7,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
 
-from bymi.experiment.images import COLUMNS, DATA
-from bymi.experiment.published import RULES_ALONE
-from bymi.experiment.red_team import COLUMNS as DEFENCES
-from bymi.report import default, images, red_team
-from bymi.report.results import (
+from bymi.paper import page_default as default
+from bymi.paper import page_images as images
+from bymi.paper import page_red_team as red_team
+from bymi.paper.committed_results import (
     NOT_MEASURED,
     Results,
     Run,
@@ -25,6 +24,9 @@ from bymi.report.results import (
     small,
     span,
 )
+from bymi.paper.published_tables import RULES_ALONE
+from bymi.paper.study_images import COLUMNS, DATA
+from bymi.paper.study_red_team import COLUMNS as DEFENCES
 from bymi.report.tables import markdown_table
 
 GAP = 1e-4  # the paper's, and the dashed line of its figures

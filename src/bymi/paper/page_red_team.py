@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bymi.experiment.red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, RedTeam
 from bymi.files import write_bytes
-from bymi.report.origin import origin
+from bymi.paper.provenance import origin
+from bymi.paper.study_red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, RedTeam
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import store
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bymi.experiment.published_step import SETTINGS, StepStudy
 from bymi.files import write_bytes
+from bymi.paper.study_published_step import SETTINGS, StepStudy
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import store
 

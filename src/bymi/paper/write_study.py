@@ -6,13 +6,18 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bymi.experiment.default import DefaultStudy
-from bymi.experiment.images import ImageStudy
-from bymi.experiment.published_step import StepStudy
-from bymi.experiment.red_team import RedTeam
-from bymi.experiment.studies import Study
-from bymi.experiment.theory import TheoryStudy
-from bymi.report import default, images, published_step, red_team, studies, theory
+from bymi.paper import page_default as default
+from bymi.paper import page_images as images
+from bymi.paper import page_published_step as published_step
+from bymi.paper import page_red_team as red_team
+from bymi.paper import page_scenarios as studies
+from bymi.paper import page_theory as theory
+from bymi.paper.study_default import DefaultStudy
+from bymi.paper.study_images import ImageStudy
+from bymi.paper.study_published_step import StepStudy
+from bymi.paper.study_red_team import RedTeam
+from bymi.paper.study_scenarios import Study
+from bymi.paper.study_theory import TheoryStudy
 from bymi.report.tables import plain_table
 
 AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy

@@ -15,10 +15,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bymi.experiment.images import ATTACKS, COLUMNS, DATA, DETECTING, PUBLISHED, RULES, ImageStudy
-from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
 from bymi.files import write_bytes
-from bymi.report import image_curves
+from bymi.paper import page_image_curves as image_curves
+from bymi.paper.published_tables import RULES_ALONE, WITH_DETECTION
+from bymi.paper.study_images import ATTACKS, COLUMNS, DATA, DETECTING, PUBLISHED, RULES, ImageStudy
 from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import store

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bymi.report import findings
-from bymi.report.findings import CONFIRMED, NOT_CONFIRMED, PARTLY, Finding
-from bymi.report.overview import LEVEL
-from bymi.report.results import NOT_MEASURED, Results
+from bymi.paper import findings
+from bymi.paper.committed_results import NOT_MEASURED, Results
+from bymi.paper.findings import CONFIRMED, NOT_CONFIRMED, PARTLY, Finding
+from bymi.paper.summary_blocks import LEVEL
 from bymi.report.tables import markdown_table
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from statistics import mean, median
 
-from bymi.experiment.images import DATA
-from bymi.experiment.published import RULES_ALONE, WITH_DETECTION
-from bymi.report.overview import GAP, LEVEL, image_cells, published_column
-from bymi.report.results import NOT_MEASURED, Results, Run, average, middle, numbers, of, percent, small, span
+from bymi.paper.committed_results import NOT_MEASURED, Results, Run, average, middle, numbers, of, percent, small, span
+from bymi.paper.published_tables import RULES_ALONE, WITH_DETECTION
+from bymi.paper.study_images import DATA
+from bymi.paper.summary_blocks import GAP, LEVEL, image_cells, published_column
 
 CONFIRMED, PARTLY, NOT_CONFIRMED = "confirmed", "partly", "**not confirmed**"
 NOTHING = (NOT_MEASURED, NOT_MEASURED)

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.experiment.images import CURVES, RULES, ImageStudy
+from bymi.paper.study_images import CURVES, RULES, ImageStudy
 from bymi.report.figures import COLOURS
 from bymi.report.tables import markdown_table
 from bymi.runs import store

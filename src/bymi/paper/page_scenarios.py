@@ -14,10 +14,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.experiment.studies import Study
 from bymi.files import write_bytes
+from bymi.paper.provenance import fingerprints, origin
+from bymi.paper.study_scenarios import Study
 from bymi.report.figures import COLOURS, try_to_save
-from bymi.report.origin import fingerprints, origin
 from bymi.report.tables import cell, endings, markdown_table
 from bymi.runs import store
 

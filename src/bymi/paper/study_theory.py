@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bymi.errors import InputError, require
-from bymi.experiment.images import image_spec
 from bymi.experiment.spec import Spec, read_spec
+from bymi.paper.study_images import image_spec
 
 LEVELS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
 NODES = (40, 80, 160, 320)

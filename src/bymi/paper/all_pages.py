@@ -14,10 +14,17 @@ from typing import Any
 
 from bymi.errors import InputError
 from bymi.files import MEBIBYTE, read_bytes, write_bytes
-from bymi.report import detect_level, image_curves, images, overview, published_step, red_team, studies, theory
-from bymi.report.claims import claims
-from bymi.report.origin import fingerprints
-from bymi.report.results import Results
+from bymi.paper import page_detect_level as detect_level
+from bymi.paper import page_image_curves as image_curves
+from bymi.paper import page_images as images
+from bymi.paper import page_published_step as published_step
+from bymi.paper import page_red_team as red_team
+from bymi.paper import page_scenarios as studies
+from bymi.paper import page_theory as theory
+from bymi.paper import summary_blocks as overview
+from bymi.paper.claims import claims
+from bymi.paper.committed_results import Results
+from bymi.paper.provenance import fingerprints
 
 BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims}
 """What stands between the marks of each name."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bymi.errors import InputError, require
-from bymi.experiment.images import image_spec
 from bymi.experiment.spec import Spec, read_spec
+from bymi.paper.study_images import image_spec
 
 DIM, SAMPLES, NODES = 30, 100, 150
 _STEPS, _WARM_UP = 2000, 300

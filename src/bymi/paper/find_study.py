@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bymi.errors import InputError, require
-from bymi.experiment.default import DefaultStudy, build_default
-from bymi.experiment.detect_level import NAME as DETECT_LEVEL
-from bymi.experiment.images import IMAGE_STUDIES, ImageStudy, build_image_study
-from bymi.experiment.published_step import STEP_STUDIES, StepStudy, build_step_study
-from bymi.experiment.red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
-from bymi.experiment.studies import STUDIES, Study, build_study
-from bymi.experiment.theory import THEORY_STUDIES, TheoryStudy, build_theory
+from bymi.paper.study_default import DefaultStudy, build_default
+from bymi.paper.study_detect_level import NAME as DETECT_LEVEL
+from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
+from bymi.paper.study_published_step import STEP_STUDIES, StepStudy, build_step_study
+from bymi.paper.study_red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
+from bymi.paper.study_scenarios import STUDIES, Study, build_study
+from bymi.paper.study_theory import THEORY_STUDIES, TheoryStudy, build_theory
 
 
 def find_study(
@@ -36,3 +36,11 @@ def find_study(
     if name in THEORY_STUDIES:
         return build_theory(name, seeds=seeds, only=only, fast=fast)
     return build_image_study(name, seeds=seeds, only=only, fast=fast)
+
+
+def study_rows() -> list[tuple[str, str, str]]:
+    """Rows (name, "", what it shows) of all studies, for `bymi list`."""
+    first = ("default", "What `bymi run` runs without arguments, seed 0: the table and the figure of the README.")
+    scenarios = [(name, (study.__doc__ or "").strip().splitlines()[0]) for name, study in STUDIES.items()]
+    others = [entry for table in (STEP_STUDIES, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES) for entry in table.items()]
+    return [(name, "", shown) for name, shown in (first, *scenarios, *others)]
