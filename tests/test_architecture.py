@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
     {"errors", "files", "interrupts", "memory", "parts", "streams", "vectors", "lists", "hearing", "crowd"},
-    {"graph", "sparse", "topology", "inbox", "staying", "datasets"},
+    {"graph", "sparse", "topology", "neighbourhoods", "inbox", "dense_inbox", "list_inbox", "staying", "datasets"},
     {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
@@ -31,7 +31,10 @@ SIDEWAYS = {
     ("files", "errors"),  # reading says what is wrong with a file
     *{("parts", "errors"), ("streams", "errors"), ("vectors", "errors")},  # arguments are checked where they are given
     ("hearing", "lists"),  # who is heard is said place by place
-    ("staying", "inbox"),  # an inbox without rows is one
+    ("lists", "vectors"),  # distances from lists of messages
+    *{("inbox", "neighbourhoods"), ("dense_inbox", "neighbourhoods"), ("list_inbox", "neighbourhoods")},  # what it hands out
+    *{("dense_inbox", "inbox"), ("list_inbox", "inbox"), ("staying", "inbox"), ("staying", "list_inbox")},  # they are inboxes
+    *{("inbox", "dense_inbox"), ("inbox", "list_inbox")},  # `Inbox.receive` makes one or the other
     ("network", "faces"),  # a network carries messages, and some senders have several
 }
 NUMERICAL = set().union(*ROWS[:9])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bymi.inbox import Inbox
-from bymi.vectors import Rows
+from bymi.list_inbox import ListInbox
 
 DEEDS = "deeds"
 """The topic of what was seen of a sender, kept where it is: it travels with answers, and nobody can lie about it."""
@@ -31,7 +31,8 @@ class Replies:
     deeds: Callable[[], Tensor] | None = None  # [J + 1, D] of those asked and, last, its own, if they came with the answers
 
 
-class StayingInbox(Inbox):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StayingInbox(ListInbox):
     """An inbox of lists without rows: message j is that of node j, `messages` are of no length.
 
     Every shard uses it alike, in one order: others need its part of what they ask for, and it needs theirs.
@@ -41,13 +42,6 @@ class StayingInbox(Inbox):
     @abstractmethod
     def kept(self) -> Tensor:
         """Messages of the nodes held here [B, D]; zero where nobody may use them."""
-
-    @abstractmethod
-    def by_sets(self, work: Callable[[Rows, Tensor, Tensor], Tensor]) -> Tensor:
-        """What `work` makes of rows, which of them are in each receiver's set [B, n + 1] and which of these count [B, n + 1].
-
-        It looks at each coordinate alone. The last of a set is the receiver's own.
-        """
 
     @abstractmethod
     def visit(

@@ -167,11 +167,6 @@ class Adversary:
         mine = self._sides(nodes)[0]
         if self.mixing == "none":
             return mixed.index_copy(0, mine, inbox.own.index_select(0, mine))
-        if inbox.complete and inbox.lists is None and type(inbox) is Inbox:
-            weights = inbox.self_weight, inbox.weight
-            own, weight = self._recall("weights", inbox.weight, lambda: [part.index_select(0, mine) for part in weights])
-            held = own.to(mixed.dtype)[:, None] * inbox.own.index_select(0, mine)
-            return mixed.index_copy(0, mine, torch.addmm(held, weight.to(mixed.dtype), inbox.messages))
         ours = inbox.of(mine)
         return mixed.index_copy(0, mine, ours.mix(ours.average()))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.identify import Detector, Verdict
 from bymi.detection.products import Products, multiply, weigh
 from bymi.detection.reasons import REASONS
@@ -63,6 +64,7 @@ def identify_asked(replies: Iterable[Replies], detector: Detector, arcs: Tensor)
 def _condense(reply: Replies, detector: Detector) -> _Cloud:
     """From vectors [J + 1, D] to products [J + 1, J + 1]."""
     first, second = reply.read()
+    assert isinstance(first, DenseInbox)
     rows, member, heard = first.rows, first.member, first.heard[0]
     products = None
     if isinstance(detector.centre, SetRule):

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.aside import Aside
 from bymi.detection.evidence import Evidence, Seats, pick, stack, stack_rows
 from bymi.detection.spectrum import FEW_DIMENSIONS
@@ -37,7 +38,7 @@ class Claims:
     def before(self, seats: Seats, rows: Tensor | None) -> Before:
         """`rows` [b, n] says which deeds are those of each seat, if any are known."""
         at, there = seats.rows(self._first)
-        if self._first.lists is not None:
+        if not isinstance(self._first, DenseInbox):
             return self._before_few(at, there, seats, rows)
         if self._points is not None:
             evidence = _from_points(self._points[0][at], self._points[1][at], there, seats)

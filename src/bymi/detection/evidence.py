@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.spectrum import centred_diagonal
 from bymi.inbox import Inbox
+from bymi.list_inbox import ListInbox
 from bymi.vectors import gather_members
 
 
@@ -115,12 +117,13 @@ class Seats:
 
     def places(self, inbox: Inbox) -> Tensor:
         """Which entry in the receiver's row of an inbox, [B, J] or [B, n], each neighbour's is [b, n]; 0 for other seats."""
-        return self.columns(inbox) if inbox.lists is None else self.at
+        return self.at if isinstance(inbox, ListInbox) else self.columns(inbox)
 
     def columns(self, inbox: Inbox) -> Tensor:
         """Which message of the inbox each neighbour's to this receiver is [b, n]; 0 for other seats."""
-        if inbox.lists is not None:
+        if isinstance(inbox, ListInbox):
             return torch.where(self.judged, inbox.lists.at[self.receivers].gather(1, self.at), 0)
+        assert isinstance(inbox, DenseInbox)
         expected = inbox.expected[self.receivers]
         columns = torch.arange(expected.shape[1], device=expected.device)
         senders = columns if inbox.senders is None else inbox.senders

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.robust import log
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox, Mixture
@@ -105,7 +106,7 @@ def fused(inbox: Inbox, share: Tensor) -> Mixture:
 
 def _distances(inbox: Inbox) -> Tensor:
     """Of each message to the receiver's own vector [B, J]."""
-    if inbox.own.shape[1] > FEW_DIMENSIONS or inbox.lists is not None or inbox.own is inbox.messages:
+    if inbox.own.shape[1] > FEW_DIMENSIONS or not isinstance(inbox, DenseInbox) or inbox.own is inbox.messages:
         return inbox.dist2_to_own().sqrt()
     own, messages = inbox.own.to(torch.float64), inbox.messages.to(torch.float64)
     return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import ALIASES, Filtering, SetRule
-from bymi.aggregation.base import sets
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.panel import Panel
 from bymi.detection.products import Centre, multiply, multiply_sets
 from bymi.detection.reasons import REASONS, reason
@@ -92,8 +92,6 @@ class Verdict:
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """A verdict on messages as one on their senders."""
-        if inbox.senders is None:
-            return self
         return Verdict(
             inbox.by_node(self.scores, size, torch.nan),
             self.threshold,
@@ -113,7 +111,7 @@ def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verd
 
     The two inboxes come from one exchange, so that their rows line up.
     """
-    if first.lists is not None:
+    if not isinstance(first, DenseInbox):
         return _identify_by_lists(first, second, detector)
     judged = torch.zeros_like(first.member)
     count = first.heard.shape[1]
@@ -128,8 +126,9 @@ def _identify_by_lists(first: Inbox, second: Inbox, how: Detector) -> Verdict:
     """The same where every receiver has few of all rows before it."""
     scores, flagged = torch.full_like(first.weight, torch.nan), torch.zeros_like(first.heard)
     limit = torch.full_like(first.self_weight, torch.inf)
-    for some in sets(first):
-        products = multiply_sets(first.rows, second.rows, some.at, some.valid, how.centre, cross_fit=how.cross_fit)
+    for some in first.neighbourhoods("nothing"):
+        assert some.index is not None
+        products = multiply_sets(first.rows, second.rows, some.index, some.valid, how.centre, cross_fit=how.cross_fit)
         found, heard = how.scale.scores(products, some.valid)[:, :-1], some.valid[:, :-1]
         bound = threshold(found, heard, fdr_level=how.fdr_level, offset=how.offset)
         limit[some.receivers] = bound

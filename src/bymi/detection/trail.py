@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bymi.hearing import OVERFLOW
 from bymi.inbox import Inbox
+from bymi.list_inbox import ListInbox
 from bymi.lists import Lists, Table, median_by_number
 from bymi.staying import StayingInbox
 from bymi.vectors import Rows, ascending, from_midst, norms, stride_of
@@ -47,17 +48,18 @@ class Trail:
             # In float64: late in a run theta is far longer than what nodes differ by.
             self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (_kept(inbox), inbox.own))
             self.times = torch.zeros(len(heard), dtype=torch.int64, device=heard.device)
-            columns = len(heard) if isinstance(inbox.lists, Table) else inbox.heard.shape[1]
+            columns = len(heard) if _table_of(inbox) is not None else inbox.heard.shape[1]
             self.refused = torch.zeros(len(inbox.own), columns, dtype=torch.int32, device=heard.device)
         self.messages.add_(used if bool(heard.all()) else used * heard[:, None])
         self.own.add_(inbox.own)
         self.steps += rate
         self.times += heard
         for mask in (blown,) if inbox.complete else (inbox.unheard, blown):
-            if not isinstance(inbox.lists, Table):
+            table = _table_of(inbox)
+            if table is None:
                 self.refused += mask
             elif bool(mask.any()):
-                self.refused.scatter_add_(1, inbox.lists.at, mask.to(self.refused.dtype))
+                self.refused.scatter_add_(1, table.at, mask.to(self.refused.dtype))
         self.rounds += 1
         self.inbox = inbox.without_vectors()
 
@@ -78,6 +80,10 @@ class Trail:
         return mean * (rounds / self.steps), self.own / rounds * (rounds / self.steps)
 
 
+def _table_of(inbox: Inbox) -> Table | None:
+    return inbox.lists if isinstance(inbox, ListInbox) and isinstance(inbox.lists, Table) else None
+
+
 def _kept(inbox: Inbox) -> Tensor:
     """Messages of which a trail is kept here [J, D]: all heard or, where rows stay with those who sent them, those sent."""
     return inbox.kept if isinstance(inbox, StayingInbox) else inbox.messages
@@ -85,7 +91,7 @@ def _kept(inbox: Inbox) -> Tensor:
 
 def _used_and_heard(inbox: Inbox, share: Tensor) -> tuple[Tensor, Tensor]:
     """Messages [J, D] at the length at which they were used, and which of them [J] at least half of their receivers heard."""
-    if inbox.lists is None:
+    if not isinstance(inbox, ListInbox):
         fate = _Fate.of(inbox, share)
         return _as_used(inbox, fate), fate.heard
     if isinstance(inbox.lists, Table) and inbox.complete and inbox.crowd is None and inbox.lists.alone:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.claims import Answers, Claims, Minutes, groups
 from bymi.detection.deeds import belying, drifting
 from bymi.detection.evidence import Evidence, Seats, pick
@@ -18,6 +19,7 @@ from bymi.detection.panel import Findings, hear
 from bymi.detection.reasons import FIRM, HARD, reason
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
+from bymi.list_inbox import ListInbox
 from bymi.lists import Table
 from bymi.vectors import Rows
 
@@ -126,7 +128,7 @@ class _Deeds:
     def before(self, seats: Seats) -> Tensor:
         """Products of the deeds of each seat [b, n, n]."""
         rows = self.rows(seats)
-        return pick(self._rows.gram, rows) if self._inbox.lists is None else self._rows.among(rows)
+        return pick(self._rows.gram, rows) if isinstance(self._inbox, DenseInbox) else self._rows.among(rows)
 
     def rows(self, seats: Seats) -> Tensor:
         """Which row of the trail's vectors each seat's deeds are [b, n]."""
@@ -150,7 +152,7 @@ class _Deeds:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Codes and figures with tests on deeds, by their products `trail`, and whether the guard dropped these [b]."""
         before = code, figure
-        by_place = self._inbox.lists is not None and not isinstance(self._inbox.lists, Table)
+        by_place = isinstance(self._inbox, ListInbox) and not isinstance(self._inbox.lists, Table)
         places = seats.at if by_place else seats.columns(self._inbox)
         refused = torch.gather(self._refused[seats.receivers], 1, places) / max(_FEW_ROUNDS, self._rounds)
         blown = asked & (refused > watch.fuse_share) & (code == 0)

@@ -143,13 +143,13 @@ class Wires:
         slices = Slices(cut, parts)
         return [
             SlicedInbox(
-                own,
-                ear.expected,
-                ear.expected,
-                ear.weight,
-                ear.self_weight,
-                ear.own_at,
-                ear.senders,
+                own=own,
+                expected=ear.expected,
+                heard=ear.expected,
+                weight=ear.weight,
+                self_weight=ear.self_weight,
+                own_at=ear.own_at,
+                senders=ear.senders,
                 crowd=self.crowd(seat, ear.columns, self.graph.size),
                 nodes=ear.nodes,
                 slices=slices,
