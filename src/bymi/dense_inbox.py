@@ -12,6 +12,8 @@ from bymi.inbox import Inbox, Mixture, fold
 from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
 from bymi.vectors import dist2_from
 
+_FEW_DIMENSIONS = 64
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DenseInbox(Inbox):
@@ -68,8 +70,15 @@ class DenseInbox(Inbox):
             return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
 
-    def only(self, fine: Tensor) -> Inbox:
-        return self if bool(fine.all()) else self._hearing(self.heard & fine)
+    def _at_places(self, values: Tensor) -> Tensor:
+        return values[None, :]
+
+    def distance_to_own(self) -> Tensor:
+        if self.dim > _FEW_DIMENSIONS or self.own is self.messages:
+            return super().distance_to_own()
+        # Straight from the differences: few coordinates make that as fast, and nothing cancels.
+        own, messages = self.own.to(torch.float64), self.messages.to(torch.float64)
+        return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
 
     def has_places_of(self, other: Inbox) -> bool:
         return isinstance(other, DenseInbox)

@@ -165,12 +165,17 @@ class Inbox(ABC):
             "crowd": None,
         }
 
-    @abstractmethod
-    def only(self, fine: Tensor) -> Inbox:
-        """The same round without the messages that are not `fine` [J]."""
-
-    def _hearing(self, heard: Tensor) -> Self:
+    def accept_rows(self, test: Callable[[Tensor], Tensor]) -> Self:
+        """The same round without the messages that fail a test, from rows [J, D] to a mask [J]."""
+        accepted = test(self.messages)
+        if bool(accepted.all()):
+            return self
+        heard = self.heard & self._at_places(accepted)
         return replace(self, heard=heard, weight=self.weight * heard)
+
+    @abstractmethod
+    def _at_places(self, values: Tensor) -> Tensor:
+        """Values of messages [J] at each place [B, P], or [1, P] where they are the same for all receivers."""
 
     def without_vectors(self) -> Inbox:
         """Who sits where and who was heard, for whoever keeps that: as many vectors, of no length."""
@@ -216,6 +221,10 @@ class Inbox(ABC):
     def dist2_to_own(self) -> Tensor:
         """Squared distance of each message to the receiver's own vector [B, P], float64."""
         return self._dist2_to_own
+
+    def distance_to_own(self) -> Tensor:
+        """Distance of each message to the receiver's own vector [B, P], float64."""
+        return self.dist2_to_own().sqrt()
 
     @abstractmethod
     def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:

@@ -79,8 +79,8 @@ class ListInbox(Inbox):
     def mix(self, mixture: Mixture) -> Tensor:
         return mixture.own.to(self.own.dtype)[:, None] * self.own + self.lists.total(mixture.weight, self.messages)
 
-    def only(self, fine: Tensor) -> Inbox:
-        return self if bool(fine.all()) else self._hearing(self.heard & self.lists.look(fine))
+    def _at_places(self, values: Tensor) -> Tensor:
+        return self.lists.look(values)
 
     def has_places_of(self, other: Inbox) -> bool:
         return isinstance(other, ListInbox) and self.lists is other.lists

@@ -250,7 +250,7 @@ def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None
         (parameters,) = network.exchange(step, parameters=theta)
         return parameters, tracker
     parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
-    trackers = trackers.only(_is_distribution(trackers.messages))
+    trackers = trackers.accept_rows(_is_distribution)
     return parameters, trackers.mix(trackers.average())
 
 
@@ -278,7 +278,7 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
     limit = _PREMIX_PER_NODE * network.size if how.premix_rounds is None else how.premix_rounds
     for _ in range(limit):
         (inbox,) = network.exchange(step, premix=tracker)
-        inbox = inbox.only(_is_distribution(inbox.messages))
+        inbox = inbox.accept_rows(_is_distribution)
         mixed = inbox.mix(inbox.average())
         before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
         tracker = mixed
