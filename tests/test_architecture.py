@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
     {"errors", "files", "interrupts", "memory", "parts", "streams", "vectors", "lists", "hearing", "crowd"},
-    {"graph", "sparse", "topology", "neighbourhoods", "inbox", "dense_inbox", "list_inbox", "staying", "datasets"},
+    {"graph", "sparse", "topology", "neighbourhoods", "usage", "inbox", "dense_inbox", "list_inbox", "staying", "datasets"},
     {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
@@ -32,8 +32,10 @@ SIDEWAYS = {
     *{("parts", "errors"), ("streams", "errors"), ("vectors", "errors")},  # arguments are checked where they are given
     ("hearing", "lists"),  # who is heard is said place by place
     ("lists", "vectors"),  # distances from lists of messages
+    *{("inbox", "usage"), ("dense_inbox", "usage"), ("list_inbox", "usage"), ("inbox", "staying")},  # what it finds and takes
+    *{("usage", "inbox"), ("usage", "dense_inbox"), ("usage", "list_inbox")},  # types alone
     *{("inbox", "neighbourhoods"), ("dense_inbox", "neighbourhoods"), ("list_inbox", "neighbourhoods")},  # what it hands out
-    *{("dense_inbox", "inbox"), ("list_inbox", "inbox"), ("staying", "inbox"), ("staying", "list_inbox")},  # they are inboxes
+    *{("dense_inbox", "inbox"), ("list_inbox", "inbox"), ("staying", "inbox")},  # they are inboxes
     *{("inbox", "dense_inbox"), ("inbox", "list_inbox")},  # `Inbox.receive` makes one or the other
     ("network", "faces"),  # a network carries messages, and some senders have several
 }
@@ -86,6 +88,10 @@ def test_only_the_adversary_and_the_metrics_know_the_truth(path: Path) -> None:
         "aggregation",
         "detection",
         "inbox",
+        "dense_inbox",
+        "list_inbox",
+        "neighbourhoods",
+        "usage",
         "network",
         "plan",
         "forge",

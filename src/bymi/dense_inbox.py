@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bymi.inbox import Inbox, Mixture, fold
+from bymi.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
 from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
-from bymi.vectors import dist2_from
+from bymi.usage import Usage, of_columns
+from bymi.vectors import Rows, dist2_from
 
 _FEW_DIMENSIONS = 64
 
@@ -63,6 +64,16 @@ class DenseInbox(Inbox):
         places = torch.arange(wanted.shape[1], device=wanted.device).expand_as(wanted)
         yield Trial(slice(None), self.rows.vectors, self._over_rows(wanted).scatter(1, own, True), places, own)
 
+    def gram_among(self, rows: Rows, index: Tensor) -> Tensor:
+        return rows.gram[index[:, :, None], index[:, None, :]]
+
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        assert isinstance(second, DenseInbox)
+        return makers.common(self, second)
+
+    def usage(self, share: Tensor) -> Usage:
+        return of_columns(self, share)
+
     def mix(self, mixture: Mixture) -> Tensor:
         dtype = self.own.dtype
         if self.own is self.messages and self.own.shape[1] > len(self.own):
@@ -82,6 +93,19 @@ class DenseInbox(Inbox):
 
     def has_places_of(self, other: Inbox) -> bool:
         return isinstance(other, DenseInbox)
+
+    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
+        expected = self.expected[receivers]
+        numbers = torch.arange(expected.shape[1], device=expected.device)
+        senders = numbers if self.senders is None else self.senders
+        size = 1 + max(int(senders.max()), int(columns.max()))
+        # Of all columns of one sender a receiver expects one.
+        column = torch.zeros(len(expected), size, dtype=torch.int64, device=expected.device)
+        column.scatter_reduce_(1, senders.expand_as(expected), torch.where(expected, numbers, 0), "amax")
+        return torch.gather(column, 1, columns)
+
+    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return places
 
     def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
         if self.senders is None:

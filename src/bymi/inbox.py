@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,35 @@ from bymi.errors import is_integer, require
 from bymi.hearing import ABSURD, OVERFLOW, heard, usable
 from bymi.lists import Lists
 from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work
+from bymi.usage import Usage
 from bymi.vectors import Rows, join, norms, surely_short
+
+if TYPE_CHECKING:
+    from bymi.dense_inbox import DenseInbox
+    from bymi.list_inbox import ListInbox
+    from bymi.staying import Replies
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+Sides = tuple[Tensor, Tensor]
+"""The update history of the nodes held here, as others saw each and as it is [B, D] each."""
+
+
+class PairMakers(Protocol[T_co]):
+    """What to make of two inboxes of one round, for each form that they may have; `Inbox.paired` calls the right one."""
+
+    def common(self, first: DenseInbox, second: DenseInbox) -> T_co:
+        """From rows that most receivers share."""
+        ...
+
+    def lists(self, first: ListInbox, second: ListInbox) -> T_co:
+        """From neighbourhoods of few rows out of many."""
+        ...
+
+    def replies(self, replies: Iterator[Replies]) -> T_co:
+        """From one neighbourhood at a time, each with rows of its own."""
+        ...
 
 
 class Losses(Protocol):
@@ -71,6 +99,9 @@ class Inbox(ABC):
     list in a `ListInbox`. Whoever uses the operations below need not know which it is. Where rows are spread over processes,
     every operation is collective: all shards call the same ones in the same order, or the run deadlocks.
     """
+
+    history_at_senders: ClassVar[bool] = False
+    """Where the update history of a node is kept: by those who hear it, or with itself, from where it comes with replies."""
 
     own: Tensor  # [B, D]
     messages: Tensor  # [J, D], finite; zero where nobody may use the row
@@ -198,6 +229,14 @@ class Inbox(ABC):
         """Values for nodes [B, size] as values at places [B, P]."""
         return values
 
+    @abstractmethod
+    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
+        """Places of neighbours in the rows of receivers [b], from their columns in the network's arcs [b, n]."""
+
+    @abstractmethod
+    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        """Which message stands at places [b, n] of receivers [b]."""
+
     @property
     def complete(self) -> bool:
         """Nobody was ruled out: every message expected is heard, and every own vector is usable."""
@@ -245,6 +284,30 @@ class Inbox(ABC):
     @abstractmethod
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         """The vectors at places that are `wanted` [B, P], and own vectors, for some receivers at a time."""
+
+    @abstractmethod
+    def gram_among(self, rows: Rows, index: Tensor) -> Tensor:
+        """Products [b, n, n] of sets of rows [b, n] that receivers share as they do those of this inbox."""
+
+    @abstractmethod
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        """What `makers` make of this inbox and a second one of the same exchange, whose rows line up.
+
+        Where rows are elsewhere, receiver by receiver: of `who` [B] alone, and with their neighbours' `history`.
+        """
+
+    @abstractmethod
+    def usage(self, share: Tensor) -> Usage:
+        """How the messages whose history is kept here were used, where receivers took a share [B, P] of each."""
+
+    def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
+        """Counts kept over a run with a mask [B, P] added in place; None: begin."""
+        counts = torch.zeros(mask.shape, dtype=torch.int32, device=mask.device) if counts is None else counts
+        return counts.add_(mask)
+
+    def tallied(self, counts: Tensor, receivers: Tensor, places: Tensor) -> Tensor:
+        """Such counts at places [b, n] of receivers [b]."""
+        return torch.gather(counts[receivers], 1, places)
 
     def average(self) -> Mixture:
         """The mixing weights, shared over what was heard (rows sum to one)."""

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from bymi.errors import InputError
-from bymi.inbox import Inbox, Mixture
+from bymi.inbox import Inbox, Mixture, PairMakers, Sides, T
 from bymi.lists import Lists, Table
 from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degree, of_sets
+from bymi.usage import Usage, of_places
+from bymi.vectors import Rows
 
 _NO_MATRIX = (
     "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
@@ -76,11 +78,44 @@ class ListInbox(Inbox):
             tried = torch.zeros(len(receivers), len(used), dtype=torch.bool, device=wanted.device).scatter(1, column, True)
             yield Trial(receivers, vectors.index_select(0, used), tried, column[:, :-1], column[:, -1:])
 
+    def gram_among(self, rows: Rows, index: Tensor) -> Tensor:
+        return rows.among(index)
+
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        assert isinstance(second, ListInbox)
+        return makers.lists(self, second)
+
+    @property
+    def kept(self) -> Tensor:
+        """Messages whose history is kept here [K, D]."""
+        return self.messages
+
+    def usage(self, share: Tensor) -> Usage:
+        return of_places(self, self.kept, share)
+
+    # A Table counts by message: places do not tell a sender's further messages apart.
+
+    def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
+        if not isinstance(self.lists, Table):
+            return super().tally(counts, mask)
+        counts = torch.zeros(len(mask), len(self.messages), dtype=torch.int32, device=mask.device) if counts is None else counts
+        return counts.scatter_add_(1, self.lists.at, mask.to(counts.dtype)) if bool(mask.any()) else counts
+
+    def tallied(self, counts: Tensor, receivers: Tensor, places: Tensor) -> Tensor:
+        by_message = isinstance(self.lists, Table)
+        return super().tallied(counts, receivers, self.messages_at(receivers, places) if by_message else places)
+
     def mix(self, mixture: Mixture) -> Tensor:
         return mixture.own.to(self.own.dtype)[:, None] * self.own + self.lists.total(mixture.weight, self.messages)
 
     def _at_places(self, values: Tensor) -> Tensor:
         return self.lists.look(values)
+
+    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
+        return columns
+
+    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return self.lists.at[receivers].gather(1, places)
 
     def has_places_of(self, other: Inbox) -> bool:
         return isinstance(other, ListInbox) and self.lists is other.lists

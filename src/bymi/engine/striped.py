@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,10 +13,10 @@ from torch import Tensor
 from bymi.engine.strips import Strips
 from bymi.errors import InputError
 from bymi.hearing import OVERFLOW, heard, usable
-from bymi.inbox import Inbox, Mixture, stack
+from bymi.inbox import Inbox, Mixture, PairMakers, Sides, T, stack
 from bymi.list_inbox import ListInbox
 from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work
-from bymi.staying import Replies, StayingInbox
+from bymi.staying import Replies
 from bymi.vectors import Rows, norms
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 _NO_ROWS = (
     "this needs the rows of a round, but long ones of large graphs stay with those who sent them: "
-    "derive a rule from SetRule or CoordinateRule, or go from receiver to receiver with `StayingInbox.visit`"
+    "derive a rule from SetRule or CoordinateRule, or go from receiver to receiver with `Inbox.iter_receivers`"
 )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StripedInbox(StayingInbox):
-    """The inbox of one shard."""
+class StripedInbox(ListInbox):
+    """The inbox of one shard, without rows: message j is that of node j, `messages` are of no length."""
+
+    history_at_senders: ClassVar[bool] = True
 
     nodes: Tensor  # [B] numbers of the receivers, upwards
     sent: Tensor = field(repr=False)  # [B, D] as it is on the wire
@@ -106,6 +108,9 @@ class StripedInbox(StayingInbox):
         seats = torch.arange(at.shape[1], device=at.device)
         seats = torch.where(seats == at.shape[1] - 1, products.shape[1] - 1, seats)
         return products[receivers][:, seats[:, None], seats]
+
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        return makers.replies(self.visit(second, who=who, deeds=history))
 
     def visit(
         self, *further: Inbox, who: Tensor | None = None, deeds: tuple[Tensor, Tensor] | None = None
