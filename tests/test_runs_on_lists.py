@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bymi import Graph, sparse
+from bymi import Graph, MatrixGraph, sparse
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.runs import run
@@ -118,7 +118,7 @@ def test_a_sparse_draw_has_its_density() -> None:
 
 def test_a_regular_graph_of_few_nodes() -> None:
     graph = Regular(4).draw(30, seed=2)
-    assert isinstance(graph, Graph)
+    assert isinstance(graph, MatrixGraph)
     assert bool((graph.hears.sum(1) == 4).all())
     with pytest.raises(InputError, match="degree"):
         Regular(3).draw(31)

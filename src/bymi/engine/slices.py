@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bymi.graph import Graph
+from bymi.graph import MatrixGraph
 from bymi.hearing import ABSURD, OVERFLOW
 from bymi.neighbourhoods import Work, reduce_members
 from bymi.vectors import Rows, from_middle, inner
@@ -130,7 +130,7 @@ class Slices:
         if not len(everybody):
             return [part[:0] for part in self._parts]
         graph = cut.wires.graph
-        assert isinstance(graph, Graph)  # lists are never cut
+        assert isinstance(graph, MatrixGraph)  # lists are never cut
         weights = graph.mixing[everybody]
         if bool(tells.any()):
             if not self._by_weights:
