@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bymi import Graph, MatrixGraph, sparse
+from bymi import MatrixGraph, sparse
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.runs import run
@@ -43,7 +43,7 @@ def both_ways(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     usual = ["method=drsgd-bymi", f"nodes={nodes}", "steps=36", "warm_up.steps=12", "data.samples=40", "data.dim=8"]
     spec = load(None, [*usual, f"graph=file:path={edges}", *keys])
     results = []
-    for start, kind in ((1000, Graph), (nodes, SparseGraph)):
+    for start, kind in ((1000, MatrixGraph), (nodes, SparseGraph)):
         monkeypatch.setattr(sparse, "LISTS_FROM", start)
         monkeypatch.setattr(sparse, "_SHORT", 1)
         sheet = spec.sheet

@@ -193,7 +193,7 @@ class Adversary:
         """What senders put on the wire. If these are not all nodes, `mean` [D] is what an attack that sees it has to know."""
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step, mean)
 
-    def layout(self, graph: Graph | SparseGraph) -> Faces | ListedFaces | None:
+    def layout(self, graph: Graph) -> Faces | ListedFaces | None:
         if self._tailored is None and self.faces == "one":
             return None
         arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
@@ -221,7 +221,7 @@ class Adversary:
         self,
         vectors: Tensor,
         faces: Faces | ListedFaces,
-        graph: Graph | SparseGraph,
+        graph: Graph,
         topic: str,
         step: int,
         which: Tensor | None = None,
@@ -289,7 +289,7 @@ class Adversary:
         moment = Moment(part, whose, own, self.members, self.seed)
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
 
-    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph, receivers: Tensor) -> Tensor:
+    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph, receivers: Tensor) -> Tensor:
         """One message for each of the receivers [K], who are honest: alike for all who stand there more than once."""
         if isinstance(graph, SparseGraph):
             return tailor_by_lists(attack, vectors, graph, receivers, self.members, self._shared)
