@@ -5,9 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bymi import Filtering, LocalNetwork
-from bymi.detection import Claims, Detector, Panel, Trail, Verdict, Watch, sit
+from bymi import Filtering, Inbox, LocalNetwork
+from bymi.detection import ClaimMakers, Claims, Detector, Panel, Trail, Verdict, Watch, sit
 from bymi.streams import stream
+
+
+def claims_of(inboxes: tuple[Inbox, ...], deeds: Tensor | None = None) -> Claims:
+    first, second = inboxes
+    return first.paired(second, ClaimMakers(deeds))
 
 
 def verdict_of(
@@ -25,9 +30,9 @@ def verdict_of(
     inboxes = network.exchange(0, **{"first half": first, "second half": second})
     there = None
     if probed is not None:
-        there = Claims(*network.exchange(0, **dict(zip(("first half", "second half"), probed, strict=True))))
+        there = claims_of(network.exchange(0, **dict(zip(("first half", "second half"), probed, strict=True))))
     serving = torch.zeros_like(network.arcs) if serving is None else serving
-    return sit(receivers, network.arcs, network.nodes, Claims(*inboxes), there, trail, serving, detector, Watch())
+    return sit(receivers, network.arcs, network.nodes, claims_of(inboxes), there, trail, serving, detector, Watch())
 
 
 def halves_of(size: int, dim: int = 6) -> tuple[Tensor, Tensor]:

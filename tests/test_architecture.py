@@ -14,7 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
     {"errors", "files", "interrupts", "memory", "parts", "streams", "vectors", "lists", "hearing", "crowd"},
-    {"graph", "sparse", "topology", "inbox", "staying", "datasets"},
+    {"graph", "sparse", "topology", "neighbourhoods", "usage", "inbox", "dense_inbox", "list_inbox", "staying", "datasets"},
     {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
@@ -32,7 +32,12 @@ SIDEWAYS = {
     ("files", "errors"),  # reading says what is wrong with a file
     *{("parts", "errors"), ("streams", "errors"), ("vectors", "errors")},  # arguments are checked where they are given
     ("hearing", "lists"),  # who is heard is said place by place
-    ("staying", "inbox"),  # an inbox without rows is one
+    ("lists", "vectors"),  # distances from lists of messages
+    *{("inbox", "usage"), ("dense_inbox", "usage"), ("list_inbox", "usage"), ("inbox", "staying")},  # what it finds and takes
+    *{("usage", "inbox"), ("usage", "dense_inbox"), ("usage", "list_inbox")},  # types alone
+    *{("inbox", "neighbourhoods"), ("dense_inbox", "neighbourhoods"), ("list_inbox", "neighbourhoods")},  # what it hands out
+    *{("dense_inbox", "inbox"), ("list_inbox", "inbox"), ("staying", "inbox")},  # they are inboxes
+    *{("inbox", "dense_inbox"), ("inbox", "list_inbox")},  # `Inbox.receive` makes one or the other
     ("network", "faces"),  # a network carries messages, and some senders have several
 }
 NUMERICAL = set().union(*ROWS[:9])
@@ -84,6 +89,10 @@ def test_only_the_adversary_and_the_metrics_know_the_truth(path: Path) -> None:
         "aggregation",
         "detection",
         "inbox",
+        "dense_inbox",
+        "list_inbox",
+        "neighbourhoods",
+        "usage",
         "network",
         "plan",
         "forge",
@@ -108,3 +117,61 @@ def test_no_pickle_no_global_seed_no_long_file(path: Path) -> None:
 def test_every_room_has_a_row() -> None:
     rooms = {room(path) for path in FILES} - {"__init__", "__main__"}
     assert rooms == set().union(*ROWS)
+
+
+# Whether a round is by matrices, by lists or spread over ranks is known here alone; others use operations of Graph and Inbox.
+FORMS = {
+    "graph",
+    "sparse",
+    "lists",
+    "hearing",
+    "neighbourhoods",
+    "usage",
+    "inbox",
+    "dense_inbox",
+    "list_inbox",
+    "network",
+    "engine",
+}
+APART = {"attacks/adversary.py"}  # messages made for each receiver, and their columns, are by matrices or by lists still
+KINDS = {"Inbox", "DenseInbox", "ListInbox", "SlicedInbox", "StripedInbox", "Lists", "Table", "MatrixGraph", "SparseGraph"}
+
+
+def forms_asked_for(tree: ast.AST) -> list[str]:
+    """Places that ask in which form messages or arcs are kept: isinstance, `lists is None`, unions of both graphs."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("isinstance", "issubclass"):
+            asked = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)} & KINDS
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            asked = {side.attr for side in sides if isinstance(side, ast.Attribute) and side.attr == "lists"}
+            asked |= {side.id for side in sides if isinstance(side, ast.Name) and side.id == "lists"}
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+            names = {name.id for name in ast.walk(node) if isinstance(name, ast.Name)}
+            asked = names if {"SparseGraph"} < names & {"Graph", "MatrixGraph", "SparseGraph"} else set()
+        else:
+            continue
+        found += [f"line {node.lineno}: {ast.unparse(node)}"] if asked else []
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_the_form_of_a_round_stays_behind_its_operations(path: Path) -> None:
+    if room(path) not in FORMS and str(path.relative_to(SOURCE)) not in APART:
+        assert forms_asked_for(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(inbox, ListInbox)",
+        "isinstance(x.lists, (int, Table))",
+        "a = b if graph.lists is None else c",
+        "if lists is not None: pass",
+        "def f(graph: Graph | SparseGraph) -> None: ...",
+        "graph: None | SparseGraph | Graph",
+    ],
+)
+def test_a_test_of_form_is_seen(line: str) -> None:
+    assert len(forms_asked_for(ast.parse(line))) >= 1

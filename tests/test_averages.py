@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import sparse
-from bymi.detection import trail
+from bymi import sparse, usage
 from bymi.engine import records
 from bymi.engine.distributed import Spread
 from bymi.engine.records import whole_rounds
@@ -71,21 +70,21 @@ def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkey
 
     def ends() -> tuple[list[Tensor], int]:
         seen = []
-        blocks = trail._Everyone.blocks
+        blocks = usage._Everyone.blocks
 
-        def counted(self: trail._Everyone) -> object:
+        def counted(self: usage._Everyone) -> object:
             found = list(blocks(self))
             seen.append(len(found))
             return iter(found)
 
-        monkeypatch.setattr(trail._Everyone, "blocks", counted)
+        monkeypatch.setattr(usage._Everyone, "blocks", counted)
         spread = Spread(scene.problem, scene.graph, scene.adversary, shards=4)
         *_, last = spread.walk(scene.plan, None)
-        monkeypatch.setattr(trail._Everyone, "blocks", blocks)
+        monkeypatch.setattr(usage._Everyone, "blocks", blocks)
         return [part.theta for part in last], max(seen)
 
     whole, once = ends()
-    monkeypatch.setattr(trail, "_NUMBERS", 50)
+    monkeypatch.setattr(usage, "_NUMBERS", 50)
     parts, often = ends()
     assert once == 1
     assert often == 3

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork
 from bymi.attacks import Adversary, SignFlip
-from bymi.detection import Answers, Claims, Detector, Panel, Trail, Verdict, Watch, sit, tribunal
+from bymi.detection import Answers, Detector, Panel, Trail, Verdict, Watch, sit, tribunal
 from bymi.detection import claims as claims_room
 from bymi.detection.evidence import Evidence, Seats
 from bymi.detection.fuse import shorten
@@ -19,7 +19,7 @@ from bymi.detection.reasons import REASONS
 from bymi.problems.split import fresh_halves
 from bymi.streams import stream
 from bymi.topology import Complete, ErdosRenyi
-from tests.bench import halves_of, parameters, verdict_of
+from tests.bench import claims_of, halves_of, parameters, verdict_of
 from tests.reference.scenes import draw_scene
 from tests.rooms import found_in
 from tests.rounds import network_of
@@ -109,7 +109,7 @@ def test_claims(dim: int, seed: int) -> None:
     deeds = stream(seed, "deeds").normal(24, dim)  # of twelve columns and twelve receivers
     own = seats.taken & ~seats.judged
     rows = torch.where(own, 12 + receivers[:, None], seats.nodes)
-    evidence, crossed, _ = Claims(*inboxes, deeds).before(seats, rows)
+    evidence, crossed, _ = claims_of(inboxes, deeds).before(seats, rows)
     assert (evidence.points is None) == (dim == 80)
     assert crossed is not None
     for place, receiver in enumerate(receivers.tolist()):
@@ -133,7 +133,7 @@ def test_claims_of_two_faces() -> None:
     inboxes = network.exchange(0, **{"first half": first, "second half": second})
     receivers = torch.arange(13)
     seats = Seats.of(network.arcs, network.nodes, receivers)
-    evidence, *_ = Claims(*inboxes).before(seats, None)
+    evidence, *_ = claims_of(inboxes).before(seats, None)
     for receiver in range(13):
         order = [*network.arcs[receiver].nonzero().flatten().tolist(), receiver]
         lied = [bool(adversary.members[node] & adversary.fooled[receiver]) and node != receiver for node in order]

@@ -192,10 +192,11 @@ def test_error_rates() -> None:
         sets = [set(np.flatnonzero(row).tolist()) for row in flagged]
         neighbours = [set(np.flatnonzero(row).tolist()) for row in scene.hears]
         liars = set(np.flatnonzero(byzantine).tolist())
-        tensors = torch.from_numpy(flagged), torch.from_numpy(byzantine)
+        graph = Graph.from_hears(torch.from_numpy(scene.hears))
+        tensors = torch.from_numpy(flagged), graph, torch.from_numpy(byzantine)
         expected = by_definition.false_discovery_proportion(sets, liars)
         assert false_discoveries(*tensors) == pytest.approx(expected, abs=1e-12)
         expected = by_definition.sure_detection(sets, neighbours, liars)
-        assert sure_detection(tensors[0], torch.from_numpy(scene.hears), tensors[1]) == pytest.approx(expected, abs=1e-12)
+        assert sure_detection(*tensors) == pytest.approx(expected, abs=1e-12)
         sure.append(expected)
     assert 0 < min(sure) < max(sure)  # not the same answer every time

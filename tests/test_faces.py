@@ -30,7 +30,7 @@ def network_of(adversary: Adversary, graph: Graph = GRAPH) -> LocalNetwork:
 
 def by_column(inbox: Inbox, values: Tensor) -> Tensor:
     """Values for all messages [B, J], also where the inbox keeps them place by place."""
-    return inbox.lists.wide(values, len(inbox.messages)) if isinstance(inbox.lists, Table) else values
+    return inbox.lists.wide(values, len(inbox.messages)) if isinstance(getattr(inbox, "lists", None), Table) else values
 
 
 def assert_wired(inbox: Inbox, graph: Graph) -> None:

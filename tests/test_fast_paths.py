@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Adversary, Graph
+from bymi import Adversary, Graph, usage
 from bymi.attacks.message import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.attacks.simple import Zero
-from bymi.detection import trail
 from bymi.detection.robust import median
 from bymi.inbox import Inbox
 from bymi.lists import Table
@@ -100,10 +99,10 @@ def test_trails_by_a_table_are_those_by_lists(seed: int) -> None:
     )
     assert inbox.complete
     share = torch.where(stream(seed, "share").uniform(6, 6) < 0.6, stream(seed, "part").uniform(6, 6), 1.0)
-    used, heard = trail._used_and_heard(inbox, share)
-    places = trail._Places.of(inbox, share, table)
+    used, heard = inbox.usage(share)
+    places = usage._Places.of(inbox, share, table)
     assert places is not None
-    torch.testing.assert_close(used, trail._as_used_by_lists(inbox, messages, places), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(used, usage._as_used_by_lists(inbox, messages, places), rtol=1e-12, atol=1e-12)
     assert torch.equal(heard, places.usable(len(messages)))
 
 

@@ -8,7 +8,7 @@ import networkx as nx
 import pytest
 import torch
 
-from bymi import Complete, EdgeFile, ErdosRenyi, Graph, GraphError, InputError, Ring
+from bymi import Complete, EdgeFile, ErdosRenyi, Graph, GraphError, InputError, MatrixGraph, Ring
 from bymi.graph import metropolis
 
 
@@ -154,4 +154,4 @@ def test_a_bad_edge_file_is_named(tmp_path: Path, text: str) -> None:
 )
 def test_a_graph_that_breaks_its_contract_is_refused(hears: torch.Tensor, mixing: torch.Tensor) -> None:
     with pytest.raises(GraphError):
-        Graph(hears.bool(), mixing.double())
+        MatrixGraph(hears.bool(), mixing.double())

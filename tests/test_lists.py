@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import RULES, Graph, Inbox, LocalNetwork, Round, sparse, vectors
+from bymi import RULES, Graph, Inbox, LocalNetwork, MatrixGraph, Round, sparse, vectors
 from bymi.attacks import Adversary, Dissensus, Huge, Poison, SignFlip, Silent
 from bymi.attacks.placement import PLACEMENTS, place
 from bymi.detection import CENTRES, SCALES, Detector, Record, Verdict, identify_asked, identify_neighbours
@@ -33,7 +33,7 @@ MEMBERS = torch.arange(NODES) % 6 == 2
 def drawn(seed: int, *, nodes: int = NODES, directed: bool = False) -> tuple[Graph, SparseGraph]:
     """One graph in both forms; directed: a fifth of the arcs missing one way."""
     graph = ErdosRenyi(0.15).draw(nodes, seed=seed)
-    assert isinstance(graph, Graph)
+    assert isinstance(graph, MatrixGraph)
     if directed:
         graph = graph.prune(stream(seed, "cut").uniform(nodes, nodes) < 0.2)
     return graph, SparseGraph.of_graph(graph)

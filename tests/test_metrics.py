@@ -26,10 +26,10 @@ def test_error_rates_by_hand() -> None:
     """Paper, eq:fdptpr. Node 0 flags one honest and both bad, node 1 both bad, node 2 nobody and hears only 4."""
     hears = mask(".xxxx", "x.xxx", "xx..x", "xxx.x", "xxxx.")
     flagged = mask(".x.xx", "...xx", ".....", "xxx..", "xxx..")
-    assert false_discoveries(flagged, BYZANTINE) == pytest.approx((1 / 3 + 0 + 0) / 3)
-    assert sure_detection(flagged, hears, BYZANTINE) == pytest.approx(2 / 3)
+    assert false_discoveries(flagged, Graph.from_hears(hears), BYZANTINE) == pytest.approx((1 / 3 + 0 + 0) / 3)
+    assert sure_detection(flagged, Graph.from_hears(hears), BYZANTINE) == pytest.approx(2 / 3)
     hears[2, 4] = False  # no Byzantine neighbour left: nothing to miss
-    assert sure_detection(flagged, hears, BYZANTINE) == 1.0
+    assert sure_detection(flagged, Graph.from_hears(hears), BYZANTINE) == 1.0
 
 
 def test_honest_edges_lost_counts_arcs_between_honest_nodes() -> None:

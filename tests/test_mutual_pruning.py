@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bymi import Graph, InputError, LocalNetwork, Plan
+from bymi import Graph, InputError, LocalNetwork, MatrixGraph, Plan
 from bymi import graph as graph_module
 from bymi.attacks import Adversary, SignFlip
 from bymi.detection import Detector, Panel, Watch
@@ -149,7 +149,7 @@ def test_cutting_one_way_keeps_the_weights_of_the_graph() -> None:
     drawn = ErdosRenyi(0.6).draw(12, seed=2)
     own = torch.linspace(0.2, 0.8, 12, dtype=torch.float64)
     spread = (1 - own)[:, None] * drawn.hears / drawn.hears.sum(1, keepdim=True)
-    graph = Graph(drawn.hears, spread + own.diag())
+    graph = MatrixGraph(drawn.hears, spread + own.diag())
     once = LocalNetwork(graph).weigh(flags(12, 0.3, 3), mutual=False, exile=None)
     assert torch.equal(once.graph.mixing, graph.prune(flags(12, 0.3, 3)).mixing)
     assert torch.equal(once.arcs, graph.hears)

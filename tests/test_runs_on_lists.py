@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bymi import Graph, sparse
+from bymi import MatrixGraph, sparse
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.runs import run
@@ -44,7 +44,7 @@ def both_ways(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     usual = ["method=drsgd-bymi", f"nodes={nodes}", "steps=36", "warm_up.steps=12", "data.samples=40", "data.dim=8"]
     spec = load(None, [*usual, f"graph=file:path={edges}", *keys])
     results = []
-    for start, kind in ((1000, Graph), (nodes, SparseGraph)):
+    for start, kind in ((1000, MatrixGraph), (nodes, SparseGraph)):
         monkeypatch.setattr(sparse, "LISTS_FROM", start)
         monkeypatch.setattr(sparse, "_SHORT", 1)
         sheet = spec.sheet
@@ -119,7 +119,7 @@ def test_a_sparse_draw_has_its_density() -> None:
 
 def test_a_regular_graph_of_few_nodes() -> None:
     graph = Regular(4).draw(30, seed=2)
-    assert isinstance(graph, Graph)
+    assert isinstance(graph, MatrixGraph)
     assert bool((graph.hears.sum(1) == 4).all())
     with pytest.raises(InputError, match="degree"):
         Regular(3).draw(31)

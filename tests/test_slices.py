@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Graph, Inbox, LocalNetwork
+from bymi import Graph, Inbox, LocalNetwork, MatrixGraph
 from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS, Adversary
 from bymi.engine import simulate
@@ -184,7 +184,7 @@ def test_the_hardened_profile_has_whole_messages(profile: str) -> None:
     words = ["method=drsgd-bymi", "nodes=12", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=24", "attack=ipm"]
     (spec,) = load(None, [*words, "data.dim=100", f"profile={profile}"], 0).expand()
     scene = build_scene(spec.sheet)
-    assert isinstance(scene.graph, Graph)
+    assert isinstance(scene.graph, MatrixGraph)
     rounds = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
     for whole, parts in zip(simulate(scene.problem, scene.graph, scene.plan, scene.adversary), rounds, strict=True):
         torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta, rtol=1e-9, atol=1e-12)

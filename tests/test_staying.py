@@ -16,11 +16,11 @@ from bymi.detection.trail import Trail
 from bymi.engine import inquiry, simulate, strips, wires
 from bymi.engine.distributed import Spread, usual_layout
 from bymi.engine.group import Group
+from bymi.engine.striped import StripedInbox
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
-from bymi.staying import StayingInbox
 from bymi.topology import Complete
 from tests.test_same_numbers import HARDENED, LENET, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
@@ -142,7 +142,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
 
 
 IMAGES = [*LENET, "nodes=8", "graph=regular:degree=6", "steps=6", *HARDENED, "attack=ood"]
-BUFFERS = ("engine.inquiry", "engine.strips", "engine.records", "engine.layout", "detection.trail", "runs.yardsticks")
+BUFFERS = ("engine.inquiry", "engine.strips", "engine.records", "engine.layout", "usage", "runs.yardsticks")
 NODES, DIM = 300, 130
 SIZE = NODES * DIM
 LARGE = [
@@ -230,7 +230,7 @@ def test_inboxes_have_no_rows(name: str, staying: None, specs: dict[str, Spec]) 
     for parts in spread_over(build_scene(specs[name].sheet), 3).walk(build_scene(specs[name].sheet).plan):
         for part in parts:
             if part.phase != "detection":
-                assert isinstance(part.inbox, StayingInbox)
+                assert isinstance(part.inbox, StripedInbox)
                 seen += 1
     assert seen == 3 * 5
 

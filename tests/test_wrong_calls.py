@@ -150,12 +150,12 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("fdr_level", lambda: bymi.identify(HALVES, HALVES, fdr_level=2)),
     ("offset", lambda: bymi.identify(HALVES, HALVES, profile="published", offset="0")),  # type: ignore[arg-type]
     # Graphs and networks.
-    ("hears", lambda: bymi.Graph(GRAPH.hears.numpy(), GRAPH.mixing)),  # type: ignore[arg-type]
-    ("hears", lambda: bymi.Graph(nx.cycle_graph(4), GRAPH.mixing)),  # type: ignore[arg-type]
-    ("mixing", lambda: bymi.Graph(GRAPH.hears, GRAPH.mixing.float())),
-    ("mixing", lambda: bymi.Graph(GRAPH.hears, GRAPH.mixing * NAN)),
-    ("mixing", lambda: bymi.Graph(GRAPH.hears, None)),  # type: ignore[arg-type]
-    ("square", lambda: bymi.Graph(GRAPH.hears[:3], GRAPH.mixing)),
+    ("hears", lambda: bymi.MatrixGraph(GRAPH.hears.numpy(), GRAPH.mixing)),  # type: ignore[arg-type]
+    ("hears", lambda: bymi.MatrixGraph(nx.cycle_graph(4), GRAPH.mixing)),  # type: ignore[arg-type]
+    ("mixing", lambda: bymi.MatrixGraph(GRAPH.hears, GRAPH.mixing.float())),
+    ("mixing", lambda: bymi.MatrixGraph(GRAPH.hears, GRAPH.mixing * NAN)),
+    ("mixing", lambda: bymi.MatrixGraph(GRAPH.hears, None)),  # type: ignore[arg-type]
+    ("square", lambda: bymi.MatrixGraph(GRAPH.hears[:3], GRAPH.mixing)),
     ("hears", lambda: bymi.Graph.from_hears(GRAPH.mixing)),
     ("adjacency", lambda: bymi.Graph.from_adjacency("graph.txt")),
     ("adjacency", lambda: bymi.Graph.from_adjacency([[0, 1], [1]])),

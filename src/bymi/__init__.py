@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
     from bymi.engine import simulate
     from bymi.errors import BymiError, GraphError, InputError
-    from bymi.graph import Core, Graph
+    from bymi.graph import Core, Graph, MatrixGraph
     from bymi.inbox import Inbox, Mixture, Round
     from bymi.network import LocalNetwork, Network
     from bymi.phases import Forge, Snapshot
@@ -72,6 +72,7 @@ __all__ = [
     "InputError",
     "LinearProblem",
     "LocalNetwork",
+    "MatrixGraph",
     "Mean",
     "Median",
     "Mixture",

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from bymi.graph import Graph
-from bymi.sparse import SparseGraph
 
 Sent = Mapping[int, Tensor | None] | Tensor
 """Messages that are not what their sender holds, by row, None for silence; or all messages of the round in one stack."""
@@ -48,7 +47,7 @@ class ListedFaces:
 class TwoFaced(Protocol):
     """Senders who tell different receivers different things."""
 
-    def layout(self, graph: Graph | SparseGraph) -> Faces | ListedFaces | None:
+    def layout(self, graph: Graph) -> Faces | ListedFaces | None:
         """Which further messages there are in all rounds over these arcs, by lists if the graph is; None for none."""
         ...
 
@@ -60,7 +59,7 @@ class TwoFaced(Protocol):
         self,
         vectors: Tensor,
         faces: Faces | ListedFaces,
-        graph: Graph | SparseGraph,
+        graph: Graph,
         topic: str,
         step: int,
         which: Tensor | None = None,

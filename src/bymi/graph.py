@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import networkx as nx
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from bymi.errors import GraphError, InputError, shown
 from bymi.files import MEBIBYTE, decode, read_bytes
+from bymi.lists import Lists
 
 EDGE_FILE_LIMIT = 256 * MEBIBYTE
 NOT_MUTUAL = "mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed"
@@ -34,9 +36,144 @@ class Core:
     perron: Tensor  # [M] float64
 
 
+class Graph(ABC):
+    """Arcs and mixing weights of M nodes, row by row of receivers.
+
+    Each of P places of a row stands for a node: place j for node j in a `MatrixGraph`, one of the receiver's list in a
+    `SparseGraph`. `hears[i, k]` means that i hears the node at place k.
+    """
+
+    knows_tracker_limit: ClassVar[bool] = False
+    """Whether the limit of endless premixing is worked out from the weights."""
+
+    if TYPE_CHECKING:  # some are fields: a property here would be taken for their default
+
+        @property
+        def hears(self) -> Tensor:
+            """[M, P] bool: arcs."""
+
+        @property
+        def weight(self) -> Tensor:
+            """Mixing weights of arcs [M, P] float64, zero without one."""
+
+        @property
+        def self_weight(self) -> Tensor:
+            """[M] float64"""
+
+        @property
+        def lists(self) -> Lists | None:
+            """Who is at which place; None: node j at place j. For inboxes and engines."""
+
+    @property
+    def size(self) -> int:
+        return len(self.hears)
+
+    @property
+    @abstractmethod
+    def symmetric(self) -> bool:
+        """Whoever is heard hears."""
+
+    @abstractmethod
+    def look(self, values: Tensor) -> Tensor:
+        """Of values of nodes [M] the one at each place of a row: [M, P], or [1, P] where all rows are alike."""
+
+    @abstractmethod
+    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        """Numbers of the nodes at places [E] of receivers [E]."""
+
+    @abstractmethod
+    def count(self, mask: Tensor) -> Tensor:
+        """How many receivers mark each node [M], from a mask of receivers and places [M, P]."""
+
+    def neighbours(self, receivers: Tensor) -> tuple[Tensor, Tensor]:
+        """All arcs to some receivers [R], row by row: which of these hears, and the node that it hears, each [E]."""
+        row, place = self.hears[receivers].nonzero(as_tuple=True)
+        return row, self.nodes_at(receivers[row], place)
+
+    def arcs(self) -> tuple[Tensor, Tensor]:
+        """Receiver and sender of every arc, each [E], row by row."""
+        receivers, places = self.hears.nonzero(as_tuple=True)
+        return receivers, self.nodes_at(receivers, places)
+
+    @abstractmethod
+    def block(self, members: Tensor) -> Tensor:
+        """The rows and columns of some nodes [M] bool of the mixing matrix [k, k]."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Graph:
+        """The same graph on a device."""
+
+    @abstractmethod
+    def prune(self, flagged: Tensor) -> Graph:
+        """Cut flagged in-arcs [M, P] and share their weight over what is left of the row.
+
+        W[i, j] <- W[i, j] / sum of the kept W[i, l], own weight included. Paper: eq:reassign.
+        """
+
+    @abstractmethod
+    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> Graph:
+        """Cut every edge that an end of it flags, and give what is left Metropolis weights again: doubly stochastic.
+
+        A node whom more than the share `exile` of those who could hear it have flagged keeps listening to those whom it does
+        not flag itself, though they no longer hear it: else it would train alone and never find back.
+        """
+
+    @abstractmethod
+    def core(self) -> Core:
+        """The largest strongly connected component; of equally large ones, the one with the smallest node."""
+
+    def to_networkx(self) -> nx.DiGraph[int]:
+        """The arcs as a networkx DiGraph, sender -> receiver."""
+        receivers, senders = self.arcs()
+        return digraph(receivers, senders, self.size)
+
+    # Made from what a user has. `as_graph` of bymi.sparse chooses lists where they pay.
+
+    @staticmethod
+    def from_hears(hears: Tensor) -> MatrixGraph:
+        """A graph with Metropolis weights from a matrix of who hears whom."""
+        _check_matrix("hears", hears, torch.bool)
+        return MatrixGraph(hears, metropolis(hears))
+
+    @staticmethod
+    def from_adjacency(array: Any) -> MatrixGraph:
+        """From any square array-like: a non-zero entry [i, j] means that i hears j. The diagonal is ignored."""
+        try:
+            numbers = np.asarray(array)
+        except (TypeError, ValueError, RuntimeError):  # rows of different lengths, a tensor on another device
+            numbers = np.asarray(None)
+        if numbers.dtype.kind not in "biuf":
+            raise GraphError(f"an adjacency array must be a matrix of numbers, got {shown(array)}")
+        if numbers.ndim != 2 or numbers.shape[0] != numbers.shape[1] or not len(numbers):
+            raise GraphError(f"an adjacency array must be square and not empty, got shape {list(numbers.shape)}")
+        if np.isnan(numbers).any():
+            raise GraphError("an adjacency array must be a matrix of numbers, got NaN in it")
+        return Graph.from_hears(torch.as_tensor(numbers != 0) & ~torch.eye(len(numbers), dtype=torch.bool))
+
+    @staticmethod
+    def from_networkx(graph: nx.Graph[Any]) -> MatrixGraph:
+        """From a networkx Graph or DiGraph, nodes in its own order. An arc u -> v means that v hears u."""
+        if not isinstance(graph, nx.Graph):
+            raise GraphError(f"graph: got {shown(graph)}, allowed: a networkx Graph or DiGraph")
+        if graph.number_of_nodes() == 0:
+            raise GraphError("the graph has no nodes")
+        return Graph.from_adjacency(nx.to_numpy_array(graph, weight=None).T)
+
+    @staticmethod
+    def read(path: str | Path, *, directed: bool = False) -> MatrixGraph:
+        """From a text file with one edge `u v` a line (blank or comma between, # starts a comment), nodes 0, 1, 2, ...
+
+        With `directed`, a line `u v` means that v hears u.
+        """
+        arcs, size = read_edges(path, directed=directed)
+        hears = torch.zeros(size, size, dtype=torch.bool)
+        hears[arcs[:, 0], arcs[:, 1]] = True
+        return Graph.from_adjacency(hears)
+
+
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """Arcs and mixing weights. Row = receiver, column = sender, always; self-weights sit on the diagonal of `mixing`.
+class MatrixGraph(Graph):
+    """A graph by matrices. Row = receiver, column = sender, always; self-weights sit on the diagonal of `mixing`.
 
     `hears[i, j]` means that i hears j. Rows of `mixing` sum to one and are zero where nothing is heard.
     """
@@ -62,106 +199,44 @@ class Graph:
             raise GraphError("every node needs a positive weight on itself")
 
     @property
-    def size(self) -> int:
-        return len(self.hears)
-
-    @property
     def lists(self) -> None:
-        """There are none: place j of a row is node j. A SparseGraph has them."""
         return None
 
     @property
     def weight(self) -> Tensor:
-        """Mixing weights of arcs [M, M], without those of nodes on themselves."""
         return self.mixing * self.hears
 
     @property
     def self_weight(self) -> Tensor:
-        """[M]"""
         return self.mixing.diagonal().clone()
 
     @property
     def symmetric(self) -> bool:
-        """Whoever is heard hears."""
         return torch.equal(self.hears, self.hears.T)
 
     def look(self, values: Tensor) -> Tensor:
-        """Of values of nodes [M] the one at each place of a row: [1, M]."""
         return values[None]
 
+    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return places
+
     def count(self, mask: Tensor) -> Tensor:
-        """How many receivers mark each node [M], from a mask of receivers and places."""
         return mask.sum(0)
 
-    @staticmethod
-    def from_hears(hears: Tensor) -> Graph:
-        """A graph with Metropolis weights from a matrix of who hears whom."""
-        _check_matrix("hears", hears, torch.bool)
-        return Graph(hears, metropolis(hears))
+    def block(self, members: Tensor) -> Tensor:
+        return self.mixing[members][:, members]
 
-    @staticmethod
-    def from_adjacency(array: Any) -> Graph:
-        """From any square array-like: a non-zero entry [i, j] means that i hears j. The diagonal is ignored."""
-        try:
-            numbers = np.asarray(array)
-        except (TypeError, ValueError, RuntimeError):  # rows of different lengths, a tensor on another device
-            numbers = np.asarray(None)
-        if numbers.dtype.kind not in "biuf":
-            raise GraphError(f"an adjacency array must be a matrix of numbers, got {shown(array)}")
-        if numbers.ndim != 2 or numbers.shape[0] != numbers.shape[1] or not len(numbers):
-            raise GraphError(f"an adjacency array must be square and not empty, got shape {list(numbers.shape)}")
-        if np.isnan(numbers).any():
-            raise GraphError("an adjacency array must be a matrix of numbers, got NaN in it")
-        return Graph.from_hears(torch.as_tensor(numbers != 0) & ~torch.eye(len(numbers), dtype=torch.bool))
+    def to(self, device: torch.device | str) -> MatrixGraph:
+        return MatrixGraph(self.hears.to(device), self.mixing.to(device))
 
-    @staticmethod
-    def from_networkx(graph: nx.Graph[Any]) -> Graph:
-        """From a networkx Graph or DiGraph, nodes in its own order. An arc u -> v means that v hears u."""
-        if not isinstance(graph, nx.Graph):
-            raise GraphError(f"graph: got {shown(graph)}, allowed: a networkx Graph or DiGraph")
-        if graph.number_of_nodes() == 0:
-            raise GraphError("the graph has no nodes")
-        return Graph.from_adjacency(nx.to_numpy_array(graph, weight=None).T)
-
-    @staticmethod
-    def read(path: str | Path, *, directed: bool = False) -> Graph:
-        """From a text file with one edge `u v` a line (blank or comma between, # starts a comment), nodes 0, 1, 2, ...
-
-        With `directed`, a line `u v` means that v hears u.
-        """
-        arcs, size = read_edges(path, directed=directed)
-        hears = torch.zeros(size, size, dtype=torch.bool)
-        hears[arcs[:, 0], arcs[:, 1]] = True
-        return Graph.from_adjacency(hears)
-
-    def to_networkx(self) -> nx.DiGraph[int]:
-        """The arcs as a networkx DiGraph, sender -> receiver."""
-        arcs = nx.DiGraph()
-        arcs.add_nodes_from(range(self.size))
-        arcs.add_edges_from((sender, receiver) for receiver, sender in self.hears.nonzero().tolist())
-        return arcs
-
-    def to(self, device: torch.device | str) -> Graph:
-        """The same graph on a device."""
-        return Graph(self.hears.to(device), self.mixing.to(device))
-
-    def prune(self, flagged: Tensor) -> Graph:
-        """Cut the in-arcs flagged[i, j] and share their weight over what is left of the row.
-
-        W[i, j] <- W[i, j] / sum of the kept W[i, l], own weight included. Paper: eq:reassign.
-        """
+    def prune(self, flagged: Tensor) -> MatrixGraph:
         cut = flagged & self.hears
         kept = torch.where(cut, torch.zeros_like(self.mixing), self.mixing)
         total = kept.sum(1, keepdim=True)
         # Rows without a cut keep their bits: dividing by a sum that is 1 up to rounding would not.
-        return Graph(self.hears & ~cut, torch.where(cut.any(1, keepdim=True), kept / total, kept))
+        return MatrixGraph(self.hears & ~cut, torch.where(cut.any(1, keepdim=True), kept / total, kept))
 
-    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> Graph:
-        """Cut every edge that an end of it flags, and give what is left Metropolis weights again: doubly stochastic.
-
-        A node whom more than the share `exile` of those who could hear it have flagged keeps listening to those whom it does
-        not flag itself, though they no longer hear it: else it would train alone and never find back.
-        """
+    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> MatrixGraph:
         if not self.symmetric:
             raise GraphError(NOT_MUTUAL)
         cut = flagged & self.hears
@@ -173,17 +248,16 @@ class Graph:
         listens = self.hears & ~cut
         rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
         rows = rows + torch.diag(1 - rows.sum(1))
-        return Graph(torch.where(alone[:, None], listens, kept), torch.where(alone[:, None], rows, graph.mixing))
+        return MatrixGraph(torch.where(alone[:, None], listens, kept), torch.where(alone[:, None], rows, graph.mixing))
 
     def core(self) -> Core:
-        """The largest strongly connected component; of equally large ones, the one with the smallest node."""
         reached = _reach(self.hears)
         together = reached & reached.T
         numbers = torch.arange(self.size, device=together.device)
         members = together[(together.sum(1) * (self.size + 1) - numbers).argmax()]
         closed = not bool(self.hears[members][:, ~members].any())
         perron = torch.zeros(self.size, dtype=torch.float64, device=self.hears.device)
-        perron[members] = perron_vector(self.mixing[members][:, members])
+        perron[members] = perron_vector(self.block(members))
         return Core(members, closed, perron)
 
 
@@ -202,6 +276,14 @@ def _reach(hears: Tensor) -> Tensor:
         if torch.equal(farther, reached):
             return reached
         reached = farther
+
+
+def digraph(receivers: Tensor, senders: Tensor, size: int) -> nx.DiGraph[int]:
+    """Arcs [E] among `size` nodes as a networkx DiGraph, sender -> receiver."""
+    arcs = nx.DiGraph()
+    arcs.add_nodes_from(range(size))
+    arcs.add_edges_from(zip(senders.tolist(), receivers.tolist(), strict=True))
+    return arcs
 
 
 def metropolis(hears: Tensor) -> Tensor:

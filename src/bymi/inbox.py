@@ -1,31 +1,58 @@
 """The vocabulary of one communication round: what B receivers heard, and what they make of it.
 
 Everything here holds for any number of receivers: all M nodes in one process, a shard of them, or a single one.
-Letters: B receivers held here, J messages heard here, D coordinates, R = J plus own vectors that nobody sent.
+Letters: B receivers held here, J messages heard here, P places of a receiver's row, D coordinates, R = J plus own vectors
+that nobody sent.
 
-On a large graph a receiver hears few of the J messages. Then the inbox has `lists`, and what is [B, J] below is [B, n]: one
-entry for each place of a receiver's list instead of one for each message. What is elementwise does not notice.
+On a small graph there is a place for each message, P = J. On a large one a receiver hears few of the J messages, and there is
+a place for each entry of its list of neighbours. What is elementwise does not notice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from bymi.crowd import Crowd
-from bymi.errors import InputError, is_integer, require
+from bymi.errors import is_integer, require
 from bymi.hearing import ABSURD, OVERFLOW, heard, usable
-from bymi.lists import Lists, Table
-from bymi.vectors import Rows, dist2, dist2_from, join, norms, surely_short
+from bymi.lists import Lists
+from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work
+from bymi.usage import Usage
+from bymi.vectors import Rows, join, norms, surely_short
 
-_NO_MATRIX = (
-    "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
-)
+if TYPE_CHECKING:
+    from bymi.dense_inbox import DenseInbox
+    from bymi.list_inbox import ListInbox
+    from bymi.staying import Replies
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+Sides = tuple[Tensor, Tensor]
+"""The update history of the nodes held here, as others saw each and as it is [B, D] each."""
+
+
+class PairMakers(Protocol[T_co]):
+    """What to make of two inboxes of one round, for each form that they may have; `Inbox.paired` calls the right one."""
+
+    def common(self, first: DenseInbox, second: DenseInbox) -> T_co:
+        """From rows that most receivers share."""
+        ...
+
+    def lists(self, first: ListInbox, second: ListInbox) -> T_co:
+        """From neighbourhoods of few rows out of many."""
+        ...
+
+    def replies(self, replies: Iterator[Replies]) -> T_co:
+        """From one neighbourhood at a time, each with rows of its own."""
+        ...
 
 
 class Losses(Protocol):
@@ -52,7 +79,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A decision of B receivers: the weight on the own vector [B] and on each message [B, J], float64."""
+    """A decision of B receivers: the weight on the own vector [B] and on the message at each place [B, P], float64."""
 
     own: Tensor
     weight: Tensor
@@ -64,19 +91,26 @@ class Mixture:
         require(fits, "weight", self.weight, "a tensor [receivers, messages]")
 
 
-@dataclass(frozen=True, eq=False)
-class Inbox:
-    """What B receivers hold and heard in one round. Build it with `Inbox.receive`, which decides what counts as heard."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Inbox(ABC):
+    """What B receivers hold and heard in one round. Build it with `Inbox.receive`, which decides what counts as heard.
+
+    Each of P places of a receiver's row stands for one message: for message j in a `DenseInbox`, for one of the receiver's
+    list in a `ListInbox`. Whoever uses the operations below need not know which it is. Where rows are spread over processes,
+    every operation is collective: all shards call the same ones in the same order, or the run deadlocks.
+    """
+
+    history_at_senders: ClassVar[bool] = False
+    """Where the update history of a node is kept: by those who hear it, or with itself, from where it comes with replies."""
 
     own: Tensor  # [B, D]
     messages: Tensor  # [J, D], finite; zero where nobody may use the row
-    expected: Tensor  # [B, J] bool: arcs of the graph
-    heard: Tensor  # [B, J] bool: those of them that brought a usable message
-    weight: Tensor  # [B, J] float64 mixing weights, zero where unheard
+    expected: Tensor  # [B, P] bool: arcs of the graph
+    heard: Tensor  # [B, P] bool: those of them that brought a usable message
+    weight: Tensor  # [B, P] float64 mixing weights, zero where unheard
     self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
     own_at: Tensor  # [B] which message equals the own vector, -1 if none
     senders: Tensor | None = None  # [J] which node sent each message; None: message j comes from node j
-    lists: Lists | None = None  # [B, n] which message each receiver has at each place; None: place j is message j
     crowd: Crowd | None = None  # None: all receivers of the round are held here, or only these count
 
     @staticmethod
@@ -99,10 +133,15 @@ class Inbox:
         """
         _check_parts(own, messages, expected, weight, self_weight)
         _check_widths(len(messages), expected, weight, senders, lists)
+        from bymi.dense_inbox import DenseInbox
+        from bymi.list_inbox import ListInbox
+
+        kind: Callable[..., Inbox] = DenseInbox if lists is None else partial(ListInbox, lists=lists)
+        made = partial(kind, own=own, expected=expected, self_weight=self_weight, senders=senders)
         stacked, present = stack(messages, own)
         position = torch.full((len(own),), -1, device=own.device) if own_at is None else own_at
         if present is None and len(stacked) and surely_short(stacked, ABSURD) and (stacked is own or surely_short(own, ABSURD)):
-            return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
+            return made(messages=stacked, heard=expected, weight=weight, own_at=position)
 
         length = norms(stacked)
         own_length = length if stacked is own else norms(own)
@@ -111,20 +150,20 @@ class Inbox:
         fine = usable(length, own_length)
         if fine is None:
             if present is None:
-                return Inbox(own, stacked, expected, expected, weight, self_weight, position, senders, lists)
+                return made(messages=stacked, heard=expected, weight=weight, own_at=position)
             fine = present
         stacked = torch.where(fine[:, None], stacked, torch.zeros_like(stacked))
         if len(stacked):
             position = torch.where((position >= 0) & fine[position.clamp_min(0)], position, -1)
         arcs = heard(length, own_length, expected, lists)
-        return Inbox(own, stacked, expected, arcs, weight * arcs, self_weight, position, senders, lists)
+        return made(messages=stacked, heard=arcs, weight=weight * arcs, own_at=position)
 
     @staticmethod
     def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
         """Inboxes of one round made alike: a sender is heard in all of them or in none, and their rows line up."""
         complete = all(inbox.complete for inbox in inboxes)
-        # With lists of their own they have rows of their own, some perhaps elsewhere.
-        alike = all(inbox.lists is inboxes[0].lists for inbox in inboxes)
+        # With places of their own they have rows of their own, some perhaps elsewhere.
+        alike = all(inbox.has_places_of(inboxes[0]) for inbox in inboxes)
         if complete and (not alike or all(inbox.own_at is inboxes[0].own_at for inbox in inboxes)):
             return tuple(inboxes)
         own_at = torch.stack([inbox.own_at for inbox in inboxes]).amin(0)
@@ -137,55 +176,66 @@ class Inbox:
             for inbox, place in zip(inboxes, places, strict=True)
         )
 
-    def of(self, receivers: Tensor) -> Inbox:
-        """The same round as seen by some of the receivers, given by their places [b] in this inbox."""
-        expected = self.expected.index_select(0, receivers)
-        return Inbox(
-            self.own.index_select(0, receivers),
-            self.messages,
-            expected,
-            expected if self.complete else self.heard.index_select(0, receivers),
-            self.weight.index_select(0, receivers),
-            self.self_weight.index_select(0, receivers),
-            self.own_at.index_select(0, receivers),
-            self.senders,
-            None if self.lists is None else self.lists.of(receivers),
-        )
+    @abstractmethod
+    def has_places_of(self, other: Inbox) -> bool:
+        """Whether each place stands for the same message number in both."""
 
-    def only(self, fine: Tensor) -> Inbox:
-        """The same round without the messages that are not `fine` [J]."""
-        if bool(fine.all()):
+    def of(self, receivers: Tensor) -> Self:
+        """The same round as seen by some of the receivers, given by their places [b] in this inbox."""
+        return replace(self, **self._selected(receivers))
+
+    def _selected(self, receivers: Tensor) -> dict[str, Any]:
+        expected = self.expected.index_select(0, receivers)
+        return {
+            "own": self.own.index_select(0, receivers),
+            "expected": expected,
+            "heard": expected if self.complete else self.heard.index_select(0, receivers),
+            "weight": self.weight.index_select(0, receivers),
+            "self_weight": self.self_weight.index_select(0, receivers),
+            "own_at": self.own_at.index_select(0, receivers),
+            "crowd": None,
+        }
+
+    def accept_rows(self, test: Callable[[Tensor], Tensor]) -> Self:
+        """The same round without the messages that fail a test, from rows [J, D] to a mask [J]."""
+        accepted = test(self.messages)
+        if bool(accepted.all()):
             return self
-        heard = self.heard & (fine if self.lists is None else self.lists.look(fine))
+        heard = self.heard & self._at_places(accepted)
         return replace(self, heard=heard, weight=self.weight * heard)
+
+    @abstractmethod
+    def _at_places(self, values: Tensor) -> Tensor:
+        """Values of messages [J] at each place [B, P], or [1, P] where they are the same for all receivers."""
 
     def without_vectors(self) -> Inbox:
         """Who sits where and who was heard, for whoever keeps that: as many vectors, of no length."""
         return replace(self, own=self.own[:, :0].clone(), messages=self.messages[:, :0].clone())
 
+    # Places and nodes: only where a sender has several messages they differ.
+
     def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
-        """Values for messages [B, J] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere.
+        """Values at places [B, P] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere.
 
         By lists a place is one of both: nothing changes.
         """
-        if self.senders is None or self.lists is not None:
-            return values
-        output = values.new_full((len(values), size), fill)
-        receiver, column = self.expected.nonzero(as_tuple=True)
-        output[receiver, self.senders[column]] = values[receiver, column]
-        return output
+        return values
 
     def by_sender(self, mask: Tensor, size: int) -> Tensor:
-        """A mask over messages [B, J] as one over the nodes that sent them [B, size]: true where it is for any message."""
-        return mask if self.senders is None or self.lists is not None else fold(mask, self.senders, size)
+        """A mask over places [B, P] as one over the nodes that sent them [B, size]: true where it is for any message."""
+        return mask
 
     def from_node(self, values: Tensor) -> Tensor:
-        """Values for nodes [B, size] as values for their messages [B, J]."""
-        return values if self.senders is None or self.lists is not None else values[:, self.senders]
+        """Values for nodes [B, size] as values at places [B, P]."""
+        return values
 
-    def count(self, mask: Tensor) -> Tensor:
-        """How many receivers mark each message [J], from a mask [B, J]."""
-        return mask.sum(0) if self.lists is None else self.lists.count(mask, len(self.messages))
+    @abstractmethod
+    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
+        """Places of neighbours in the rows of receivers [b], from their columns in the network's arcs [b, n]."""
+
+    @abstractmethod
+    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        """Which message stands at places [b, n] of receivers [b]."""
 
     @property
     def complete(self) -> bool:
@@ -194,8 +244,83 @@ class Inbox:
 
     @property
     def unheard(self) -> Tensor:
-        """[B, J] bool: expected, but not usable."""
+        """[B, P] bool: expected, but not usable."""
         return self.expected & ~self.heard
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of a vector, D."""
+        return self.own.shape[1]
+
+    # What rules and detection are made of.
+
+    def fetch(self) -> None:  # noqa: B027 (most have them)
+        """Vectors will be looked at: let them come now, where they can, so that nothing else is sent in their place."""
+
+    def dist2_to_own(self) -> Tensor:
+        """Squared distance of each message to the receiver's own vector [B, P], float64."""
+        return self._dist2_to_own
+
+    def distance_to_own(self) -> Tensor:
+        """Distance of each message to the receiver's own vector [B, P], float64."""
+        return self.dist2_to_own().sqrt()
+
+    @abstractmethod
+    def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
+        """The neighbourhoods of all receivers in batches; `common`: in one frame with common products where there are such."""
+
+    @abstractmethod
+    def mixing(self, hood: Neighbourhoods) -> Tensor:
+        """Mixing weights at the places of neighbourhoods [b, n], the self-weight in that of the own vector."""
+
+    @abstractmethod
+    def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
+        """Weights found for all neighbourhoods [b, n] as a decision."""
+
+    @abstractmethod
+    def reduce_coordinates(self, work: Work) -> Tensor:
+        """What `work` makes of each neighbourhood, coordinate by coordinate, as vectors [B, D]."""
+
+    @abstractmethod
+    def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
+        """The vectors at places that are `wanted` [B, P], and own vectors, for some receivers at a time."""
+
+    @abstractmethod
+    def gram_among(self, rows: Rows, index: Tensor) -> Tensor:
+        """Products [b, n, n] of sets of rows [b, n] that receivers share as they do those of this inbox."""
+
+    @abstractmethod
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        """What `makers` make of this inbox and a second one of the same exchange, whose rows line up.
+
+        Where rows are elsewhere, receiver by receiver: of `who` [B] alone, and with their neighbours' `history`.
+        """
+
+    @abstractmethod
+    def usage(self, share: Tensor) -> Usage:
+        """How the messages whose history is kept here were used, where receivers took a share [B, P] of each."""
+
+    def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
+        """Counts kept over a run with a mask [B, P] added in place; None: begin."""
+        counts = torch.zeros(mask.shape, dtype=torch.int32, device=mask.device) if counts is None else counts
+        return counts.add_(mask)
+
+    def tallied(self, counts: Tensor, receivers: Tensor, places: Tensor) -> Tensor:
+        """Such counts at places [b, n] of receivers [b]."""
+        return torch.gather(counts[receivers], 1, places)
+
+    def average(self) -> Mixture:
+        """The mixing weights, shared over what was heard (rows sum to one)."""
+        if self.complete:
+            return Mixture(self.self_weight, self.weight)
+        total = self.weight.sum(1) + self.self_weight
+        return Mixture(self.self_weight / total, self.weight / total[:, None])
+
+    @abstractmethod
+    def mix(self, mixture: Mixture) -> Tensor:
+        """Apply a decision: own weight times own vector plus the weighted messages [B, D]."""
+
+    # Rows: messages and own vectors in one stack.
 
     @cached_property
     def _sources(self) -> tuple[Rows, Tensor]:
@@ -215,7 +340,7 @@ class Inbox:
         """[J] bool: messages that somebody hears or holds, so not one of those blanked."""
         held = torch.zeros(len(self.messages), dtype=torch.bool, device=self.heard.device)
         held[self.own_at[self.own_at >= 0]] = True
-        return held | (self.heard.any(0) if self.lists is None else self.count(self.heard) > 0)
+        return held | self._heard_by_any()
 
     @property
     def rows(self) -> Rows:
@@ -227,69 +352,16 @@ class Inbox:
         """Where in `rows` each receiver's own vector stands [B]."""
         return self._sources[1]
 
-    @property
-    def member(self) -> Tensor:
-        """[B, R] bool: the messages heard, plus the receiver's own vector. Not by lists: it would be too large."""
-        size = len(self.rows.vectors)
-        if isinstance(self.lists, Table):
-            wide = self.lists.wide(self.heard, size)
-        elif self.lists is not None:
-            raise InputError(_NO_MATRIX)
-        else:
-            wide = torch.nn.functional.pad(self.heard, (0, size - self.heard.shape[1]))
-        return wide.scatter(1, self.own_row[:, None], True)
-
-    def dist2_to_own(self) -> Tensor:
-        """Squared distance of each message to the receiver's own vector [B, J], float64."""
-        return self._dist2_to_own
-
     @cached_property
     def _dist2_to_own(self) -> Tensor:
-        if self.lists is not None:
-            if not isinstance(self.lists, Table):
-                return self.lists.dist2(self.own, self.messages)
-            usual = self.messages[: self.heard.shape[1]]
-            midst = Rows(usual, None if self.complete else self._present[: len(usual)]).origin
-            return self.lists.correct(dist2(self.own, usual, midst), self.own, self.messages)
-        rows, at, count = self.rows, self.own_row, self.heard.shape[1]
-        if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
-            return dist2_from(rows.vectors, at, count, rows.origin)
-        square = rows.gram.diagonal()
-        if self.own is rows.vectors:  # place i of both is node i
-            return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)
-        products = rows.gram[at][:, :count]
-        return torch.add(square[at][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)
+        return self._squared_distances()
 
-    def by_coordinate(self, work: Callable[[Rows, Tensor], Tensor]) -> Tensor:
-        """What `work` makes of `rows` and `member` [B, D], if it looks at each coordinate alone."""
-        return work(self.rows, self.member)
+    @abstractmethod
+    def _squared_distances(self) -> Tensor: ...
 
-    def average(self) -> Mixture:
-        """The mixing weights, shared over what was heard (rows sum to one)."""
-        if self.complete:
-            return Mixture(self.self_weight, self.weight)
-        total = self.weight.sum(1) + self.self_weight
-        return Mixture(self.self_weight / total, self.weight / total[:, None])
-
-    def split(self, coefficients: Tensor) -> Mixture:
-        """Read coefficients over `rows` [B, R] as a mixture: own vector and messages apart. Not by lists."""
-        if self.lists is not None and not isinstance(self.lists, Table):
-            raise InputError(_NO_MATRIX)
-        own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
-        others = coefficients.scatter(1, self.own_row[:, None], 0.0)
-        if self.lists is not None:
-            return Mixture(own, self.lists.narrow(others))
-        return Mixture(own, others[:, : self.heard.shape[1]])
-
-    def mix(self, mixture: Mixture) -> Tensor:
-        """Apply a decision: own weight times own vector plus the weighted messages [B, D]."""
-        dtype = self.own.dtype
-        if self.lists is not None:
-            return mixture.own.to(dtype)[:, None] * self.own + self.lists.total(mixture.weight, self.messages)
-        if self.own is self.messages and self.own.shape[1] > len(self.own):
-            # Everybody's vector is its message: one product, without a second stack of long vectors in between.
-            return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
-        return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
+    @abstractmethod
+    def _heard_by_any(self) -> Tensor:
+        """[J] bool: messages that at least one receiver heard."""
 
 
 def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any) -> None:

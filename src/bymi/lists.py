@@ -8,6 +8,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bymi.vectors import Rows, dist2
+
 _AT_ONCE = 1 << 17  # coordinates of differences formed at a time: what fits a CPU's cache
 _FEW = 256  # dimensions up to which weighted copies of vectors are cheap
 
@@ -95,8 +97,11 @@ class Lists:
             numbers, vectors, self._starts, mode="sum", per_sample_weights=self.flatten(weight).to(vectors.dtype)
         )
 
-    def dist2(self, own: Tensor, messages: Tensor) -> Tensor:
-        """Squared distances of the messages at each place to the receivers' own vectors [B, n], float64, zero at empty ones."""
+    def dist2(self, own: Tensor, messages: Tensor, usable: Tensor | None = None) -> Tensor:
+        """Squared distances of the messages at each place to the receivers' own vectors [B, n], float64, zero at empty ones.
+
+        `usable` [J]: messages that stand for a vector, None for all.
+        """
         # Straight from the differences: there are few, and nothing cancels.
         output = torch.zeros(self.there.shape, dtype=torch.float64, device=own.device)
         output[self.there] = apart(own, self.flat[0], messages, self.flat[1])
@@ -157,10 +162,12 @@ class Table(Lists):
             self._parts[:] = [(receivers, part)]
         return self._parts[0][1]
 
-    def correct(self, dist2: Tensor, own: Tensor, messages: Tensor) -> Tensor:
-        """Squared distances of message j to the receivers' own vectors [B, n], put right where a further one is heard."""
-        found = apart(own, self.further.receivers, messages, self.further.numbers)
-        return dist2.flatten().index_copy(0, self.further.at, found).view_as(dist2)
+    def dist2(self, own: Tensor, messages: Tensor, usable: Tensor | None = None) -> Tensor:
+        # Of message j, then put right where a further one is heard.
+        usual = messages[: self.at.shape[1]]
+        found = dist2(own, usual, Rows(usual, None if usable is None else usable[: len(usual)]).origin)
+        further = apart(own, self.further.receivers, messages, self.further.numbers)
+        return found.flatten().index_copy(0, self.further.at, further).view_as(found)
 
     def total(self, weight: Tensor, vectors: Tensor) -> Tensor:
         if vectors.shape[1] > _FEW:  # no copies of long vectors

@@ -124,13 +124,13 @@ class LocalNetwork:
         two_faced: TwoFaced | None = None,
         *,
         faces: Faces | ListedFaces | None = None,
-        whole: Graph | SparseGraph | None = None,
+        whole: Graph | None = None,
     ) -> None:
         graph = as_graph(graph)
         require(tamper is None or callable(tamper), "tamper", tamper, "a function, such as Adversary.tamper, or None")
         fits = two_faced is None or (hasattr(two_faced, "layout") and not isinstance(two_faced, type))
         require(fits, "two_faced", two_faced, "an Adversary or None")
-        self.graph: Graph | SparseGraph = graph
+        self.graph: Graph = graph
         self._whole = graph if whole is None else whole
         self.arcs = self._whole.hears
         self._tamper, self._two_faced = tamper, two_faced
@@ -147,7 +147,7 @@ class LocalNetwork:
     def size(self) -> int:
         return self.graph.size
 
-    def over(self, graph: Graph | SparseGraph, *, whole: Graph | SparseGraph | None = None) -> LocalNetwork:
+    def over(self, graph: Graph, *, whole: Graph | None = None) -> LocalNetwork:
         """The same nodes over another graph; over arcs of the `whole` that it lacks messages are heard and carry no weight."""
         return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, whole=whole)
 
@@ -173,13 +173,12 @@ class LocalNetwork:
             return
         # Lists of neighbours are walked on the CPU: one copy here instead of a wait for each receiver.
         places = [row.nonzero().flatten() for row in self.arcs.cpu()]
-        numbers = self.graph.lists.at if self.graph.lists is not None else None
         largest = 1 + max(len(some) for some in places)
         alone = points.device.type == "cpu" and largest * points.shape[1] >= LONG
         size = 1 if alone else max(1, _NUMBERS // (largest * points.shape[1]))
         for some in self._nodes[who].split(size):
             columns = [places[node].to(some) for node in some.tolist()]
-            senders = columns if numbers is None else [numbers[node, at] for node, at in zip(some, columns, strict=True)]
+            senders = [self.graph.nodes_at(node.expand_as(at), at) for node, at in zip(some, columns, strict=True)]
             # Those who answer each receiver, and last the receiver itself.
             asked = [torch.cat([others, node[None]]) for others, node in zip(senders, some, strict=True)]
             counts = [len(nodes) for nodes in asked]

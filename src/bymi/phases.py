@@ -9,7 +9,18 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from bymi.detection import REASONS, Answers, Claims, Minutes, Record, Trail, identify_asked, identify_neighbours, sit
+from bymi.detection import (
+    REASONS,
+    Answers,
+    ClaimMakers,
+    Claims,
+    ProbeMakers,
+    Record,
+    Trail,
+    identify_asked,
+    identify_neighbours,
+    sit,
+)
 from bymi.detection.fuse import Fuse, fused
 from bymi.forge import Forge, NoForge
 from bymi.inbox import Inbox, Round
@@ -17,7 +28,7 @@ from bymi.network import Network, Settles
 from bymi.plan import Optimisation, Plan
 from bymi.problems import Problem, Split, fresh_halves
 from bymi.state import Snapshot
-from bymi.staying import Replies, StayingInbox
+from bymi.staying import Replies
 from bymi.streams import stream
 
 _PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
@@ -90,10 +101,7 @@ def detect(
             for topic, chosen in split.halves.items()
         }
         first, second = network.exchange(step, **halves)
-        if isinstance(first, StayingInbox):
-            verdict = identify_asked(first.visit(second), plan.detector, network.arcs)
-        else:
-            verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
+        verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
     else:
         (first,) = network.exchange(step, parameters=theta)
         replies = _ask(problem, network, split.halves, theta, forge.asks(nodes, step), forge, step)
@@ -142,27 +150,21 @@ def judge(
     asking = asks.nonzero().flatten()
     (parameters,) = network.exchange(step, parameters=theta)
     # Deeds are here, or with those whose deeds they are, and come with what these say.
-    scattered = isinstance(parameters, StayingInbox)
-    deeds = trail.vectors() if trail.rounds and not scattered else None
-    sides = trail.sides() if trail.rounds and scattered else None
+    sides = trail.sides() if trail.rounds and parameters.history_at_senders else None
+    deeds = trail.vectors() if trail.rounds and sides is None else None
     parameters = parameters.without_vectors()  # where everybody stands is in the trail and comes with the questions
-    probed: Claims | Minutes | None = None
+    probed: Claims | None = None
     if detector.probe:
         first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
-        if isinstance(first, StayingInbox):
-            probed = Minutes(Answers(first.visit(second, who=asks)), asking, network.arcs, nodes)
-        else:
-            probed = Claims(first, second)
+        makers = ProbeMakers(receivers=asking, arcs=network.arcs, nodes=nodes)
+        probed = first.paired(second, makers, who=asks)
         del first, second
-    claims: Answers | Claims
+    claims: Claims
     if detector.point == "receiver":
         claims = Answers(_ask(problem, network, halves, theta, asks, forge, step, sides), deeds)
     else:
         first, second = network.exchange(step, **told(theta, ""))
-        if isinstance(first, StayingInbox):
-            claims = Answers(first.visit(second, who=asks, deeds=sides), deeds)
-        else:
-            claims = Claims(first, second, deeds)
+        claims = first.paired(second, ClaimMakers(deeds), who=asks, history=sides)
     trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
     verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)
     record, verdict = record.add(verdict)
@@ -250,7 +252,7 @@ def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None
         (parameters,) = network.exchange(step, parameters=theta)
         return parameters, tracker
     parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
-    trackers = trackers.only(_is_distribution(trackers.messages))
+    trackers = trackers.accept_rows(_is_distribution)
     return parameters, trackers.mix(trackers.average())
 
 
@@ -278,7 +280,7 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
     limit = _PREMIX_PER_NODE * network.size if how.premix_rounds is None else how.premix_rounds
     for _ in range(limit):
         (inbox,) = network.exchange(step, premix=tracker)
-        inbox = inbox.only(_is_distribution(inbox.messages))
+        inbox = inbox.accept_rows(_is_distribution)
         mixed = inbox.mix(inbox.average())
         before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
         tracker = mixed

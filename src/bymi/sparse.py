@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import networkx as nx
 import numpy as np
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bymi.errors import GraphError, is_integer, shown
-from bymi.graph import NOT_MUTUAL, Core, Graph
+from bymi.graph import NOT_MUTUAL, Core, Graph, MatrixGraph, digraph
 from bymi.lists import Lists
 
 GraphLike = Any
-"""A Graph, a SparseGraph, a networkx graph or a square array in which entry [i, j] says whether i hears j."""
+"""A Graph, a networkx graph or a square array in which entry [i, j] says whether i hears j."""
 
 LISTS_FROM = 1000
 """A graph of so many nodes or more is kept as lists, if they are short."""
@@ -33,12 +33,14 @@ def lists_pay(size: int, longest: int) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class SparseGraph:
-    """A Graph by lists: who is at which place, which of the arcs are there, and with which weights.
+class SparseGraph(Graph):
+    """A graph by lists: who is at which place, which of the arcs are there, and with which weights.
 
     Places stay what they are when arcs are cut, so that everything kept place by place lines up over a run. Lists are padded
-    to the longest: memory is [M, largest degree], so a hub among many nodes is better served by the dense Graph.
+    to the longest: memory is [M, largest degree], so a hub among many nodes is better served by a MatrixGraph.
     """
+
+    knows_tracker_limit: ClassVar[bool] = True
 
     lists: Lists  # [M, n] all places; rows are receivers
     hears: Tensor  # [M, n] bool: arcs
@@ -62,10 +64,6 @@ class SparseGraph:
         if not bool((self.self_weight > 0).all()):
             raise GraphError("every node needs a positive weight on itself")
 
-    @property
-    def size(self) -> int:
-        return len(self.hears)
-
     @staticmethod
     def of_arcs(receivers: Tensor, senders: Tensor, size: int) -> SparseGraph:
         """Metropolis weights over arcs [E], each given once: receivers hear senders."""
@@ -84,37 +82,41 @@ class SparseGraph:
         return SparseGraph.of_arcs(torch.cat([one, two]), torch.cat([two, one]), size)
 
     @staticmethod
-    def of_graph(graph: Graph) -> SparseGraph:
+    def of_graph(graph: MatrixGraph) -> SparseGraph:
         """The same arcs and weights as a graph of matrices."""
         receivers, senders = graph.hears.nonzero(as_tuple=True)
         lists = Lists.of_arcs(receivers, senders, graph.size)
         weight = torch.where(lists.there, graph.weight.gather(1, lists.at), 0.0)
         return SparseGraph(lists, lists.there, weight, graph.self_weight)
 
-    def dense(self) -> Graph:
+    def dense(self) -> MatrixGraph:
         """The same arcs and weights as matrices."""
         rows, places = self.hears.nonzero(as_tuple=True)
         columns = self.lists.at[rows, places]
         hears = torch.zeros(self.size, self.size, dtype=torch.bool, device=self.hears.device)
         mixing = torch.diag(self.self_weight)
         hears[rows, columns], mixing[rows, columns] = True, self.weight[rows, places]
-        return Graph(hears, mixing)
-
-    def to_networkx(self) -> nx.DiGraph[int]:
-        """The arcs as a networkx DiGraph, sender -> receiver."""
-        return _digraph(self.lists, self.hears)
+        return MatrixGraph(hears, mixing)
 
     def to(self, device: torch.device | str) -> SparseGraph:
         parts = (part.to(device) for part in (self.hears, self.weight, self.self_weight))
         return SparseGraph(self.lists.to(device), *parts)
 
     def look(self, values: Tensor) -> Tensor:
-        """Of values of nodes [M] the one at each place [M, n]."""
         return self.lists.look(values)
 
+    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return self.lists.at[receivers, places]
+
     def count(self, mask: Tensor) -> Tensor:
-        """How many receivers mark each node [M], from a mask over places [M, n]."""
         return self.lists.count(mask, self.size)
+
+    def block(self, members: Tensor) -> Tensor:
+        place = torch.cumsum(members, 0) - 1
+        block = torch.diag(self.self_weight[members])
+        receivers, places = (self.hears & members[:, None] & self.look(members)).nonzero(as_tuple=True)
+        block[place[receivers], place[self.lists.at[receivers, places]]] = self.weight[receivers, places]
+        return block
 
     @cached_property
     def _mirror(self) -> tuple[Tensor, Tensor]:
@@ -132,11 +134,9 @@ class SparseGraph:
 
     @property
     def symmetric(self) -> bool:
-        """Whoever is heard hears."""
         return torch.equal(self.hears, self._reversed(self.hears))
 
     def prune(self, flagged: Tensor) -> SparseGraph:
-        """Cut the in-arcs flagged [M, n] and share their weight over what is left of the row. Paper: eq:reassign."""
         cut = flagged & self.hears
         kept = torch.where(cut, 0.0, self.weight)
         # Rows without a cut keep their bits.
@@ -144,7 +144,6 @@ class SparseGraph:
         return replace(self, hears=self.hears & ~cut, weight=kept / total[:, None], self_weight=self.self_weight / total)
 
     def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> SparseGraph:
-        """Cut every edge that an end of it flags, with new Metropolis weights; see Graph.prune_mutually for `exile`."""
         if not self.symmetric:
             raise GraphError(NOT_MUTUAL)
         cut = flagged & self.hears
@@ -160,7 +159,6 @@ class SparseGraph:
         return SparseGraph(self.lists, torch.where(alone, listens, kept), weight, self_weight)
 
     def core(self) -> Core:
-        """The largest strongly connected component; of equally large ones, the one with the smallest node."""
         part = _components(self.lists, self.hears)
         first = torch.full_like(part, self.size).scatter_reduce_(0, part, torch.arange(self.size, device=part.device), "amin")
         sizes = torch.bincount(part, minlength=self.size)
@@ -186,9 +184,9 @@ class SparseGraph:
         return _settle(self.lists, weight * stays[:, None], self_weight * stays, start, classes=part)
 
 
-def as_graph(graph: GraphLike) -> Graph | SparseGraph:
+def as_graph(graph: GraphLike) -> Graph:
     """A graph as it is, or made from a networkx graph or an adjacency array, with Metropolis weights."""
-    if isinstance(graph, (Graph, SparseGraph)):
+    if isinstance(graph, Graph):
         return graph
     if isinstance(graph, nx.Graph):
         size = graph.number_of_nodes()
@@ -200,10 +198,10 @@ def as_graph(graph: GraphLike) -> Graph | SparseGraph:
         return SparseGraph.of_arcs(arcs[:, 0], arcs[:, 1], size)
     if isinstance(graph, (np.ndarray, Tensor, list, tuple)):
         return Graph.from_adjacency(graph)
-    raise GraphError(f"graph: got {shown(graph)}, allowed: a Graph, a SparseGraph, a networkx graph or a square array")
+    raise GraphError(f"graph: got {shown(graph)}, allowed: a Graph, a networkx graph or a square array")
 
 
-def check_connected(graph: Graph | SparseGraph) -> None:
+def check_connected(graph: Graph) -> None:
     """Raise a GraphError unless all nodes hang together over arcs in either direction."""
     part = _parts(graph)
     if bool(part.any()):
@@ -211,10 +209,9 @@ def check_connected(graph: Graph | SparseGraph) -> None:
         raise GraphError(f"graph: got {apart}, allowed: a connected graph")
 
 
-def _parts(graph: Graph | SparseGraph) -> Tensor:
+def _parts(graph: Graph) -> Tensor:
     """The connected part of each node [M], arcs taken in either direction, by the smallest node in it."""
-    receivers, places = graph.hears.nonzero(as_tuple=True)
-    senders = places if graph.lists is None else graph.lists.at[receivers, places]
+    receivers, senders = graph.arcs()
     label = torch.arange(graph.size, device=receivers.device)
     while True:  # the smallest number that each node, and each label, is joined with; then labels of labels
         least = torch.minimum(label[receivers], label[senders])
@@ -243,18 +240,11 @@ def _metropolis(lists: Lists, hears: Tensor) -> tuple[Tensor, Tensor]:
     return weight, 1 - weight.sum(1)
 
 
-def _digraph(lists: Lists, hears: Tensor) -> nx.DiGraph[int]:
-    receivers, places = hears.nonzero(as_tuple=True)
-    arcs = nx.DiGraph()
-    arcs.add_nodes_from(range(len(hears)))
-    arcs.add_edges_from(zip(lists.at[receivers, places].tolist(), receivers.tolist(), strict=True))
-    return arcs
-
-
 def _components(lists: Lists, hears: Tensor) -> Tensor:
     """The strongly connected component of each node [M], by the smallest node in it."""
+    receivers, places = hears.nonzero(as_tuple=True)
     part = torch.empty(len(hears), dtype=torch.int64)
-    for component in nx.strongly_connected_components(_digraph(lists, hears)):
+    for component in nx.strongly_connected_components(digraph(receivers, lists.at[receivers, places], len(hears))):
         part[list(component)] = min(component)
     return part.to(hears.device)
 

@@ -25,7 +25,7 @@ class Topology(Checked, ABC):
     """A recipe for a graph of a given size."""
 
     @abstractmethod
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         """A graph of `nodes` nodes. `must_connect` [M] bool marks a part that should be connected on its own."""
 
 
@@ -42,7 +42,7 @@ class ErdosRenyi(Topology):
         super().__post_init__()
         require(0 < self.p <= 1, "p", self.p, "0 < p <= 1")
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         _check_draw(nodes, seed, must_connect)
         part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
         # The longest list is not known yet: half as long again as the usual one.
@@ -78,7 +78,7 @@ class Regular(Topology):
         super().__post_init__()
         require(self.degree >= 2, "degree", self.degree, "2 or more")
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         _check_draw(nodes, seed, must_connect)
         fits = self.degree < nodes and self.degree * nodes % 2 == 0
         require(fits, "degree", self.degree, f"below the number of nodes, {nodes}, and an even number of arcs in all")
@@ -100,7 +100,7 @@ class Regular(Topology):
 class Ring(Topology):
     """Each node hears its two neighbours on a circle."""
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         _check_draw(nodes, seed, must_connect)
         require(nodes >= 3, "nodes", nodes, "3 or more on a ring")
         if lists_pay(nodes, 2):
@@ -113,7 +113,7 @@ class Ring(Topology):
 class Complete(Topology):
     """Everybody hears everybody."""
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         _check_draw(nodes, seed, must_connect)
         require(nodes >= 2, "nodes", nodes, "2 or more")
         return Graph.from_networkx(nx.complete_graph(nodes))
@@ -131,7 +131,7 @@ class EdgeFile(Topology):
             object.__setattr__(self, "path", str(self.path))
         super().__post_init__()
 
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph | SparseGraph:
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         _check_draw(nodes, seed, must_connect)
         arcs, size = read_edges(self.path, directed=self.directed)
         require(size == nodes, "nodes", nodes, f"{size}, the number of nodes in {self.path}")

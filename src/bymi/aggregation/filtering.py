@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, batches
+from bymi.aggregation.base import SetRule
 from bymi.errors import require
-from bymi.vectors import Rows
+from bymi.neighbourhoods import Need, Neighbourhoods
 
-_FEW_DIMENSIONS = 128  # up to here the points themselves, above their products: the smaller eigenproblem at usual degrees
 _SQUARINGS = 30
 _TINY = torch.finfo(torch.float64).tiny
 _EMPTY = 1e-9  # of a point's first weight: with so little left it counts as gone, and no longer sets the scale for others
@@ -31,6 +30,7 @@ class Filtering(SetRule):
     the good points lose weight with them, `share` is used up, and what is left of the liars still rules the mean.
     """
 
+    need: ClassVar[Need] = "cloud"
     # Paper gap: the share is not stated and the printed feasible set has a typo, docs/adr/0003-filtering.md.
     share: float = 0.45
     about: Literal["mean", "median"] = "mean"
@@ -44,22 +44,10 @@ class Filtering(SetRule):
         kept = self._filter(spread_of_products, gram, valid.to(torch.float64))
         return kept / kept.sum(1, keepdim=True)
 
-    def weights_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
-        if rows.dim > at.shape[1]:  # the smaller eigenproblem
-            return super().weights_of(rows, at, valid)
-        kept = self._filter(spread_of_points, rows.points(at), valid.to(torch.float64))
-        return kept / kept.sum(1, keepdim=True)
-
-    def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
-        dim, largest = rows.dim, int(member.sum(1).max())
-        if dim > _FEW_DIMENSIONS:
-            return super().coefficients(rows, member)
-        points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)
-        weight = torch.zeros(member.shape, dtype=torch.float64, device=member.device)
-        for receivers, index, valid in batches(member, width=min(dim, largest)):
-            kept = self._filter(spread_of_points, points[index], valid.to(torch.float64))
-            weight[receivers] = weight[receivers].scatter_add(1, index, kept * valid)
-        return weight / weight.sum(1, keepdim=True)
+    def weights_in(self, hood: Neighbourhoods) -> Tensor:
+        if hood.points is None:
+            return super().weights_in(hood)
+        return hood.normalise(self._filter(spread_of_points, hood.points, hood.valid.to(torch.float64)))
 
     def _filter(self, spread: Callable[[Tensor, Tensor], Tensor], cloud: Tensor, weight: Tensor) -> Tensor:
         """Weights [b, n] after filtering a cloud of n points that start with weights of 0 or 1 [b, n]."""

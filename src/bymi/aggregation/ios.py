@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import WeightedRule, sets, whole
+from bymi.aggregation.base import WeightedRule, whole
 from bymi.errors import require
 from bymi.inbox import Inbox, Mixture, Round
+from bymi.neighbourhoods import Neighbourhoods
 
 _FAR = 1e4  # squared distances: products lose 4 of their 16 digits before they are formed anew
 
@@ -30,34 +31,18 @@ class IOS(WeightedRule):
         require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
-        if inbox.lists is not None:
-            return self._weigh_sets(inbox)
-        rows, own_row, count = inbox.rows, inbox.own_row, inbox.heard.shape[1]
-        # Many tiny steps on small matrices: a CPU takes each in microseconds, an accelerator waits for every launch.
-        gram, heard_from = rows.gram.to("cpu"), inbox.heard.to("cpu")
-        square = gram.diagonal()
-        weight = torch.zeros(len(inbox.own), len(square), dtype=torch.float64)
-        weight[:, :count] = inbox.weight
-        weight.scatter_add_(1, own_row.to("cpu")[:, None], inbox.self_weight.to("cpu")[:, None])
-        # |x_r|^2 of those who may leave, -inf for all others
-        size = torch.full_like(weight, -torch.inf)
-        size[:, :count] = torch.where(heard_from, square[:count], -torch.inf)
-        weight = self._scissor(weight, size, gram, heard_from.sum(1))
-        return inbox.split((weight / weight.sum(1, keepdim=True)).to(inbox.own.device))
+        return inbox.mixture(
+            (hood, self._weights_in(hood, inbox.mixing(hood))) for hood in inbox.neighbourhoods("products", common=True)
+        )
 
-    def _weigh_sets(self, inbox: Inbox) -> Mixture:
-        """The same for neighbourhoods that share few points: products are those of each set."""
-        own, weight = torch.zeros_like(inbox.self_weight), torch.zeros_like(inbox.weight)
-        for some in sets(inbox):
-            gram, length = inbox.rows.among(some.at).to("cpu"), some.at.shape[1] - 1
-            heard = some.valid.to("cpu").clone()
-            heard[:, -1] = False
-            before = torch.cat([inbox.weight[some.receivers, :length], inbox.self_weight[some.receivers][:, None]], 1).to("cpu")
-            size = torch.where(heard, gram.diagonal(dim1=1, dim2=2), -torch.inf)
-            found = self._scissor(before, size, gram, heard.sum(1))
-            found = (found / found.sum(1, keepdim=True)).to(inbox.own.device)
-            own[some.receivers], weight[some.receivers, :length] = found[:, -1], found[:, :-1]
-        return Mixture(own, weight)
+    def _weights_in(self, hood: Neighbourhoods, mixing: Tensor) -> Tensor:
+        """Weights of neighbourhoods [b, n] after removal, from mixing weights [b, n]."""
+        assert hood.gram is not None
+        # Many tiny steps on small matrices: a CPU takes each in microseconds, an accelerator waits for every launch.
+        gram, neighbours = hood.gram.to("cpu"), hood.neighbours.to("cpu")
+        size = torch.where(neighbours, gram.diagonal(dim1=-2, dim2=-1), -torch.inf)
+        weight = self._scissor(mixing.to("cpu"), size, gram, neighbours.sum(1))
+        return (weight / weight.sum(1, keepdim=True)).to(mixing.device)
 
     def _scissor(self, weight: Tensor, size: Tensor, gram: Tensor, heard: Tensor) -> Tensor:
         """Weights [B, R] after removal, from those before and |x_r|^2 of those who may leave, else -inf [B, R].

@@ -11,9 +11,8 @@ from torch import Tensor
 from bymi.aggregation.base import Order, WeightedRule, whole
 from bymi.errors import InputError, require
 from bymi.inbox import Inbox, Losses, Mixture, Round
-from bymi.staying import StayingInbox
+from bymi.neighbourhoods import Trial
 
-_RECEIVERS = 32  # that try the vectors of their neighbourhoods together
 _WORST = torch.finfo(torch.float64).max
 
 
@@ -38,19 +37,19 @@ class UBAR(WeightedRule):
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         if round.losses is None:
             raise InputError("UBAR compares losses on own samples: give Round(losses=...)")
-        if not isinstance(inbox, StayingInbox):
-            _ = inbox.rows.vectors  # tried below, so distances can be taken from them as well: ask for them first
+        inbox.fetch()  # tried below, so distances can be taken from them as well
         heard = inbox.heard
         count = heard.sum(1)
         keep = torch.floor(count - whole(self.share, count)).clamp_min(1).minimum(count)
         near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
 
-        if isinstance(inbox, StayingInbox):
-            losses, own_loss = _losses_on_visits(inbox, near, round.losses)
-        else:
-            losses, own_loss = (_losses if inbox.lists is None else _losses_by_lists)(inbox, near, round.losses)
+        losses, own_loss = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
+        for trial in inbox.iter_receivers(near):
+            found = _evaluate(trial, round.losses)
+            losses[trial.receivers] = found.gather(1, trial.places)
+            own_loss[trial.receivers] = found.gather(1, trial.own).squeeze(1)
         loss = torch.where(near, losses, torch.inf)
-        good = near & (loss <= own_loss)
+        good = near & (loss <= own_loss[:, None])
         best = near & (_rank(loss) == 0)
         chosen = torch.where(good.any(1, keepdim=True), good, best).to(torch.float64)
 
@@ -59,47 +58,15 @@ class UBAR(WeightedRule):
         return Mixture(own, (1 - own)[:, None] * chosen / number.clamp_min(1)[:, None])
 
 
-def _losses(inbox: Inbox, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
-    """Losses of the messages that are near [B, J], and of the own vectors [B, 1]."""
-    own_row = inbox.own_row
-    wanted = inbox.member
-    wanted[:, : near.shape[1]] &= near
-    wanted.scatter_(1, own_row[:, None], True)
-    found = _told(losses(inbox.rows.vectors, wanted))
-    return found[:, : near.shape[1]], torch.gather(found, 1, own_row[:, None])
+def _evaluate(trial: Trial, losses: Losses) -> Tensor:
+    """Losses [b, r] of the vectors of a trial.
 
-
-def _losses_by_lists(inbox: Inbox, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
-    """The same a few receivers at a time, with the vectors that any of these has near."""
-    assert inbox.lists is not None
-    vectors = inbox.rows.vectors
-    output, own = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
-    for some in torch.arange(len(near), device=near.device).split(_RECEIVERS):
-        at = torch.cat([inbox.lists.at[some], inbox.own_row[some][:, None]], 1)
-        valid = torch.nn.functional.pad(near[some], (0, 1), value=True)
-        used, column = torch.where(valid, at, at[:, -1:]).unique(return_inverse=True)
-        wanted = torch.zeros(len(some), len(used), dtype=torch.bool, device=near.device).scatter(1, column, True)
-        found = _told(losses(vectors.index_select(0, used), wanted, some)).gather(1, column)
-        output[some], own[some] = found[:, :-1], found[:, -1]
-    return output, own[:, None]
-
-
-def _losses_on_visits(inbox: StayingInbox, near: Tensor, losses: Losses) -> tuple[Tensor, Tensor]:
-    """The same receiver by receiver, where rows are elsewhere."""
-    output, own = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
-    for reply in inbox.visit():
-        (before,) = reply.read()
-        receiver, at = torch.tensor([reply.receiver], device=near.device), reply.senders
-        wanted = torch.nn.functional.pad(near[receiver][:, at], (0, 1), value=True)
-        found = _told(losses(before.rows.vectors, wanted, receiver))
-        output[reply.receiver, at], own[reply.receiver] = found[0, :-1], found[0, -1]
-    return output, own[:, None]
-
-
-def _told(losses: Tensor) -> Tensor:
-    """A loss that is no number, or infinite, is the worst of those near, and still better than not being near."""
-    losses = losses.to(torch.float64)
-    return torch.where(losses < _WORST, losses, _WORST)
+    One that is no number, or infinite, is the worst of those near, and still better than not being near.
+    """
+    vectors, wanted, receivers = trial.vectors, trial.wanted, trial.receivers
+    found = losses(vectors, wanted, receivers) if isinstance(receivers, Tensor) else losses(vectors, wanted)
+    found = found.to(torch.float64)
+    return torch.where(found < _WORST, found, _WORST)
 
 
 def _rank(values: Tensor) -> Tensor:

@@ -167,11 +167,6 @@ class Adversary:
         mine = self._sides(nodes)[0]
         if self.mixing == "none":
             return mixed.index_copy(0, mine, inbox.own.index_select(0, mine))
-        if inbox.complete and inbox.lists is None and type(inbox) is Inbox:
-            weights = inbox.self_weight, inbox.weight
-            own, weight = self._recall("weights", inbox.weight, lambda: [part.index_select(0, mine) for part in weights])
-            held = own.to(mixed.dtype)[:, None] * inbox.own.index_select(0, mine)
-            return mixed.index_copy(0, mine, torch.addmm(held, weight.to(mixed.dtype), inbox.messages))
         ours = inbox.of(mine)
         return mixed.index_copy(0, mine, ours.mix(ours.average()))
 
@@ -198,7 +193,7 @@ class Adversary:
         """What senders put on the wire. If these are not all nodes, `mean` [D] is what an attack that sees it has to know."""
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step, mean)
 
-    def layout(self, graph: Graph | SparseGraph) -> Faces | ListedFaces | None:
+    def layout(self, graph: Graph) -> Faces | ListedFaces | None:
         if self._tailored is None and self.faces == "one":
             return None
         arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
@@ -226,7 +221,7 @@ class Adversary:
         self,
         vectors: Tensor,
         faces: Faces | ListedFaces,
-        graph: Graph | SparseGraph,
+        graph: Graph,
         topic: str,
         step: int,
         which: Tensor | None = None,
@@ -294,7 +289,7 @@ class Adversary:
         moment = Moment(part, whose, own, self.members, self.seed)
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
 
-    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph | SparseGraph, receivers: Tensor) -> Tensor:
+    def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph, receivers: Tensor) -> Tensor:
         """One message for each of the receivers [K], who are honest: alike for all who stand there more than once."""
         if isinstance(graph, SparseGraph):
             return tailor_by_lists(attack, vectors, graph, receivers, self.members, self._shared)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.errors import GraphError
 from bymi.graph import Graph
 from bymi.lists import Lists
-from bymi.sparse import SparseGraph, connected
+from bymi.sparse import connected
 from bymi.streams import Stream, stream
 
 _SOURCES = 1000  # of the paths that are counted
@@ -20,7 +20,7 @@ _SOURCES = 1000  # of the paths that are counted
 Placement = Literal["random", "high-degree", "neighbourhood", "cut-vertex"]
 
 
-def place(graph: Graph | SparseGraph, count: int, how: Placement, *, seed: int) -> Tensor:
+def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
     """`count` nodes [M] bool, those that the placement likes best, such that all others stay connected among themselves.
 
     A candidate whose loss would break the others apart is passed over for the next one.
@@ -44,11 +44,9 @@ def place(graph: Graph | SparseGraph, count: int, how: Placement, *, seed: int) 
     return chosen
 
 
-def _links(graph: Graph | SparseGraph) -> Lists:
+def _links(graph: Graph) -> Lists:
     """Who hears, or is heard by, whom."""
-    receivers, places = graph.hears.nonzero(as_tuple=True)
-    senders = places if graph.lists is None else graph.lists.at[receivers, places]
-    arcs = torch.stack([receivers, senders], 1)
+    arcs = torch.stack(graph.arcs(), 1)
     both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
     return Lists.of_arcs(both[:, 0], both[:, 1], graph.size)
 

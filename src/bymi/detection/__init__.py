@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bymi.detection.array_verdict import ArrayVerdict
 from bymi.detection.arrays import PANEL, identify
-from bymi.detection.asked import identify_asked
-from bymi.detection.claims import Answers, Claims, Minutes
-from bymi.detection.identify import Detector, Verdict, identify_neighbours
+from bymi.detection.asked import identify_asked, identify_neighbours
+from bymi.detection.claims import Answers, ClaimMakers, Claims, ProbeMakers
+from bymi.detection.identify import Detector, Verdict
 from bymi.detection.panel import Panel
 from bymi.detection.products import Centre
 from bymi.detection.reasons import REASONS
@@ -26,12 +26,13 @@ __all__ = [
     "Answers",
     "ArrayVerdict",
     "Centre",
+    "ClaimMakers",
     "Claims",
     "Detector",
     "Identity",
-    "Minutes",
     "Panel",
     "Principal",
+    "ProbeMakers",
     "Record",
     "Scale",
     "Trail",

@@ -1,4 +1,4 @@
-"""Verdicts from answers at the receiver's own point: every receiver has a cloud of its own."""
+"""The published verdict: scores about a robust mean, and one threshold per receiver."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.identify import Detector, Verdict
-from bymi.detection.products import Products, multiply, weigh
-from bymi.detection.reasons import REASONS
+from bymi.detection.products import Products, multiply, multiply_sets, weigh
+from bymi.detection.reasons import reason
 from bymi.detection.threshold import threshold
+from bymi.inbox import Inbox
+from bymi.list_inbox import ListInbox
 from bymi.staying import Replies
 from bymi.vectors import inner
 
@@ -33,37 +36,95 @@ class _Cloud:
     products: Products | None  # with a centre that is no weighted mean, which needs the vectors
 
 
-def identify_asked(replies: Iterable[Replies], detector: Detector, arcs: Tensor) -> Verdict:
+def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verdict:
+    """Every receiver judges the senders it heard; its own first half enters the robust mean and is never judged.
+
+    The two inboxes come from one exchange, so that their rows line up.
+    """
+    return _judge(first.paired(second, _Scores(detector)), detector, first.expected)
+
+
+def identify_asked(replies: Iterator[Replies], detector: Detector, arcs: Tensor) -> Verdict:
     """Every receiver judges those whom it asked, from the first and second halves that they returned at its own point.
 
     `arcs` [B, J] says who hears whom. The receiver's own halves, taken at the same point, enter the robust mean and are
     never judged. Good neighbours differ by the noise of their samples only, however far apart the models are.
     """
+    return _judge(_Scores(detector).replies(replies), detector, arcs)
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Scores of the neighbours of b receivers, padded to n places."""
+
+    receivers: Tensor  # [b]
+    columns: Tensor  # [b, n] which column of the verdict each place is
+    expected: Tensor  # [b, n] bool: neighbours
+    judged: Tensor  # [b, n] bool: those of them that were heard
+    scores: Tensor  # [b, n] float64
+
+
+def _judge(found: Iterable[Scored], detector: Detector, arcs: Tensor) -> Verdict:
+    """The verdict over arcs [B, J]: scores at or above the threshold are flagged, and so is who was not heard."""
     shape, device = arcs.shape, arcs.device
     scores = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
     limit = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=device)
     flagged = torch.zeros(shape, dtype=torch.bool, device=device)
     why = torch.zeros(shape, dtype=torch.int8, device=device)
-    walk = iter(replies)
-    while clouds := [_condense(reply, detector) for reply in islice(walk, _RECEIVERS)]:
-        found = [detector.scale.scores(*pair)[0, :-1] for pair in _centred(clouds, detector)]
-        judged = _pad([cloud.heard for cloud in clouds], False)
-        some = _pad(found, 0.0)
-        limits = threshold(some, judged, fdr_level=detector.fdr_level, offset=detector.offset)
-        for cloud, score, bound in zip(clouds, found, limits, strict=True):
-            row, columns, heard = cloud.receiver, cloud.senders, cloud.heard
-            by_score = heard & (score >= bound)
-            scores[row, columns] = torch.where(heard, score, torch.nan)
-            limit[row] = bound
-            flagged[row, columns] = by_score | ~heard
-            why[row, columns] = torch.where(heard, by_score.to(torch.int8), REASONS.index("not heard")).to(torch.int8)
+    for some in found:
+        bound = threshold(some.scores, some.judged, fdr_level=detector.fdr_level, offset=detector.offset)
+        limit[some.receivers] = bound
+        by_score = some.judged & (some.scores >= bound[:, None])
+        codes = torch.where(some.judged, by_score.to(torch.int8), reason("not heard")).to(torch.int8)
+        row, place = some.expected.nonzero(as_tuple=True)
+        at = some.receivers[row], some.columns[row, place]
+        scores[at] = torch.where(some.judged, some.scores, torch.nan)[row, place]
+        flagged[at] = (by_score | ~some.judged)[row, place]
+        why[at] = codes[row, place]
     return Verdict(scores, limit, flagged, why)
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Scores of all receivers, for each form of a round: sums run in another order, so each keeps its own."""
+
+    how: Detector
+
+    def common(self, first: DenseInbox, second: DenseInbox) -> Iterator[Scored]:
+        member, count = first.member, first.heard.shape[1]
+        products = multiply(first.rows, second.rows, member, self.how.centre, cross_fit=self.how.cross_fit)
+        scores = self.how.scale.scores(products, member)
+        expected, judged = (
+            torch.nn.functional.pad(mask, (0, member.shape[1] - count)).contiguous() for mask in (first.expected, first.heard)
+        )
+        everyone, columns = (torch.arange(size, device=member.device) for size in member.shape)
+        yield Scored(everyone, columns.expand_as(member), expected, judged, scores)
+
+    def lists(self, first: ListInbox, second: ListInbox) -> Iterator[Scored]:
+        how = self.how
+        for hood in first.neighbourhoods("nothing"):
+            assert hood.index is not None
+            assert isinstance(hood.receivers, Tensor)
+            products = multiply_sets(first.rows, second.rows, hood.index, hood.valid, how.centre, cross_fit=how.cross_fit)
+            judged = hood.valid[:, :-1]
+            expected = first.expected[hood.receivers, : judged.shape[1]]
+            columns = torch.arange(judged.shape[1], device=judged.device).expand_as(judged)
+            yield Scored(hood.receivers, columns, expected, judged, how.scale.scores(products, hood.valid)[:, :-1])
+
+    def replies(self, replies: Iterator[Replies]) -> Iterator[Scored]:
+        how = self.how
+        while clouds := [_condense(reply, how) for reply in islice(replies, _RECEIVERS)]:
+            scores = _pad([how.scale.scores(*pair)[0, :-1] for pair in _centred(clouds, how)], 0.0)
+            judged = _pad([cloud.heard for cloud in clouds], False)
+            expected = _pad([torch.ones_like(cloud.heard) for cloud in clouds], False)
+            receivers = torch.tensor([cloud.receiver for cloud in clouds], device=judged.device)
+            yield Scored(receivers, _pad([cloud.senders for cloud in clouds], 0), expected, judged, scores)
 
 
 def _condense(reply: Replies, detector: Detector) -> _Cloud:
     """From vectors [J + 1, D] to products [J + 1, J + 1]."""
     first, second = reply.read()
-    rows, member, heard = first.rows, first.member, first.heard[0]
+    rows, member, heard = first.rows, next(first.neighbourhoods("nothing")).valid, first.heard[0]
     products = None
     if isinstance(detector.centre, SetRule):
         cross = inner(rows.vectors, second.rows.vectors, rows.origin)

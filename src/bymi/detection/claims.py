@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from bymi.dense_inbox import DenseInbox
 from bymi.detection.aside import Aside
 from bymi.detection.evidence import Evidence, Seats, pick, stack, stack_rows
 from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox
+from bymi.list_inbox import ListInbox
 from bymi.staying import Replies
 from bymi.vectors import Rows, inner, inner_of_both, inner_of_sets, midst
 
@@ -28,17 +31,50 @@ class Before(NamedTuple):
     trail: Tensor | None = None  # <q, q> of deeds, where they came with the claims
 
 
-class Claims:
-    """Half gradients that neighbours sent of their own accord, the same to all."""
+class Claims(Protocol):
+    """Half gradients before receivers, by seats."""
 
-    def __init__(self, first: Inbox, second: Inbox, deeds: Tensor | None = None) -> None:
+    def before(self, seats: Seats, rows: Tensor | None) -> Before:
+        """`rows` [b, n] says which deeds are those of each seat, if any are known. Every group of receivers once, in order."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimMakers:
+    """Claims from half gradients that neighbours sent of their own accord, the same to all; `deeds` [R, D] if they are here."""
+
+    deeds: Tensor | None = None
+
+    def common(self, first: DenseInbox, second: DenseInbox) -> Claims:
+        return CommonClaims(first, second, self.deeds)
+
+    def lists(self, first: ListInbox, second: ListInbox) -> Claims:
+        return ListedClaims(first, second, self.deeds)
+
+    def replies(self, replies: Iterator[Replies]) -> Claims:
+        return Answers(replies, self.deeds)
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeMakers(ClaimMakers):
+    """The same for the probe, of receivers [b], which is looked at after other claims."""
+
+    receivers: Tensor = field(kw_only=True)
+    arcs: Tensor = field(kw_only=True)
+    nodes: Tensor = field(kw_only=True)
+
+    def replies(self, replies: Iterator[Replies]) -> Claims:
+        return Minutes(Answers(replies), self.receivers, self.arcs, self.nodes)
+
+
+class CommonClaims:
+    """Rows that most receivers share: products of all of them, from which each receiver's are picked."""
+
+    def __init__(self, first: DenseInbox, second: DenseInbox, deeds: Tensor | None) -> None:
         self._first, self._second, self._deeds = first, second, deeds
 
     def before(self, seats: Seats, rows: Tensor | None) -> Before:
-        """`rows` [b, n] says which deeds are those of each seat, if any are known."""
         at, there = seats.rows(self._first)
-        if self._first.lists is not None:
-            return self._before_few(at, there, seats, rows)
         if self._points is not None:
             evidence = _from_points(self._points[0][at], self._points[1][at], there, seats)
         else:
@@ -47,20 +83,6 @@ class Claims:
         if self._deeds is None or rows is None:
             return Before(evidence)
         return Before(evidence, self._crossed[rows[:, :, None], at[:, None, :]])
-
-    def _before_few(self, at: Tensor, there: Tensor, seats: Seats, rows: Tensor | None) -> Before:
-        """The same where each receiver has few of all rows before it: products of these alone."""
-        one, two, origin = self._first.rows, self._second.rows, self._first.rows.origin
-        second = inner_of_sets(two.vectors, at, two.vectors, at, origin)
-        cross = inner_of_sets(one.vectors, at, two.vectors, at, origin)
-        points = None
-        if self._first.own.shape[1] <= FEW_DIMENSIONS:
-            points = one.points(at), _about(two.vectors[at], origin)
-        evidence = Evidence(one.among(at), second, cross, there, there & seats.judged, points)
-        if self._deeds is None or rows is None:
-            return Before(evidence)
-        parts = [inner_of_sets(self._deeds, rows, half.vectors, at, torch.zeros_like(origin)) for half in (one, two)]
-        return Before(evidence, (parts[0] + parts[1]) / 2)
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,6 +96,27 @@ class Claims:
     def _crossed(self) -> Tensor:
         assert self._deeds is not None
         return _cross(self._deeds, self._first, self._second)
+
+
+class ListedClaims:
+    """Each receiver has few of all rows before it: products of these alone."""
+
+    def __init__(self, first: ListInbox, second: ListInbox, deeds: Tensor | None) -> None:
+        self._first, self._second, self._deeds = first, second, deeds
+
+    def before(self, seats: Seats, rows: Tensor | None) -> Before:
+        at, there = seats.rows(self._first)
+        one, two, origin = self._first.rows, self._second.rows, self._first.rows.origin
+        second = inner_of_sets(two.vectors, at, two.vectors, at, origin)
+        cross = inner_of_sets(one.vectors, at, two.vectors, at, origin)
+        points = None
+        if self._first.own.shape[1] <= FEW_DIMENSIONS:
+            points = one.points(at), _about(two.vectors[at], origin)
+        evidence = Evidence(one.among(at), second, cross, there, there & seats.judged, points)
+        if self._deeds is None or rows is None:
+            return Before(evidence)
+        parts = [inner_of_sets(self._deeds, rows, half.vectors, at, torch.zeros_like(origin)) for half in (one, two)]
+        return Before(evidence, (parts[0] + parts[1]) / 2)
 
 
 class Answers:

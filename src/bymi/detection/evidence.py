@@ -114,21 +114,12 @@ class Seats:
         return torch.where(self.judged, self.nodes, 0)
 
     def places(self, inbox: Inbox) -> Tensor:
-        """Which entry in the receiver's row of an inbox, [B, J] or [B, n], each neighbour's is [b, n]; 0 for other seats."""
-        return self.columns(inbox) if inbox.lists is None else self.at
+        """Which entry in the receiver's row of an inbox [B, P] each neighbour's is [b, n]; 0 for other seats."""
+        return torch.where(self.judged, inbox.places_of(self.receivers, self.at), 0)
 
     def columns(self, inbox: Inbox) -> Tensor:
         """Which message of the inbox each neighbour's to this receiver is [b, n]; 0 for other seats."""
-        if inbox.lists is not None:
-            return torch.where(self.judged, inbox.lists.at[self.receivers].gather(1, self.at), 0)
-        expected = inbox.expected[self.receivers]
-        columns = torch.arange(expected.shape[1], device=expected.device)
-        senders = columns if inbox.senders is None else inbox.senders
-        size = 1 + max(int(senders.max()), int(self.nodes.max()))
-        # Of all columns of one sender a receiver expects one.
-        column = torch.zeros(len(expected), size, dtype=torch.int64, device=expected.device)
-        column.scatter_reduce_(1, senders.expand_as(expected), torch.where(expected, columns, 0), "amax")
-        return torch.where(self.judged, torch.gather(column, 1, self.nodes), 0)
+        return torch.where(self.judged, inbox.messages_at(self.receivers, self.places(inbox)), 0)
 
     def rows(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
         """Which of the inbox's rows each seat's vector is [b, n], and whether it is there and was heard [b, n]."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bymi.detection.robust import log
-from bymi.detection.spectrum import FEW_DIMENSIONS
 from bymi.inbox import Inbox, Mixture
 from bymi.vectors import ascending
 
@@ -45,7 +44,7 @@ class Fuse:
     def __call__(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
         if self._arcs is None or not self._arcs.are_of(inbox):
             self._arcs = _Arcs(inbox.heard, inbox.weight)
-        arcs, distance = self._arcs, _distances(inbox)
+        arcs, distance = self._arcs, inbox.distance_to_own()
         ordered = ascending(distance + arcs.idle)
         middle = ordered.gather(1, arcs.last // 2)
         reach = _REACH * middle
@@ -101,11 +100,3 @@ def fused(inbox: Inbox, share: Tensor) -> Mixture:
     """The mixing weights on shortened messages; what they lack, and the weight of what was not heard, stays with the own."""
     weight = inbox.weight * share
     return Mixture(1 - weight.sum(1), weight)
-
-
-def _distances(inbox: Inbox) -> Tensor:
-    """Of each message to the receiver's own vector [B, J]."""
-    if inbox.own.shape[1] > FEW_DIMENSIONS or inbox.lists is not None or inbox.own is inbox.messages:
-        return inbox.dist2_to_own().sqrt()
-    own, messages = inbox.own.to(torch.float64), inbox.messages.to(torch.float64)
-    return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")

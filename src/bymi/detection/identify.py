@@ -1,4 +1,4 @@
-"""From two halves to a verdict on each neighbour: centre, score, threshold."""
+"""How neighbours are judged, and what comes out: settings and verdict."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import ALIASES, Filtering, SetRule
-from bymi.aggregation.base import sets
 from bymi.detection.panel import Panel
-from bymi.detection.products import Centre, multiply, multiply_sets
-from bymi.detection.reasons import REASONS, reason
+from bymi.detection.products import Centre
+from bymi.detection.reasons import reason
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.tables import CENTRES, SCALES
-from bymi.detection.threshold import threshold
 from bymi.errors import require
 from bymi.inbox import Inbox
 from bymi.parts import check_fields, part_by_name
-from bymi.vectors import Rows
 
 Point = Literal["sender", "receiver"]
 
@@ -92,8 +89,6 @@ class Verdict:
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """A verdict on messages as one on their senders."""
-        if inbox.senders is None:
-            return self
         return Verdict(
             inbox.by_node(self.scores, size, torch.nan),
             self.threshold,
@@ -106,42 +101,3 @@ class Verdict:
         only = earlier & ~self.flagged
         why = torch.where(only, reason("serving time"), self.why)
         return replace(self, flagged=self.flagged | only, why=why)
-
-
-def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verdict:
-    """Every receiver judges the senders it heard; its own first half enters the robust mean and is never judged.
-
-    The two inboxes come from one exchange, so that their rows line up.
-    """
-    if first.lists is not None:
-        return _identify_by_lists(first, second, detector)
-    judged = torch.zeros_like(first.member)
-    count = first.heard.shape[1]
-    judged[:, :count] = first.heard
-    scores, limit, flagged = _judge(first.rows, second.rows, first.member, judged, detector)
-    by_score = flagged[:, :count]
-    why = torch.where(first.unheard, REASONS.index("not heard"), by_score.to(torch.int8)).to(torch.int8)
-    return Verdict(scores[:, :count], limit, by_score | first.unheard, why)
-
-
-def _identify_by_lists(first: Inbox, second: Inbox, how: Detector) -> Verdict:
-    """The same where every receiver has few of all rows before it."""
-    scores, flagged = torch.full_like(first.weight, torch.nan), torch.zeros_like(first.heard)
-    limit = torch.full_like(first.self_weight, torch.inf)
-    for some in sets(first):
-        products = multiply_sets(first.rows, second.rows, some.at, some.valid, how.centre, cross_fit=how.cross_fit)
-        found, heard = how.scale.scores(products, some.valid)[:, :-1], some.valid[:, :-1]
-        bound = threshold(found, heard, fdr_level=how.fdr_level, offset=how.offset)
-        limit[some.receivers] = bound
-        scores[some.receivers, : heard.shape[1]] = torch.where(heard, found, torch.nan)
-        flagged[some.receivers, : heard.shape[1]] = heard & (found >= bound[:, None])
-    why = torch.where(first.unheard, REASONS.index("not heard"), flagged.to(torch.int8)).to(torch.int8)
-    return Verdict(scores, limit, flagged | first.unheard, why)
-
-
-def _judge(first: Rows, second: Rows, member: Tensor, judged: Tensor, how: Detector) -> tuple[Tensor, Tensor, Tensor]:
-    products = multiply(first, second, member, how.centre, cross_fit=how.cross_fit)
-    scores = how.scale.scores(products, member)
-    limit = threshold(scores, judged, fdr_level=how.fdr_level, offset=how.offset)
-    flagged = judged & (scores >= limit[:, None])
-    return torch.where(judged, scores, torch.nan), limit, flagged

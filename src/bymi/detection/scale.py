@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import batches
 from bymi.detection.products import Products
 from bymi.errors import require
+from bymi.neighbourhoods import padded
 from bymi.parts import Checked
 
 _SMALLEST = 1e-10  # eigenvalues below this part of the largest are rounding, not directions
@@ -54,7 +54,7 @@ class Principal(Scale):
             one, two = products.first_c1[:, :, None], products.first_c2[:, :, None]
             return ((basis @ (gram - one)) * (basis @ (cross - two))).sum(1)
         output = torch.empty(member.shape, dtype=torch.float64, device=gram.device)
-        for receivers, index, valid in batches(member, width=len(gram)):
+        for receivers, index, valid in padded(member, width=len(gram)):
             basis = self._basis(gram[index[:, :, None], index[:, None, :]], valid)
             one, two = (torch.gather(c[receivers], 1, index)[:, :, None] for c in (products.first_c1, products.first_c2))
             output[receivers] = ((basis @ (gram[index] - one)) * (basis @ (cross[index] - two))).sum(1)

@@ -10,15 +10,14 @@ from torch import Tensor
 
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
-from bymi.detection.claims import Answers, Claims, Minutes, groups
+from bymi.detection.claims import Claims, groups
 from bymi.detection.deeds import belying, drifting
-from bymi.detection.evidence import Evidence, Seats, pick
+from bymi.detection.evidence import Evidence, Seats
 from bymi.detection.identify import Detector, Verdict
 from bymi.detection.panel import Findings, hear
 from bymi.detection.reasons import FIRM, HARD, reason
 from bymi.detection.trail import Trail
 from bymi.detection.watch import Watch
-from bymi.lists import Table
 from bymi.vectors import Rows
 
 _FEW_ROUNDS = 10  # of fewer, one refused message says nothing
@@ -29,8 +28,8 @@ def sit(
     receivers: Tensor,
     arcs: Tensor,
     nodes: Tensor,
-    claims: Answers | Claims,
-    probed: Claims | Minutes | None,
+    claims: Claims,
+    probed: Claims | None,
     trail: Trail | None,
     serving: Tensor,
     detector: Detector,
@@ -125,8 +124,7 @@ class _Deeds:
 
     def before(self, seats: Seats) -> Tensor:
         """Products of the deeds of each seat [b, n, n]."""
-        rows = self.rows(seats)
-        return pick(self._rows.gram, rows) if self._inbox.lists is None else self._rows.among(rows)
+        return self._inbox.gram_among(self._rows, self.rows(seats))
 
     def rows(self, seats: Seats) -> Tensor:
         """Which row of the trail's vectors each seat's deeds are [b, n]."""
@@ -150,9 +148,8 @@ class _Deeds:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Codes and figures with tests on deeds, by their products `trail`, and whether the guard dropped these [b]."""
         before = code, figure
-        by_place = self._inbox.lists is not None and not isinstance(self._inbox.lists, Table)
-        places = seats.at if by_place else seats.columns(self._inbox)
-        refused = torch.gather(self._refused[seats.receivers], 1, places) / max(_FEW_ROUNDS, self._rounds)
+        counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
+        refused = counts / max(_FEW_ROUNDS, self._rounds)
         blown = asked & (refused > watch.fuse_share) & (code == 0)
         code, figure = torch.where(blown, reason("fuse"), code), torch.where(blown, refused.to(figure), figure)
         valid = (asked | (seats.taken & ~seats.judged)) & (code == 0)

@@ -47,7 +47,7 @@ class ShardNetwork:
         return self.wires.graph.size
 
     @property
-    def graph(self) -> Graph | SparseGraph:
+    def graph(self) -> Graph:
         return self.wires.graph
 
     def meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
@@ -183,7 +183,7 @@ class ShardForge:
         return used
 
 
-def usual_layout(graph: Graph | SparseGraph, dtype: torch.dtype, device: torch.device, group: Group) -> Layout | None:
+def usual_layout(graph: Graph, dtype: torch.dtype, device: torch.device, group: Group) -> Layout | None:
     """Who holds which nodes, whose models are of a dtype on a device; None where one process computes all of them at once.
 
     In float64 on a CPU they are computed in 4 blocks, so that 1, 2 and 4 ranks give the same bits. Elsewhere in one a rank,
@@ -193,7 +193,7 @@ def usual_layout(graph: Graph | SparseGraph, dtype: torch.dtype, device: torch.d
     return None if max(shards, group.size) == 1 else _layout(graph, max(shards, group.size), group)
 
 
-def _layout(graph: Graph | SparseGraph, shards: int, group: Group) -> Layout:
+def _layout(graph: Graph, shards: int, group: Group) -> Layout:
     shards = min(graph.size, max(shards, group.size))
     return Layout.even(graph.size, shards, group.size, place(graph, shards)).to(graph.hears.device)
 
@@ -204,7 +204,7 @@ class Spread:
     def __init__(
         self,
         problem: Problem,
-        graph: Graph | SparseGraph,
+        graph: Graph,
         adversary: Adversary | None = None,
         group: Group | None = None,
         *,

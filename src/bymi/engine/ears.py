@@ -48,21 +48,18 @@ class Ear:
         )
 
 
-def arcs_to(graph: Graph | SparseGraph, receivers: Tensor) -> tuple[Tensor, Tensor]:
+def arcs_to(graph: Graph, receivers: Tensor) -> tuple[Tensor, Tensor]:
     """All arcs to some receivers [R], row by row: which of these hears, and the number of the node that it hears, each [E]."""
-    row, place = graph.hears[receivers].nonzero(as_tuple=True)
-    return row, place if graph.lists is None else graph.lists.at[receivers[row], place]
+    return graph.neighbours(receivers)
 
 
-def heard_by(graph: Graph | SparseGraph, nodes: Tensor) -> Tensor:
+def heard_by(graph: Graph, nodes: Tensor) -> Tensor:
     """Numbers of some nodes and of all whom any of them hears, upwards."""
     found: Tensor = torch.cat([arcs_to(graph, nodes)[1], nodes]).unique()
     return found
 
 
-def ear_of(
-    nodes: Tensor, whole: Graph | SparseGraph, weight: Tensor, self_weight: Tensor, faces: Faces | ListedFaces | None
-) -> Ear:
+def ear_of(nodes: Tensor, whole: Graph, weight: Tensor, self_weight: Tensor, faces: Faces | ListedFaces | None) -> Ear:
     """That of the nodes of a shard: messages travel over all arcs of the `whole`, and carry weight [M, M] or [M, n].
 
     With `faces` the further messages have columns, too, and each arc is in exactly one of its sender's.

@@ -9,15 +9,14 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from bymi.engine.ears import arcs_to, heard_by
-from bymi.graph import Graph
-from bymi.sparse import SparseGraph
+from bymi.engine.ears import heard_by
+from bymi.graph import Graph, MatrixGraph
 
 _PAYS = 0.9  # of the rows that blocks in order of numbers would send
 _SPARSE = 32  # neighbours of a node on average: with more, every shard hears almost everybody however it is cut
 
 
-def place(graph: Graph | SparseGraph, shards: int) -> Tensor:
+def place(graph: Graph, shards: int) -> Tensor:
     """An order of all nodes [M] to be cut into `shards` even blocks: their own, unless another sends far fewer rows.
 
     The others tried: reverse Cuthill-McKee, for graphs that are long, and recursive Kernighan-Lin bisection, for clusters.
@@ -27,18 +26,18 @@ def place(graph: Graph | SparseGraph, shards: int) -> Tensor:
     if shards == 1 or int(graph.hears.sum()) > _SPARSE * size:
         return own
     graph = graph.to("cpu")
-    receivers, senders = arcs_to(graph, own)
+    receivers, senders = graph.neighbours(own)
     arcs = nx.Graph()
     arcs.add_nodes_from(own.tolist())
     arcs.add_edges_from(zip(receivers.tolist(), senders.tolist(), strict=True))
     tried = [list(nx.utils.reverse_cuthill_mckee_ordering(arcs))]
-    if isinstance(graph, Graph):  # with many nodes it takes six times as long, and finds less: docs/scale.md
+    if isinstance(graph, MatrixGraph):  # with many nodes it takes six times as long, and finds less: docs/scale.md
         tried.append(_halve(arcs, list(range(size)), shards))
     best = min((torch.tensor(order) for order in tried), key=lambda order: rows_sent(graph, order, shards))
     return best if rows_sent(graph, best, shards) < _PAYS * rows_sent(graph, own, shards) else own
 
 
-def rows_sent(graph: Graph | SparseGraph, order: Tensor, shards: int) -> int:
+def rows_sent(graph: Graph, order: Tensor, shards: int) -> int:
     """How many rows cross between shards in one exchange: of each shard, those it hears and does not hold."""
     return sum(len(heard_by(graph, block)) - len(block) for block in order.tensor_split(shards))
 

@@ -10,10 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from bymi.dense_inbox import DenseInbox
 from bymi.detection import Verdict
 from bymi.engine.distributed import ShardNetwork, Spread
 from bymi.engine.wires import Wires
 from bymi.inbox import Inbox
+from bymi.list_inbox import ListInbox
 from bymi.network import LocalNetwork
 from bymi.plan import Plan
 from bymi.state import Snapshot, State
@@ -121,15 +123,15 @@ def _brief(parts: list[Snapshot], wires: Wires, wants: bool) -> tuple[Tensor, Te
 
 def _assemble(parts: list[Snapshot], wires: Wires, theta: Tensor, flags: dict[str, Tensor]) -> Snapshot:
     first, whole, nothing = parts[0], wires.whole, theta[:, :0]
-    inbox = Inbox(
-        nothing,
-        nothing,
-        whole.hears,
-        whole.hears & ~flags["unheard"],
-        wires.weight,
-        wires.self_weight,
-        torch.full_like(wires.everybody, -1),
-        lists=whole.lists,
+    kind: Callable[..., Inbox] = DenseInbox if whole.lists is None else partial(ListInbox, lists=whole.lists)
+    inbox = kind(
+        own=nothing,
+        messages=nothing,
+        expected=whole.hears,
+        heard=whole.hears & ~flags["unheard"],
+        weight=wires.weight,
+        self_weight=wires.self_weight,
+        own_at=torch.full_like(wires.everybody, -1),
     )
     verdict, network = None, None
     if first.verdict is not None:

@@ -22,7 +22,7 @@ def simulate(
 ) -> Iterator[Snapshot]:
     """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round; after `state`, if given.
 
-    The graph may be a Graph, a SparseGraph, a networkx graph or an adjacency array; it must be connected, and as large as the
+    The graph may be a Graph, a networkx graph or an adjacency array; it must be connected, and as large as the
     problem and the adversary's mask.
     """
     return drsgd_bymi(problem, local_network(graph, adversary), plan, adversary, state)

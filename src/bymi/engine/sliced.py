@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bymi.engine.slices import Slices, Work
-from bymi.inbox import Inbox, Mixture
+from bymi.dense_inbox import DenseInbox
+from bymi.engine.slices import Slices
+from bymi.inbox import Mixture
+from bymi.neighbourhoods import Work
 from bymi.vectors import Rows
 
 
-@dataclass(frozen=True, eq=False)
-class SlicedInbox(Inbox):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SlicedInbox(DenseInbox):
     """An inbox whose rows have not come. All receivers hear all their neighbours; every shard uses it alike, in one order."""
 
     messages: Tensor = field(init=False, repr=False)  # come once somebody asks for them
-    nodes: Tensor = field(kw_only=True)  # [B] numbers of the receivers, upwards
-    slices: Slices = field(kw_only=True, repr=False)
-    seat: int = field(kw_only=True)  # of the shard, among those held by its process
+    nodes: Tensor  # [B] numbers of the receivers, upwards
+    slices: Slices = field(repr=False)
+    seat: int  # of the shard, among those held by its process
 
     def __getattr__(self, name: str) -> Tensor:
         if name != "messages":
             raise AttributeError(name)
-        return self.fetch()
+        return self._whole_rows()
 
-    def fetch(self) -> Tensor:
-        """Whole rows, as in any other inbox."""
+    def fetch(self) -> None:
+        self._whole_rows()
+
+    def _whole_rows(self) -> Tensor:
+        """As in any other inbox."""
         return self.once("messages", None, lambda given: self.slices.rows)
 
     def once(self, name: str, given: Any, act: Callable[[list[Any]], Sequence[Tensor]]) -> Tensor:
@@ -53,28 +58,18 @@ class SlicedInbox(Inbox):
         assert self.senders is not None
         return self.senders
 
-    def of(self, receivers: Tensor) -> Inbox:
-        expected, nodes = self.expected.index_select(0, receivers), self.nodes.index_select(0, receivers)
+    def _selected(self, receivers: Tensor) -> dict[str, Any]:
+        nodes = self.nodes.index_select(0, receivers)
         assert bool((nodes.diff() > 0).all())  # what comes back does so by number
-        return replace(
-            self,
-            own=self.own.index_select(0, receivers),
-            expected=expected,
-            heard=expected if self.complete else self.heard.index_select(0, receivers),
-            weight=self.weight.index_select(0, receivers),
-            self_weight=self.self_weight.index_select(0, receivers),
-            own_at=self.own_at.index_select(0, receivers),
-            crowd=None,
-            nodes=nodes,
-        )
+        return {**super()._selected(receivers), "nodes": nodes}
 
     @cached_property
     def _sources(self) -> tuple[Rows, Tensor]:
         return SlicedRows(inbox=self), torch.searchsorted(self.columns, self.nodes)
 
     @property
-    def member(self) -> Tensor:
-        return self.heard.scatter(1, self.own_row[:, None], True)
+    def _row_count(self) -> int:
+        return self.heard.shape[1]  # everybody has sent what it holds
 
     def dist2_to_own(self) -> Tensor:
         if self.slices.whole or not self.slices.by_distances:
@@ -97,11 +92,11 @@ class SlicedInbox(Inbox):
             1, self.nodes[:, None], mixture.own.to(wide)[:, None]
         )
 
-    def by_coordinate(self, work: Work) -> Tensor:
+    def reduce_coordinates(self, work: Work) -> Tensor:
         found: Tensor | None = None
         if not self.slices.whole:
-            found = self._meet((self.nodes, self.complete, work), self.slices.by_coordinate)
-        return super().by_coordinate(work) if found is None else found
+            found = self._meet((self.nodes, self.complete, work), self.slices.reduce_coordinates)
+        return super().reduce_coordinates(work) if found is None else found
 
 
 @dataclass(frozen=True, eq=False)

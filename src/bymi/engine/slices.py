@@ -7,21 +7,20 @@ same shape and every sum the same order on any number of ranks, so the bits do n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from bymi.graph import Graph
+from bymi.graph import MatrixGraph
 from bymi.hearing import ABSURD, OVERFLOW
+from bymi.neighbourhoods import Work, reduce_members
 from bymi.vectors import Rows, from_middle, inner
 
 if TYPE_CHECKING:
     from bymi.engine.wires import Wires
-
-Work = Callable[[Rows, Tensor], Tensor]
 
 
 def usable(lengths: Tensor) -> bool:
@@ -131,7 +130,7 @@ class Slices:
         if not len(everybody):
             return [part[:0] for part in self._parts]
         graph = cut.wires.graph
-        assert isinstance(graph, Graph)  # lists are never cut
+        assert isinstance(graph, MatrixGraph)  # lists are never cut
         weights = graph.mixing[everybody]
         if bool(tells.any()):
             if not self._by_weights:
@@ -144,7 +143,7 @@ class Slices:
             weights[tells[everybody]] = torch.zeros_like(weights[: len(own)]).masked_scatter(cut.member[own], values)
         return self._back([weights.to(part.dtype) @ part for part in self._slices], who)
 
-    def by_coordinate(self, given: Sequence[tuple[Tensor, bool, Work]]) -> Sequence[Tensor | None]:
+    def reduce_coordinates(self, given: Sequence[tuple[Tensor, bool, Work]]) -> Sequence[Tensor | None]:
         """What is worked out on each coordinate alone, for receivers that have heard all their neighbours.
 
         None if some have not: others do not know which.
@@ -156,7 +155,7 @@ class Slices:
         if not len(everybody):
             return [part[:0] for part in self._parts]
         work, member = given[0][2], self.cut.member[everybody]
-        return self._back([work(Rows(part), member) for part in self._slices], who)
+        return self._back([reduce_members(Rows(part), member, work) for part in self._slices], who)
 
     @cached_property
     def _origin(self) -> Tensor:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.engine.strips import Strips, Work
+from bymi.engine.strips import Strips
 from bymi.errors import InputError
 from bymi.hearing import OVERFLOW, heard, usable
-from bymi.inbox import Inbox, Mixture, stack
-from bymi.staying import Replies, StayingInbox
+from bymi.inbox import Inbox, Mixture, PairMakers, Sides, T, stack
+from bymi.list_inbox import ListInbox
+from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work
+from bymi.staying import Replies
 from bymi.vectors import Rows, norms
 
 if TYPE_CHECKING:
@@ -24,45 +26,33 @@ if TYPE_CHECKING:
 
 _NO_ROWS = (
     "this needs the rows of a round, but long ones of large graphs stay with those who sent them: "
-    "derive a rule from SetRule or CoordinateRule, or go from receiver to receiver with `StayingInbox.visit`"
+    "derive a rule from SetRule or CoordinateRule, or go from receiver to receiver with `Inbox.iter_receivers`"
 )
 
 
-@dataclass(frozen=True, eq=False)
-class StripedInbox(StayingInbox):
-    """The inbox of one shard."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class StripedInbox(ListInbox):
+    """The inbox of one shard, without rows: message j is that of node j, `messages` are of no length."""
 
-    nodes: Tensor = field(kw_only=True)  # [B] numbers of the receivers, upwards
-    sent: Tensor = field(kw_only=True, repr=False)  # [B, D] as it is on the wire
-    topic: str = field(kw_only=True)
-    strips: Strips = field(kw_only=True, repr=False)
-    seat: int = field(kw_only=True)  # of the shard, among those held by its process
-    network: ShardNetwork | None = field(default=None, kw_only=True, repr=False)
+    history_at_senders: ClassVar[bool] = True
+
+    nodes: Tensor  # [B] numbers of the receivers, upwards
+    sent: Tensor = field(repr=False)  # [B, D] as it is on the wire
+    topic: str
+    strips: Strips = field(repr=False)
+    seat: int  # of the shard, among those held by its process
+    network: ShardNetwork | None = field(default=None, repr=False)
 
     @property
     def kept(self) -> Tensor:
         return self.strips.sent[self.seat]
 
     def without_vectors(self) -> Inbox:
-        values = (self.own[:, :0].clone(), self.messages, self.expected, self.heard, self.weight, self.self_weight, self.own_at)
-        return Inbox(*values, self.senders, self.lists, self.crowd)
+        kept = {part.name: getattr(self, part.name) for part in fields(ListInbox)}
+        return ListInbox(**kept | {"own": self.own[:, :0].clone()})
 
-    def of(self, receivers: Tensor) -> Inbox:
-        """Of few receivers a mixture can be asked for: they come by number."""
-        assert self.lists is not None
-        expected = self.expected.index_select(0, receivers)
-        return replace(
-            self,
-            own=self.own.index_select(0, receivers),
-            expected=expected,
-            heard=expected if self.complete else self.heard.index_select(0, receivers),
-            weight=self.weight.index_select(0, receivers),
-            self_weight=self.self_weight.index_select(0, receivers),
-            own_at=self.own_at.index_select(0, receivers),
-            lists=self.lists.of(receivers),
-            crowd=None,
-            nodes=self.nodes.index_select(0, receivers),
-        )
+    def _selected(self, receivers: Tensor) -> dict[str, Any]:
+        return {**super()._selected(receivers), "nodes": self.nodes.index_select(0, receivers)}
 
     def _once(self, name: str, act: Callable[[], Sequence[Tensor]]) -> Tensor:
         """What all shards find together, kept under a name. Not by cached_property, which may keep others out of it."""
@@ -88,19 +78,39 @@ class StripedInbox(StayingInbox):
         mixed: Tensor = mixture.own.to(self.own.dtype)[:, None] * self.own + heard
         return mixed
 
-    def by_sets(self, work: Work) -> Tensor:
-        found: Tensor = self._meet((self.heard, work), self.strips.by_sets)
+    def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
+        if need != "nothing":
+            self._products()
+        return super().neighbourhoods(need, common=common)
+
+    def reduce_coordinates(self, work: Work) -> Tensor:
+        found: Tensor = self._meet((self.heard, work), self.strips.reduce_coordinates)
         return found
+
+    def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
+        for reply in self.visit():
+            (inbox,) = reply.read()
+            receiver, at = torch.tensor([reply.receiver], device=wanted.device), reply.senders
+            tried = torch.nn.functional.pad(wanted[receiver][:, at], (0, 1), value=True)
+            places = torch.zeros_like(wanted[receiver], dtype=torch.int64)
+            places[0, at] = torch.arange(len(at), device=wanted.device)
+            yield Trial(receiver, inbox.rows.vectors, tried, places, torch.full_like(places[:, :1], len(at)))
+
+    def _products(self) -> Tensor:
+        return self._once("products", self.strips.among)
 
     def among(self, at: Tensor) -> Tensor:
         """Products of sets of rows [b, n, n] as rules name them: some first places of a receiver's list, and last its own."""
-        products = self._once("products", self.strips.among)
+        products = self._products()
         row = self.own_row
         order = torch.argsort(row)
         receivers = order[torch.searchsorted(row[order], at[:, -1].contiguous())]
         seats = torch.arange(at.shape[1], device=at.device)
         seats = torch.where(seats == at.shape[1] - 1, products.shape[1] - 1, seats)
         return products[receivers][:, seats[:, None], seats]
+
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        return makers.replies(self.visit(second, who=who, deeds=history))
 
     def visit(
         self, *further: Inbox, who: Tensor | None = None, deeds: tuple[Tensor, Tensor] | None = None
@@ -138,16 +148,15 @@ def striped(wires: Wires, parts: list[Tensor], topic: str, step: int) -> list[In
         weight = wires.weight[nodes]
         inboxes.append(
             StripedInbox(
-                parts[seat],
-                parts[seat].new_empty(wires.graph.size, 0),
-                expected,
-                arcs,
-                weight if fine is None else weight * arcs,
-                wires.self_weight[nodes],
-                torch.where(alone[nodes], -1, nodes),
-                None,
-                lists,
-                wires.crowd(seat, wires.everybody, wires.graph.size, nodes),
+                own=parts[seat],
+                messages=parts[seat].new_empty(wires.graph.size, 0),
+                expected=expected,
+                heard=arcs,
+                weight=weight if fine is None else weight * arcs,
+                self_weight=wires.self_weight[nodes],
+                own_at=torch.where(alone[nodes], -1, nodes),
+                lists=lists,
+                crowd=wires.crowd(seat, wires.everybody, wires.graph.size, nodes),
                 nodes=nodes,
                 sent=rows[seat],
                 topic=topic,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from bymi.lists import Lists, apart
+from bymi.neighbourhoods import Work
 from bymi.sparse import SparseGraph
 from bymi.vectors import Rows, from_middle, inner_of_sets
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 _NUMBERS = 1 << 23  # of all rows that come to a process at a time
 _TOGETHER = 4  # shards that may share one
 _SETS = 256  # receivers of a shard whose products are found at a time
-
-Work = Callable[[Rows, Tensor, Tensor], Tensor]
 
 
 class Weave:
@@ -159,7 +158,7 @@ class Strips:
         some = used[everybody]
         return self._back(who, lambda part: lists.total(some, part))
 
-    def by_sets(self, given: Sequence[tuple[Tensor, Work]]) -> list[Tensor]:
+    def reduce_coordinates(self, given: Sequence[tuple[Tensor, Work]]) -> list[Tensor]:
         """What is worked out on each coordinate alone, for all receivers, of which each shard says whom they heard [B, n]."""
         weave, work = self.weave, given[0][1]
         valid = weave.wires.gather([heard for heard, _ in given], "weights")

@@ -20,7 +20,7 @@ from bymi.engine.slices import Cut, Slices, usable
 from bymi.engine.striped import striped
 from bymi.engine.strips import Weave
 from bymi.faces import Faces, ListedFaces, Sent
-from bymi.graph import Graph
+from bymi.graph import Graph, MatrixGraph
 from bymi.inbox import Inbox
 from bymi.lists import Lists
 from bymi.sparse import SparseGraph
@@ -42,11 +42,11 @@ class Wires:
     def __init__(
         self,
         board: Board,
-        graph: Graph | SparseGraph,
+        graph: Graph,
         adversary: Adversary | None,
         *,
         faces: Faces | ListedFaces | None = None,
-        whole: Graph | SparseGraph | None = None,
+        whole: Graph | None = None,
     ) -> None:
         self.board, self.graph, self.adversary = board, graph, adversary
         self.by_slices = True  # where they are less to send; whoever keeps whole messages needs them anyway
@@ -58,7 +58,7 @@ class Wires:
         self.nodes = [layout.shards[shard] for shard in layout.held[board.group.rank]]
         self.everybody = torch.arange(graph.size, device=graph.hears.device)
 
-    def over(self, graph: Graph | SparseGraph, *, whole: Graph | SparseGraph | None = None) -> Wires:
+    def over(self, graph: Graph, *, whole: Graph | None = None) -> Wires:
         wires = Wires(self.board, graph, self.adversary, faces=self.faces, whole=whole)
         wires.by_slices, wires.by_strips, wires.all_lists = self.by_slices, self.by_strips, self.all_lists
         return wires
@@ -143,13 +143,13 @@ class Wires:
         slices = Slices(cut, parts)
         return [
             SlicedInbox(
-                own,
-                ear.expected,
-                ear.expected,
-                ear.weight,
-                ear.self_weight,
-                ear.own_at,
-                ear.senders,
+                own=own,
+                expected=ear.expected,
+                heard=ear.expected,
+                weight=ear.weight,
+                self_weight=ear.self_weight,
+                own_at=ear.own_at,
+                senders=ear.senders,
                 crowd=self.crowd(seat, ear.columns, self.graph.size),
                 nodes=ear.nodes,
                 slices=slices,
@@ -166,7 +166,7 @@ class Wires:
     @cached_property
     def _cut(self) -> Cut | None:
         many = len(self.board.layout.shards) >= _SLICES
-        return Cut(self) if self.by_slices and many and isinstance(self.whole, Graph) else None
+        return Cut(self) if self.by_slices and many and isinstance(self.whole, MatrixGraph) else None
 
     def _topic(self, parts: list[Tensor], topic: str, step: int, *, split: bool) -> list[Inbox]:
         ears = self._split_ears if split else self._ears

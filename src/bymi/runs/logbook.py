@@ -19,7 +19,6 @@ from bymi.runs.checkpoints import Saved
 from bymi.runs.metrics import Recorder
 from bymi.runs.models import Trained
 from bymi.runs.scene import Scene
-from bymi.sparse import SparseGraph
 from bymi.state import State
 
 
@@ -66,7 +65,7 @@ class Logbook:
             raise ValueError("the rows of metrics.jsonl are missing")
         made, judged = recorder(), saved.states[0].judged
 
-        def prune(flagged: Tensor) -> Graph | SparseGraph:
+        def prune(flagged: Tensor) -> Graph:
             assert judged is not None
             network = cut_off(local_network(scene.graph, scene.adversary), scene.plan, flagged, scene.adversary, step=judged)
             assert isinstance(network, LocalNetwork)

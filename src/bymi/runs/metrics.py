@@ -12,14 +12,12 @@ from torch import Tensor
 from bymi.detection import REASONS, Verdict
 from bymi.engine.records import Held, Models
 from bymi.graph import Core, Graph
-from bymi.lists import Lists
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
 from bymi.runs.averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
 from bymi.runs.theory import Look, spaced, theory_of
 from bymi.runs.yardsticks import Yardstick, number
-from bymi.sparse import SparseGraph
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
@@ -76,44 +74,39 @@ numbers in them are finite. `theory`: what the convergence theorem asks for over
 (bymi.runs.theory)."""
 
 
-def false_discoveries(flagged: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
+def false_discoveries(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
     """FDP: the share of honest nodes among those flagged, averaged over honest receivers. Paper: eq:fdptpr."""
-    rows, liars = flagged[~byzantine], _at(byzantine, lists)[~byzantine]
+    rows, liars = flagged[~byzantine], graph.look(byzantine).expand_as(flagged)[~byzantine]
     wrong = (rows & ~liars).sum(1, dtype=torch.float64)
     return float((wrong / rows.sum(1).clamp_min(1)).mean())
 
 
-def sure_detection(flagged: Tensor, hears: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float:
+def sure_detection(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
     """P_a: the share of honest receivers that flagged every Byzantine neighbour (true without any). Paper: eq:fdptpr."""
-    missed = hears & _at(byzantine, lists) & ~flagged
+    missed = graph.hears & graph.look(byzantine) & ~flagged
     return float((~missed[~byzantine].any(1)).to(torch.float64).mean())
 
 
-def share_found(flagged: Tensor, hears: Tensor, byzantine: Tensor, lists: Lists | None = None) -> float | None:
+def share_found(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float | None:
     """The share of arcs from Byzantine to honest nodes that were flagged; None without any."""
-    arcs = (hears & _at(byzantine, lists))[~byzantine]
+    arcs = (graph.hears & graph.look(byzantine))[~byzantine]
     return int((arcs & flagged[~byzantine]).sum()) / int(arcs.sum()) if bool(arcs.any()) else None
 
 
-def exiled(flagged: Tensor, graph: Graph | SparseGraph, byzantine: Tensor) -> int:
+def exiled(flagged: Tensor, graph: Graph, byzantine: Tensor) -> int:
     """How many honest nodes most of the honest ones who could hear them have flagged."""
     arcs = graph.hears & ~byzantine[:, None]
     most = 2 * graph.count(flagged & arcs) > graph.count(arcs)
     return int((most & ~byzantine).sum())
 
 
-def honest_edge_loss(before: Graph | SparseGraph, after: Graph | SparseGraph, byzantine: Tensor) -> float:
+def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
     """The share of arcs between honest nodes that were cut."""
     inside = _between(before, ~byzantine)
     return int((inside & ~after.hears).sum()) / max(1, int(inside.sum()))
 
 
-def _at(values: Tensor, lists: Lists | None) -> Tensor:
-    """Values of nodes [M] at each place of each row."""
-    return values.expand(len(values), -1) if lists is None else lists.look(values)
-
-
-def _between(graph: Graph | SparseGraph, chosen: Tensor) -> Tensor:
+def _between(graph: Graph, chosen: Tensor) -> Tensor:
     """The arcs among some of the nodes [M] bool."""
     return graph.hears & graph.look(chosen) & chosen[:, None]
 
@@ -121,12 +114,12 @@ def _between(graph: Graph | SparseGraph, chosen: Tensor) -> Tensor:
 class Recorder:
     """Sees every snapshot of a run, writes a row now and then, and sums up at the end."""
 
-    def __init__(self, yardstick: Yardstick, graph: Graph | SparseGraph, byzantine: Tensor, *, steps: int, every: int) -> None:
+    def __init__(self, yardstick: Yardstick, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
         self._yardstick, self._graph, self._byzantine = yardstick, graph, byzantine
         self._honest = (~byzantine).nonzero().flatten()
         self._steps, self._every = steps, every
         self._core: Core | None = None
-        self._pruned: Graph | SparseGraph | None = None
+        self._pruned: Graph | None = None
         self._unheard = torch.zeros(graph.size, dtype=torch.int64, device=byzantine.device)
         self._local_steps = 0
         self._capped, self._floored = torch.zeros_like(self._unheard), torch.zeros_like(self._unheard)
@@ -226,9 +219,9 @@ class Recorder:
         """What a verdict is worth."""
         assert self._pruned is not None
         return {
-            "fdp": false_discoveries(verdict.flagged, self._byzantine, self._graph.lists),
-            "pa": sure_detection(verdict.flagged, self._graph.hears, self._byzantine, self._graph.lists),
-            "found": share_found(verdict.flagged, self._graph.hears, self._byzantine, self._graph.lists),
+            "fdp": false_discoveries(verdict.flagged, self._graph, self._byzantine),
+            "pa": sure_detection(verdict.flagged, self._graph, self._byzantine),
+            "found": share_found(verdict.flagged, self._graph, self._byzantine),
             "honest_edge_loss": honest_edge_loss(self._graph, self._pruned, self._byzantine),
         }
 
@@ -302,9 +295,7 @@ class Recorder:
             words["closed"] = self._core.closed
         return tensors, words
 
-    def take_up(
-        self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph | SparseGraph] | None
-    ) -> None:
+    def take_up(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph] | None) -> None:
         """Go on from what another recorder of the same run kept; a ValueError if it cannot be from the same run.
 
         `prune` makes the graph of now from what was flagged; None before the first detection.

@@ -24,7 +24,6 @@ from bymi.runs import footprint
 from bymi.runs.sheet import LARGEST_SEED, Sheet, make, require_types
 from bymi.runs.tasks import TASKS, Task
 from bymi.runs.yardsticks import Yardstick
-from bymi.sparse import SparseGraph
 from bymi.streams import stream
 
 
@@ -33,7 +32,7 @@ class Scene:
     """Everything that a run needs. Only `adversary` and the metrics look at `byzantine`."""
 
     byzantine: Tensor  # [M] bool
-    graph: Graph | SparseGraph
+    graph: Graph
     problem: Problem
     yardstick: Yardstick
     adversary: Adversary
@@ -59,7 +58,7 @@ def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = No
     layout = None if group is None else usual_layout(graph, task.dtype, device, group)
     blocks = None if layout is None or group is None else layout.blocks(group.rank)
     problem, yardstick = task.build(byzantine, attack, host, seed, blocks)
-    if isinstance(graph, SparseGraph) and sheet["optimisation"]["premix_rounds"] is None:
+    if graph.knows_tracker_limit and sheet["optimisation"]["premix_rounds"] is None:
         level = sheet["byzantine_level"] or getattr(attack, "level", None)
         allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
         require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
@@ -83,7 +82,7 @@ def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: Sheet) -> Adver
     return Adversary(byzantine, sent, seed=sheet.seed, **options)
 
 
-def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph | SparseGraph]:
+def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph]:
     """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it."""
     nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
     count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)

@@ -30,7 +30,6 @@ from bymi.errors import BymiError, InputError, StorageError
 from bymi.graph import Graph
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.sheet import Sheet
-from bymi.sparse import SparseGraph
 
 _CHECKPOINTS = ".checkpoints"
 _ASIDE = ".replaced"
@@ -198,16 +197,16 @@ def environment() -> dict[str, Any]:
     }
 
 
-def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph | SparseGraph) -> dict[str, Any]:
+def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> dict[str, Any]:
     """Who judged whom and why, one entry a receiver; `byzantine` is the truth of the simulation."""
     receivers = []
     arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
-    numbers = None if graph.lists is None else graph.lists.at.cpu()
+    graph = graph.to("cpu")
     all_scores, reasons = verdict.scores.cpu(), verdict.why.cpu()
     hardened, figures = bool(verdict.figure.numel()), verdict.figure.cpu()
     for node, limit in enumerate(limits):
         places = arcs[node].nonzero().flatten()
-        neighbours = places if numbers is None else numbers[node, places]
+        neighbours = graph.nodes_at(torch.full_like(places, node), places)
         scores = all_scores[node, places].tolist()
         entry = {
             "node": node,

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from bymi.graph import Core, Graph
-from bymi.sparse import SparseGraph
 
 LARGEST = 512
 """Nodes up to which eigenvalues and powers of a matrix are computed: a second at most."""
@@ -82,7 +81,7 @@ class Constants:
     gap: float  # f(theta~_0) - f*
 
 
-def mixing_of(graph: Graph | SparseGraph, core: Core) -> Mixing:
+def mixing_of(graph: Graph, core: Core) -> Mixing:
     """What the theorem has to know of a pruned graph."""
     perron = core.perron[core.members].cpu()
     size = len(perron)
@@ -98,15 +97,9 @@ def mixing_of(graph: Graph | SparseGraph, core: Core) -> Mixing:
     )
 
 
-def block_of(graph: Graph | SparseGraph, members: Tensor) -> Tensor:
+def block_of(graph: Graph, members: Tensor) -> Tensor:
     """The rows and columns of some nodes [M] bool of the mixing matrix."""
-    if isinstance(graph, Graph):
-        return graph.mixing[members][:, members].cpu()
-    place = torch.cumsum(members, 0) - 1
-    block = torch.diag(graph.self_weight[members])
-    receivers, places = (graph.hears & members[:, None] & graph.look(members)).nonzero(as_tuple=True)
-    block[place[receivers], place[graph.lists.at[receivers, places]]] = graph.weight[receivers, places]
-    return block.cpu()
+    return graph.block(members).cpu()
 
 
 def second_eigenvalue(block: Tensor) -> float:
@@ -212,7 +205,7 @@ def spaced(rounds: int) -> set[int]:
 
 
 def theory_of(
-    graph: Graph | SparseGraph, core: Core, byzantine: Tensor, looks: Sequence[Look], loss: Loss | None, batch: int
+    graph: Graph, core: Core, byzantine: Tensor, looks: Sequence[Look], loss: Loss | None, batch: int
 ) -> dict[str, Any]:
     """All of THEORY_KEYS for a run over a pruned graph with mini-batches of some size, from the first detection on."""
     mixing = mixing_of(graph, core)
