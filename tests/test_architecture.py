@@ -13,7 +13,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
-    {"errors", "files", "interrupts", "memory", "parts", "streams", "vectors", "lists", "hearing", "crowd"},
+    {"errors", "files", "interrupts", "memory", "parts", "streams", "vectors", "lists", "hearing", "crowd", "topic"},
     {"graph", "sparse", "topology", "inbox", "staying", "datasets"},
     {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},

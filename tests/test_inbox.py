@@ -15,6 +15,7 @@ from bymi.errors import InputError
 from bymi.lists import Lists
 from bymi.problems import linear_problem, linear_shard
 from bymi.sparse import SparseGraph
+from bymi.topic import PARAMETERS
 from bymi.topology import Regular
 
 NODES = 12
@@ -76,11 +77,11 @@ def test_further_messages_beside_the_wrong_rows_are_refused(
 
     def exchange() -> None:
         if shards is None:
-            LocalNetwork(graph, adversary.tamper, adversary).exchange(0, parameters=VECTORS)
+            LocalNetwork(graph, adversary.tamper, adversary).exchange(0, {PARAMETERS: VECTORS})
             return
         problem = linear_problem(linear_shard(torch.arange(NODES), samples=4, dim=2, seed=0), seed=0)
         wires = Spread(problem, graph, adversary, shards=shards).wires
-        wires.deliver([{"parameters": VECTORS[nodes]} for nodes in wires.nodes], 0)
+        wires.deliver([{PARAMETERS: VECTORS[nodes]} for nodes in wires.nodes], 0)
 
     def one_less(self: Adversary, *given: Any) -> Tensor | list[Tensor | None]:
         return show(self, *given)[1:]

@@ -13,6 +13,7 @@ from bymi.engine.distributed import Spread
 from bymi.engine.wires import Wires
 from bymi.experiment import load
 from bymi.runs.scene import Scene, build_scene
+from bymi.topic import PARAMETERS, Topic
 
 WORDS = ["nodes=30", "graph=ring", "data.dim=5", "data.samples=20", "method=rule", "warm_up.rule=median", "steps=3"]
 SHARDS = 5
@@ -67,7 +68,7 @@ def test_a_mean_of_nothing_is_no_lie() -> None:
     spread = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
     held = torch.where(scene.byzantine[:, None], 1.0, torch.full((30, 5), torch.nan, dtype=torch.float64))
     wires = spread.wires
-    told = wires._told([held[nodes] for nodes in wires.nodes], "parameters", 0, split=False)
+    told = wires._told([held[nodes] for nodes in wires.nodes], PARAMETERS, 0, split=False)
     for (messages, true), ear in zip(told, wires._ears, strict=True):
         assert isinstance(messages, Tensor)
         assert true is None
@@ -80,7 +81,7 @@ def test_each_shard_is_shown_what_its_nodes_hear(name: str, monkeypatch: pytest.
     adversary, asked = scene.adversary, []
     show = type(adversary).show
 
-    def spy(self: object, vectors: Tensor, faces: object, graph: object, topic: str, step: int, which: Tensor) -> object:
+    def spy(self: object, vectors: Tensor, faces: object, graph: object, topic: Topic, step: int, which: Tensor) -> object:
         asked.append(which)
         return show(adversary, vectors, faces, graph, topic, step, which)  # type: ignore[arg-type]
 

@@ -22,6 +22,7 @@ from bymi.runs.metrics import Recorder
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.sparse import SparseGraph
+from bymi.topic import PARAMETERS
 from tests.launcher import Largest
 from tests.test_same_numbers import CASES, HARDENED, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
@@ -150,7 +151,7 @@ def test_trails_do_not_depend_on_who_holds_whom(lists: None) -> None:
         if snapshot.state is not None and snapshot.state.trail is not None and snapshot.state.trail.rounds:
             trails[snapshot.step] = snapshot.state.trail.copy()
     spread, compared = Spread(scene.problem, scene.graph, scene.adversary, shards=5), 0
-    columns = spread.wires.columns("parameters")
+    columns = spread.wires.columns(PARAMETERS)
     for parts in spread.walk(scene.plan):
         for part, some, network in zip(parts, columns, spread.networks, strict=True):
             trail, whole = part.state.trail if part.state is not None else None, trails.get(part.step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from bymi.attacks import ATTACKS
 from bymi.phases import NoForge, detect, dgd_rs, optimise, warm_up
 from bymi.problems import LinearProblem, linear_problem, linear_shard, split_samples
 from bymi.streams import stream
+from bymi.topic import Topic
 from tests.reference import optimisation
 
 NODES, DIM = 9, 3
@@ -133,12 +136,12 @@ def test_honest_nodes_agree_as_the_warm_up_condition_asks(rule: Rule) -> None:
 def test_the_published_detection_sends_the_two_half_gradients() -> None:
     """Algorithm 1 also lists the parameter; no score uses it, so it comes with the first round of optimisation, as always."""
     problem, graph = Pulls(), one_way_cuts()
-    sent: list[str] = []
+    sent: list[Topic] = []
 
     class Counted(LocalNetwork):
-        def exchange(self, step: int, **topics: Tensor):  # type: ignore[no-untyped-def]
+        def exchange(self, step: int, topics: Mapping[Topic, Tensor]):  # type: ignore[no-untyped-def]
             sent.extend(topics)
-            return super().exchange(step, **topics)
+            return super().exchange(step, topics)
 
     split = split_samples(torch.arange(NODES), samples=4, identification=2, seed=0)
     detect(problem, Counted(graph), Plan(3, 1), split, problem.initial(torch.arange(NODES)), NoForge())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from bymi.experiment import load
 from bymi.inbox import Mixture, Round
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.scene import build_scene
+from bymi.topic import PARAMETERS, TRACKER, Topic
 from bymi.topology import Complete, ErdosRenyi, Ring
 from tests.rounds import quadratic
 
@@ -41,12 +42,14 @@ def spread_of(graph: Graph, *, shards: int = SHARDS, adversary: Adversary | None
     return Spread(problem, graph, adversary, shards=shards)
 
 
-def by_shards(spread: Spread, vectors: Tensor, use: Use, **others: Tensor) -> tuple[Tensor, list[Inbox]]:
+def by_shards(
+    spread: Spread, vectors: Tensor, use: Use, others: Mapping[Topic, Tensor] | None = None
+) -> tuple[Tensor, list[Inbox]]:
     """What all shards make of one round, in order of nodes, and their inboxes."""
 
     def rounds(network: ShardNetwork) -> Iterator[tuple[Tensor, Inbox]]:
-        more = {topic: rows[network.nodes] for topic, rows in others.items()}
-        inbox = network.exchange(0, parameters=vectors[network.nodes], **more)[0]
+        more = {topic: rows[network.nodes] for topic, rows in (others or {}).items()}
+        inbox = network.exchange(0, {PARAMETERS: vectors[network.nodes], **more})[0]
         yield use(inbox, network.nodes), inbox
 
     (parts,) = spread.wires.board.walk([partial(rounds, network) for network in spread.networks])
@@ -64,7 +67,7 @@ def rule_use(name: str, targets: Tensor) -> Use:
 
 
 def alone(graph: Graph, vectors: Tensor, use: Use) -> Tensor:
-    (inbox,) = LocalNetwork(graph).exchange(0, parameters=vectors)
+    (inbox,) = LocalNetwork(graph).exchange(0, {PARAMETERS: vectors})
     return use(inbox, torch.arange(len(vectors)))
 
 
@@ -164,7 +167,7 @@ def test_when_there_are_no_slices() -> None:
     # A lie about another topic of the same exchange, too: their inboxes are made alike.
     poison = Adversary(liars, ATTACKS["y-poison"]())
     assert isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use)[1][0], SlicedInbox)
-    assert not isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use, tracker=vectors)[1][0], SlicedInbox)
+    assert not isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use, {TRACKER: vectors})[1][0], SlicedInbox)
 
 
 def test_rows_that_cross_shards_decide() -> None:

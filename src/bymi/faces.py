@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bymi.graph import Graph
 from bymi.sparse import SparseGraph
+from bymi.topic import Topic
 
 Sent = Mapping[int, Tensor | None] | Tensor
 """Messages that are not what their sender holds, by row, None for silence; or all messages of the round in one stack."""
@@ -20,7 +21,7 @@ Sent = Mapping[int, Tensor | None] | Tensor
 class Tamper(Protocol):
     """What senders really put on the wire."""
 
-    def __call__(self, vectors: Tensor, senders: Tensor, topic: str, step: int) -> Sent: ...
+    def __call__(self, vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> Sent: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ class TwoFaced(Protocol):
         """Which further messages there are in all rounds over these arcs, by lists if the graph is; None for none."""
         ...
 
-    def differs(self, topic: str) -> bool:
+    def differs(self, topic: Topic) -> bool:
         """Whether receivers are ever told different things under this topic."""
         ...
 
@@ -61,13 +62,13 @@ class TwoFaced(Protocol):
         vectors: Tensor,
         faces: Faces | ListedFaces,
         graph: Graph | SparseGraph,
-        topic: str,
+        topic: Topic,
         step: int,
         which: Tensor | None = None,
     ) -> Tensor | list[Tensor | None]:
         """The further messages of one round [C, D], from the vectors that all nodes hold [M, D]; `which` [K]: only these."""
         ...
 
-    def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: str, step: int) -> Sent:
+    def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: Topic, step: int) -> Sent:
         """What `senders` really answer to one asker."""
         ...

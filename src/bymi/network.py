@@ -17,6 +17,7 @@ from bymi.inbox import Inbox, fold
 from bymi.lists import Lists, Table
 from bymi.sparse import GraphLike, SparseGraph, as_graph
 from bymi.staying import Replies
+from bymi.topic import PREMIX, Topic
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
 LONG = 1 << 20  # numbers in the answers to one question from which on a CPU handles it alone: they stay in its cache
@@ -25,13 +26,13 @@ LONG = 1 << 20  # numbers in the answers to one question from which on a CPU han
 class Answer(Protocol):
     """What nodes [P] find at points [P, D] that they were sent by `askers` [P]: vectors [P, D] by topic."""
 
-    def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[str, Tensor]: ...
+    def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[Topic, Tensor]: ...
 
 
 class Say(Protocol):
     """What nodes [J] say to one asker of the vectors [J, D] that they found: those who lie know what the others say to it."""
 
-    def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: str) -> Tensor: ...
+    def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor: ...
 
 
 class Network(Protocol):
@@ -43,8 +44,8 @@ class Network(Protocol):
     @property
     def size(self) -> int: ...
 
-    def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
-        """Everybody sends its rows, named by topic; one Inbox a topic comes back, in order, with the same arcs heard."""
+    def exchange(self, step: int, vectors: Mapping[Topic, Tensor]) -> tuple[Inbox, ...]:
+        """Every node sends its rows, by topic; one Inbox per topic comes back, in order, with the same arcs heard."""
         ...
 
     def ask(
@@ -151,12 +152,12 @@ class LocalNetwork:
         """The same nodes over another graph; over arcs of the `whole` that it lacks messages are heard and carry no weight."""
         return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, whole=whole)
 
-    def columns(self, topic: str) -> int:
+    def columns(self, topic: Topic) -> int:
         """How many columns the inboxes of a topic have, in every round."""
         faces = self._faces if self._two_faced is not None and self._two_faced.differs(topic) else None
         return self.size + (0 if faces is None else len(faces.senders))
 
-    def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
+    def exchange(self, step: int, vectors: Mapping[Topic, Tensor]) -> tuple[Inbox, ...]:
         split = self._two_faced is not None and self._faces is not None and any(map(self._two_faced.differs, vectors))
         return Inbox.together([self._deliver(own, topic, step, split=split) for topic, own in vectors.items()])
 
@@ -216,7 +217,7 @@ class LocalNetwork:
         if not isinstance(self.graph, SparseGraph):
             return None
         # What travels does not matter, who is heard does: each sends a tracker of one entry.
-        (inbox,) = self.exchange(step, premix=torch.ones(self.size, 1, dtype=torch.float64, device=self._nodes.device))
+        (inbox,) = self.exchange(step, {PREMIX: torch.ones(self.size, 1, dtype=torch.float64, device=self._nodes.device)})
         mixture = inbox.average()
         return self.graph.tracker_limit(mixture.weight, mixture.own)
 
@@ -245,7 +246,7 @@ class LocalNetwork:
             None,
         )
 
-    def _deliver(self, own: Tensor, topic: str, step: int, *, split: bool) -> Inbox:
+    def _deliver(self, own: Tensor, topic: Topic, step: int, *, split: bool) -> Inbox:
         forged = self._tamper(own, self._nodes, topic, step) if self._tamper is not None else {}
         messages, own_at = _replace(own, forged), self._nodes
         if isinstance(forged, Tensor):
@@ -275,7 +276,7 @@ class LocalNetwork:
         )
 
     def _replies(
-        self, found: Mapping[str, Tensor], node: int, asked: Tensor, weight: Tensor, say: Say | None, step: int
+        self, found: Mapping[Topic, Tensor], node: int, asked: Tensor, weight: Tensor, say: Say | None, step: int
     ) -> tuple[Inbox, ...]:
         """The inboxes of one receiver: answers of those asked, and its own in the last row."""
         inboxes = []

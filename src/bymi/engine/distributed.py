@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bymi.algorithm import drsgd_bymi
 from bymi.attacks import Adversary
-from bymi.attacks.levels import asker_of
 from bymi.engine.board import Board
 from bymi.engine.group import Group
 from bymi.engine.inquiry import Inquiry, own_or_sent
@@ -29,6 +28,7 @@ from bymi.problems import Problem
 from bymi.sparse import SparseGraph, check_connected
 from bymi.state import Snapshot, State
 from bymi.staying import Replies
+from bymi.topic import PREMIX, Topic
 
 _SHARDS = 4  # of a run that is to give the same bits on 1, 2 and 4 ranks
 
@@ -59,9 +59,9 @@ class ShardNetwork:
             self._open[self._place].take_turn()
         self._open.pop(self._place, None)
 
-    def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
+    def exchange(self, step: int, vectors: Mapping[Topic, Tensor]) -> tuple[Inbox, ...]:
         self.finish()
-        self._note(step, " and ".join(vectors))
+        self._note(step, " and ".join(topic.stream_name() for topic in vectors))
         inboxes: tuple[Inbox, ...] = self.meet(vectors, lambda given: self.wires.deliver(given, step))
         return tuple(replace(inbox, network=self) if isinstance(inbox, StripedInbox) else inbox for inbox in inboxes)
 
@@ -80,12 +80,12 @@ class ShardNetwork:
         return inquiry.replies()
 
     def visit(
-        self, topics: Mapping[str, tuple[Tensor, Tensor]], who: Tensor, deeds: tuple[Tensor, Tensor] | None
+        self, topics: Mapping[Topic, tuple[Tensor, Tensor]], who: Tensor, deeds: tuple[Tensor, Tensor] | None
     ) -> Iterator[Replies]:
         """What the nodes of `who` [B] have before them of each topic, of which nodes sent something and hold something."""
         self.finish()
 
-        def found(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+        def found(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
             return {topic: own_or_sent(sent, own, self.nodes, nodes, askers) for topic, (sent, own) in topics.items()}
 
         held = next(iter(topics.values()))[1]
@@ -124,7 +124,7 @@ class ShardNetwork:
         if not isinstance(graph, SparseGraph):
             return None
         ones = torch.ones(len(self.nodes), 1, dtype=torch.float64, device=self.nodes.device)
-        (inbox,) = self.exchange(step, premix=ones)
+        (inbox,) = self.exchange(step, {PREMIX: ones})
         used = inbox.average()
 
         def act(parts: list[Tensor]) -> list[Tensor]:
@@ -159,23 +159,23 @@ class ShardForge:
         self._adversary, self._network = adversary, network
         self.keep, self.asks, self.prune = adversary.keep, adversary.asks, adversary.prune
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
         network, adversary = self._network, self._adversary
         if not adversary.forges(topic, step):
             return vectors
-        if asker_of(topic) is not None:  # answers to one asker, which have come together here
+        if topic.asker is not None:  # answers to one asker, which have come together here
             return adversary.gradients(vectors, nodes, topic, step)
         network.finish()
         wires = network.wires
         if adversary.sees == "nothing":
             return adversary.gradients_about(vectors, nodes, topic, step, vectors[0])
         if adversary.sees == "mean":
-            told = f"{topic}s"
+            told = f"{topic.stream_name()}s"
             mean = network.meet(adversary.total(vectors, nodes), lambda parts: [wires.mean_of_others(parts, told)] * len(parts))
             return vectors if mean is None else adversary.gradients_about(vectors, nodes, topic, step, mean)
 
         def act(parts: list[Tensor]) -> list[Tensor]:
-            whole = wires.gather(parts, f"{topic}s for those who lie")
+            whole = wires.gather(parts, f"{topic.stream_name()}s for those who lie")
             forged = adversary.gradients(whole, wires.everybody, topic, step)
             return [forged[some] for some in wires.nodes]
 

@@ -14,6 +14,7 @@ from bymi.faces import Sent
 from bymi.inbox import Inbox
 from bymi.network import LONG, Answer, Say
 from bymi.staying import DEEDS, Replies
+from bymi.topic import Topic
 
 if TYPE_CHECKING:
     from bymi.engine.distributed import ShardNetwork
@@ -26,7 +27,7 @@ class Told(NamedTuple):
 
     asker: int
     nodes: Tensor  # [q]
-    vectors: Mapping[str, Tensor]  # [q, D] each
+    vectors: Mapping[Topic | str, Tensor]  # [q, D] each
 
 
 class Inquiry:
@@ -129,14 +130,11 @@ class Inquiry:
         shard = self._network.shard
         asked = {asker: nodes for (asker, where), nodes in questions.items() if where == shard and len(nodes)}
         if self._alone:  # one point for all who answer one question, without a copy for each
-            return [
-                Told(
-                    asker,
-                    nodes,
-                    self._answer(points[asker].expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker)),
-                )
-                for asker, nodes in asked.items()
-            ]
+            told = []
+            for asker, nodes in asked.items():
+                found = self._answer(points[asker].expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker))
+                told.append(Told(asker, nodes, dict(found.items())))
+            return told
         if not asked:
             return []
         counts = [len(nodes) for nodes in asked.values()]
@@ -181,9 +179,10 @@ class Inquiry:
             for out in (True, False)
         )
         pairs = [pair for rank in others for pair in coming[rank]]
-        vectors: dict[tuple[int, int], dict[str, Tensor]] = {pair: {} for pair in pairs}
+        vectors: dict[tuple[int, int], dict[Topic | str, Tensor]] = {pair: {} for pair in pairs}
         # Deeds are more precise than what they come with.
-        for some in [[topic for topic in topics if topic != DEEDS], *([[DEEDS]] if self._deeds is not None else [])]:
+        batches: list[list[Topic | str]] = [[topic for topic in topics if topic != DEEDS]]
+        for some in batches + [[DEEDS]] * (self._deeds is not None):
             counts, expected = (
                 [len(some) * sum(len(questions[pair]) for pair in by_rank.get(rank, ())) for rank in range(group.size)]
                 for by_rank in (going, coming)
@@ -215,14 +214,14 @@ class Inquiry:
         nodes = torch.cat([part.nodes for part in told])
         nodes = nodes[self._order(nodes, asker)]
         weight = self._network.wires.weight[asker, columns][None]
-        topics = [topic for topic in told[0].vectors if topic != DEEDS]
+        topics = [topic for topic in told[0].vectors if isinstance(topic, Topic)]
         return Inbox.together([self._reply(self._in_order(told, topic), nodes, weight, asker, topic) for topic in topics])
 
     def _order(self, nodes: Tensor, asker: int) -> Tensor:
         """Those asked by number, as the columns are, and last the asker itself."""
         return torch.argsort(torch.where(nodes == asker, self._network.size, nodes))
 
-    def _in_order(self, told: list[Told], topic: str) -> Tensor:
+    def _in_order(self, told: list[Told], topic: Topic | str) -> Tensor:
         """The vectors of one topic [J + 1, D]."""
         order = self._order(torch.cat([part.nodes for part in told]), told[0].asker)
         places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
@@ -232,7 +231,7 @@ class Inquiry:
             vectors.index_copy_(0, at, part.vectors[topic])
         return vectors
 
-    def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: str) -> Inbox:
+    def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: Topic) -> Inbox:
         """The inbox of one receiver: answers of those asked, and its own in the last row."""
         wires, step, senders = self._network.wires, self._step, who[:-1]
         adversary = wires.adversary

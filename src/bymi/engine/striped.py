@@ -15,6 +15,7 @@ from bymi.errors import InputError
 from bymi.hearing import OVERFLOW, heard, usable
 from bymi.inbox import Inbox, Mixture, stack
 from bymi.staying import Replies, StayingInbox
+from bymi.topic import Topic
 from bymi.vectors import Rows, norms
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class StripedInbox(StayingInbox):
 
     nodes: Tensor = field(kw_only=True)  # [B] numbers of the receivers, upwards
     sent: Tensor = field(kw_only=True, repr=False)  # [B, D] as it is on the wire
-    topic: str = field(kw_only=True)
+    topic: Topic = field(kw_only=True)
     strips: Strips = field(kw_only=True, repr=False)
     seat: int = field(kw_only=True)  # of the shard, among those held by its process
     network: ShardNetwork | None = field(default=None, kw_only=True, repr=False)
@@ -111,7 +112,7 @@ class StripedInbox(StayingInbox):
         return self.network.visit(topics, asks, deeds)
 
 
-def striped(wires: Wires, parts: list[Tensor], topic: str, step: int) -> list[Inbox]:
+def striped(wires: Wires, parts: list[Tensor], topic: Topic, step: int) -> list[Inbox]:
     """The inboxes of each shard held here, of vectors [B, D] that its nodes hold. Lies are made where their senders are."""
     adversary, own_lengths = wires.adversary, [norms(part) for part in parts]
     rows, true, lengths = parts, None, own_lengths
@@ -158,7 +159,7 @@ def striped(wires: Wires, parts: list[Tensor], topic: str, step: int) -> list[In
     return inboxes
 
 
-def _sent(wires: Wires, parts: list[Tensor], topic: str, step: int) -> tuple[list[Tensor], list[Tensor]]:
+def _sent(wires: Wires, parts: list[Tensor], topic: Topic, step: int) -> tuple[list[Tensor], list[Tensor]]:
     """What the nodes of each shard held here send, not a number where it is nothing, and who of them sends what it holds."""
     rows, whole = [], []
     for part, (messages, true) in zip(parts, wires.tampered(parts, topic, step), strict=True):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bymi.attacks import Adversary
-from bymi.attacks.levels import part_of
 from bymi.crowd import Crowd
 from bymi.engine.board import Board
 from bymi.engine.ears import Ear, Messages, ear_of, heard_by
@@ -24,6 +23,7 @@ from bymi.graph import Graph
 from bymi.inbox import Inbox
 from bymi.lists import Lists
 from bymi.sparse import SparseGraph
+from bymi.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.vectors import norms
 
 _Told = tuple[Messages, Tensor | None]
@@ -31,7 +31,7 @@ _Told = tuple[Messages, Tensor | None]
 
 LONG = 1 << 24  # numbers in the rows of all nodes, from which on these stay where they are if many would have to come
 _FEW = 128  # coordinates of a row that always travels
-_STAY = ("parameters", "first half", "second half")
+_STAY = (PARAMETERS, FIRST_HALF, SECOND_HALF)
 _MANY = 1.5  # rows that shards hear, for each node: with neighbours in one place they hear little more than their own
 _SLICES = 3  # with two shards slices there and back are as many bytes as rows
 
@@ -108,18 +108,18 @@ class Wires:
             return False
         return any(adversary.differs(topic) or (adversary.may_lie(topic) and adversary.sees == "all") for topic in _STAY)
 
-    def stays(self, topic: str) -> bool:
+    def stays(self, topic: Topic) -> bool:
         """Whether the rows of a topic stay with those who send them, in every round."""
-        return self.by_strips and part_of(topic) in {part_of(some) for some in _STAY}
+        return self.by_strips and topic.part in {some.part for some in _STAY}
 
-    def columns(self, topic: str) -> list[Tensor]:
+    def columns(self, topic: Topic) -> list[Tensor]:
         """Of each shard held here: of which of all columns of a topic it keeps a trail, in every round."""
         if self.stays(topic):
             return self.nodes
         split = self.faces is not None and self.adversary is not None and self.adversary.differs(topic)
         return [ear.columns for ear in (self._split_ears if split else self._ears)]
 
-    def deliver(self, given: list[Mapping[str, Tensor]], step: int) -> list[tuple[Inbox, ...]]:
+    def deliver(self, given: list[Mapping[Topic, Tensor]], step: int) -> list[tuple[Inbox, ...]]:
         """What each shard hears of the vectors that all of them send, by topic."""
         adversary = self.adversary
         topics = list(given[0])
@@ -131,7 +131,7 @@ class Wires:
             if self.stays(topic):
                 by_topic.append(striped(self, parts, topic, step))
                 continue
-            sliced = self._sliced(parts) if true and topic == "parameters" else None
+            sliced = self._sliced(parts) if true and topic == PARAMETERS else None
             by_topic.append(self._topic(parts, topic, step, split=split) if sliced is None else sliced)
         return [Inbox.together(inboxes) for inboxes in zip(*by_topic, strict=True)]
 
@@ -168,7 +168,7 @@ class Wires:
         many = len(self.board.layout.shards) >= _SLICES
         return Cut(self) if self.by_slices and many and isinstance(self.whole, Graph) else None
 
-    def _topic(self, parts: list[Tensor], topic: str, step: int, *, split: bool) -> list[Inbox]:
+    def _topic(self, parts: list[Tensor], topic: Topic, step: int, *, split: bool) -> list[Inbox]:
         ears = self._split_ears if split else self._ears
         told = self._told(parts, topic, step, split=split)
         total = self.graph.size + (len(self.faces.senders) if split and self.faces is not None else 0)
@@ -177,20 +177,20 @@ class Wires:
             for place, (ear, own, (messages, true)) in enumerate(zip(ears, parts, told, strict=True))
         ]
 
-    def _told(self, parts: list[Tensor], topic: str, step: int, *, split: bool) -> list[_Told]:
+    def _told(self, parts: list[Tensor], topic: Topic, step: int, *, split: bool) -> list[_Told]:
         """What each shard held here is told. What a lie is made from decides which vectors have to be known here."""
         adversary = self.adversary
         if adversary is None or not (split or adversary.lies(topic, step)):
-            return [(rows, None) for rows in self.needed.carry(torch.cat(parts), topic)]
+            return [(rows, None) for rows in self.needed.carry(torch.cat(parts), topic.stream_name())]
         if split or adversary.sees == "all":
             return self._told_by_all_seeing(adversary, parts, topic, step, split=split)
-        rows = self.needed.carry(torch.cat(parts), topic)
+        rows = self.needed.carry(torch.cat(parts), topic.stream_name())
         told: list[_Told] = []
         for ear, (messages, true) in zip(self._ears, self.tampered(parts, topic, step, rows), strict=True):
             told.append((messages, None if true is None else true[ear.own_at]))
         return told
 
-    def tampered(self, parts: list[Tensor], topic: str, step: int, rows: list[Tensor] | None = None) -> list[_Told]:
+    def tampered(self, parts: list[Tensor], topic: Topic, step: int, rows: list[Tensor] | None = None) -> list[_Told]:
         """What is sent in place of `rows` [J, D], as each shard held here hears them, or of its own; which are as they were.
 
         For those who need not know all `parts`.
@@ -199,7 +199,7 @@ class Wires:
         assert adversary is not None
         if adversary.sees == "mean":
             totals = [adversary.total(part, nodes) for part, nodes in zip(parts, self.nodes, strict=True)]
-            mean = self.mean_of_others(totals, topic)
+            mean = self.mean_of_others(totals, topic.stream_name())
         numbers = self.nodes if rows is None else [ear.columns for ear in self._ears]
         told = []
         for held, some in zip(parts if rows is None else rows, numbers, strict=True):
@@ -212,10 +212,10 @@ class Wires:
         return _Crowd(self, seat, columns, total, columns if kept is None else kept)
 
     def _told_by_all_seeing(
-        self, adversary: Adversary, parts: list[Tensor], topic: str, step: int, *, split: bool
+        self, adversary: Adversary, parts: list[Tensor], topic: Topic, step: int, *, split: bool
     ) -> list[_Told]:
         """The same of those who know what all others hold: their lie is the same wherever it is worked out."""
-        held, size = self.gather(parts, topic), self.graph.size
+        held, size = self.gather(parts, topic.stream_name()), self.graph.size
         messages, true = _put_on(held, adversary.tamper(held, self.everybody, topic, step))
         told: list[_Told] = []
         for ear in self._split_ears if split else self._ears:

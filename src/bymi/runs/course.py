@@ -23,6 +23,7 @@ from bymi.runs.packing import Frame
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.sheet import Sheet
 from bymi.state import State
+from bymi.topic import PARAMETERS
 
 
 class Course(Protocol):
@@ -72,7 +73,7 @@ class Together:
         scene = replace(scene, yardstick=scene.yardstick.shared(group, scene.layout))
         self.scene, self.group, self._sheet = scene, group, sheet
         self._spread = Spread(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
-        networks, columns = self._spread.networks, self._spread.wires.columns("parameters")
+        networks, columns = self._spread.networks, self._spread.wires.columns(PARAMETERS)
         self.places: Sequence[Place] = [
             Place(network.nodes, network.shard, self._spread.shards, some)
             for network, some in zip(networks, columns, strict=True)

@@ -16,6 +16,7 @@ from bymi.plan import Plan
 from bymi.problems import Problem
 from bymi.runs.tensorfile import UnusableError
 from bymi.state import State
+from bymi.topic import PARAMETERS
 
 Axis = Literal["node", "column"]
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -58,7 +59,7 @@ class Frame:
     def of(problem: Problem, network: LocalNetwork, plan: Plan) -> Frame:
         """That of a run in one process."""
         start = problem.initial(network.nodes[:1])
-        columns = network.columns("parameters")
+        columns = network.columns(PARAMETERS)
         return Frame(plan, network.size, network.arcs.shape[1], start.shape[1], start.dtype, columns)
 
 
