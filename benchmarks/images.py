@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from bymi import BALANCE, IOS, UBAR, Detector, ErdosRenyi, LocalNetwork, Optimisation, Plan, Round, StepSize, WarmUp  # noqa: E402
 from bymi.detection import Panel, Record, Trail, Watch  # noqa: E402
-from bymi.engine import simulate  # noqa: E402
 from bymi.phases import NoForge, detect, judge  # noqa: E402
 from bymi.problems import ModuleProblem, Shards, lenet, split_samples  # noqa: E402
+from bymi.runs.simulate import simulate  # noqa: E402
 from bymi.runs.store import environment  # noqa: E402
 from bymi.streams import stream  # noqa: E402
 from bymi.topic import PARAMETERS  # noqa: E402

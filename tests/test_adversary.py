@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from bymi.attacks import ATTACKS, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
-from bymi.engine import simulate
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import local_network, simulate
 from bymi.streams import stream
 from bymi.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
 from bymi.topology import ErdosRenyi
@@ -43,7 +43,7 @@ def touched(adversary: Adversary, step: int = 0) -> tuple[set[Topic], set[Topic]
         assert torch.equal(vectors[~MEMBERS], VECTORS[~MEMBERS])
         if not torch.equal(vectors, VECTORS):
             forged.add(topic)
-    network = LocalNetwork(GRAPH, adversary.tamper, adversary)
+    network = local_network(GRAPH, adversary)
     wired = set()
     for topic in WIRED:
         (inbox,) = network.exchange(step, {topic: VECTORS})
@@ -91,7 +91,7 @@ def test_attacks_on_the_wire_touch_everything_or_one_level(name: str) -> None:
 
 def test_a_message_level_attack_sees_honest_parameters_only() -> None:
     adversary = Adversary(MEMBERS, ATTACKS["alie"](z=1.5), level="message")
-    (inbox,) = LocalNetwork(GRAPH, adversary.tamper, adversary).exchange(0, {PARAMETERS: VECTORS})
+    (inbox,) = local_network(GRAPH, adversary).exchange(0, {PARAMETERS: VECTORS})
     honest = VECTORS[~MEMBERS]
     torch.testing.assert_close(inbox.messages[1], honest.mean(0) - 1.5 * honest.std(0, correction=0))
     assert torch.equal(inbox.own, VECTORS)
@@ -104,7 +104,7 @@ def test_a_message_level_attack_sees_honest_parameters_only() -> None:
 
 def test_own_rows_line_up_when_one_topic_of_two_is_touched() -> None:
     adversary = Adversary(MEMBERS, ATTACKS["poison"]())
-    inboxes = LocalNetwork(GRAPH, adversary.tamper, adversary).exchange(0, {PARAMETERS: VECTORS, TRACKER: VECTORS})
+    inboxes = local_network(GRAPH, adversary).exchange(0, {PARAMETERS: VECTORS, TRACKER: VECTORS})
     assert torch.equal(inboxes[0].own_row, inboxes[1].own_row)
     assert all(inbox.complete for inbox in inboxes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,21 +18,22 @@ from bymi.detection.evidence import Evidence, Seats
 from bymi.detection.fuse import shorten
 from bymi.detection.reasons import REASONS
 from bymi.problems.split import fresh_halves
+from bymi.runs.simulate import local_network
 from bymi.streams import stream
 from bymi.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.topology import Complete, ErdosRenyi
 from tests.bench import halves_of, parameters, verdict_of
 from tests.reference.scenes import draw_scene
 from tests.rooms import found_in
-from tests.rounds import network_of
+from tests.rounds import Tampering, network_of
 
 # Seats and evidence
 
 
-def two_faced(size: int, seed: int) -> tuple[LocalNetwork, Adversary]:
+def two_faced(size: int, seed: int) -> tuple[Any, Adversary]:
     members = torch.arange(size) % 4 == 1
     adversary = Adversary(members, SignFlip(), faces="two", seed=seed)
-    return LocalNetwork(ErdosRenyi(0.6).draw(size, seed=seed), adversary.tamper, adversary), adversary
+    return local_network(ErdosRenyi(0.6).draw(size, seed=seed), adversary), adversary
 
 
 def directed(size: int, seed: int) -> Graph:
@@ -159,7 +161,7 @@ def test_answers(dim: int) -> None:
     def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
         return {FIRST_HALF: points * 2 + data[0, nodes], SECOND_HALF: points * 2 + data[1, nodes]}
 
-    network = LocalNetwork(graph, tamper)
+    network = Tampering(graph, tamper)
     theta = stream(4, "theta").normal(11, dim)
     claims = Answers(network.ask(0, theta, answer, asks))
     for receivers in asks.nonzero().flatten().split(6):
@@ -246,7 +248,7 @@ def test_deeds_of_each_seat(faces: int) -> None:
     if faces == 1:
         lied = adversary.members.expand(12, -1)
         liars = adversary.members.nonzero().flatten().tolist()
-        network = LocalNetwork(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
+        network = Tampering(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
     trail = Trail()
     theta = stream(2, "theta").normal(12, 4)
     (inbox,) = network.exchange(0, {PARAMETERS: theta})

@@ -23,7 +23,7 @@ from tests.reference.panel import REACH
 from tests.reference.receiver import centre_of, weights_of
 from tests.reference.scenes import draw_scene
 from tests.rooms import found_in
-from tests.rounds import network_of
+from tests.rounds import Tampering, network_of
 
 MEDIAN = GeometricMedian(iterations=3000, tolerance=1e-15)
 SETTINGS = {"smoothing": 1e-6, "iterations": 3000, "tolerance": 1e-15}
@@ -110,7 +110,7 @@ def test_trail() -> None:
     def tamper(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, Tensor | None]:
         return {lost[step]: None} if step in lost else {}
 
-    network, trail = LocalNetwork(graph, tamper), Trail()
+    network, trail = Tampering(graph, tamper), Trail()
     thetas, rates = stream(1, "theta").normal(7, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.3]
     thetas[:, 8] += 20.0  # too far for all
     walked, shortened = [by_definition.Walked(4) for _ in range(9)], 0

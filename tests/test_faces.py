@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox, LocalNetwork
-from bymi.attacks import ATTACKS, Adversary, Dissensus, Isolation, Poison, Shift, SignFlip, Silent
-from bymi.engine import simulate
+from bymi.attacks import ATTACKS, Adversary, Dissensus, Isolation, Poison, Shift, SignFlip, Silent, SimulatedAdversary
 from bymi.experiment import load
 from bymi.inbox import fold
 from bymi.lists import Table
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import local_network, simulate
 from bymi.streams import stream
 from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
 from bymi.topology import ErdosRenyi
@@ -25,8 +25,8 @@ VECTORS = stream(0, "vectors").normal(NODES, DIM) + 1.0
 GRAPH = ErdosRenyi(0.7).draw(NODES, seed=1, must_connect=~MEMBERS)
 
 
-def network_of(adversary: Adversary, graph: Graph = GRAPH) -> LocalNetwork:
-    return LocalNetwork(graph, adversary.tamper, adversary)
+def network_of(adversary: Adversary, graph: Graph = GRAPH) -> SimulatedAdversary:
+    return local_network(graph, adversary)
 
 
 def by_column(inbox: Inbox, values: Tensor) -> Tensor:
@@ -108,7 +108,9 @@ def test_columns_stay_the_same_after_pruning_and_before_waking() -> None:
     assert_wired(awake, GRAPH)
     assert_wired(after, pruned.graph)
     assert torch.equal(before.messages, VECTORS[before.senders])
-    assert torch.equal(pruned.over(GRAPH).exchange(3, {PARAMETERS: VECTORS})[0].expected, awake.expected)
+    assert torch.equal(
+        SimulatedAdversary(pruned.network.over(GRAPH), adversary).exchange(3, {PARAMETERS: VECTORS})[0].expected, awake.expected
+    )
 
 
 def test_pruning_takes_verdicts_on_messages_and_on_senders() -> None:

@@ -17,7 +17,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from bymi import RULES, Adversary, Round, datasets
 from bymi.aggregation import WeightedRule
 from bymi.attacks import GradientAttack, OutOfDistribution
-from bymi.engine import simulate
 from bymi.engine.host import Host
 from bymi.experiment import Spec, load, run
 from bymi.hearing import ABSURD
@@ -25,6 +24,7 @@ from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import store, tasks
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import simulate
 from bymi.streams import stream
 from bymi.topic import FIRST_HALF, GRADIENT, SECOND_HALF, Topic
 from tests.idx_files import write_image_set

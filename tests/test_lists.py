@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -21,6 +22,7 @@ from bymi.graph import perron_vector
 from bymi.lists import Lists
 from bymi.phases import premix
 from bymi.plan import Optimisation
+from bymi.runs.simulate import local_network
 from bymi.sparse import SparseGraph, connected
 from bymi.streams import stream
 from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
@@ -63,11 +65,10 @@ ADVERSARIES: dict[str, Adversary | None] = {
 }
 
 
-def networks(seed: int, how: str, *, directed: bool = False) -> tuple[LocalNetwork, LocalNetwork, SparseGraph]:
+def networks(seed: int, how: str, *, directed: bool = False) -> tuple[Any, Any, SparseGraph]:
     graph, by_lists = drawn(seed, directed=directed)
     adversary = ADVERSARIES[how]
-    tamper = None if adversary is None else adversary.tamper
-    return LocalNetwork(graph, tamper, adversary), LocalNetwork(by_lists, tamper, adversary), by_lists
+    return local_network(graph, adversary), local_network(by_lists, adversary), by_lists
 
 
 def close(one: Tensor, two: Tensor, scale: float = 1.0) -> None:
@@ -199,9 +200,8 @@ def test_the_limit_of_the_tracker_is_where_premixing_ends(seed: int, cut: float)
     graph, by_lists = drawn(seed)
     flagged = stream(seed, "flags").uniform(NODES, NODES) < cut
     adversary = Adversary(MEMBERS, Silent()) if seed == 1 else None
-    tamper = None if adversary is None else adversary.tamper
-    exact = LocalNetwork(graph.prune(flagged), tamper)
-    short = LocalNetwork(by_lists.prune(at_places(flagged, by_lists.lists, False)), tamper)
+    exact = local_network(graph.prune(flagged), adversary)
+    short = local_network(by_lists.prune(at_places(flagged, by_lists.lists, False)), adversary)
     tracker, settled = premix(exact, Optimisation()) if cut < 0.5 else (None, False)  # more cuts, and it takes too long
     pair = [premix(network, Optimisation(premix_rounds=7))[0] for network in (exact, short)]
     close(pair[0], pair[1])

@@ -14,6 +14,7 @@ from bymi import graph as graph_module
 from bymi.attacks import Adversary, SignFlip
 from bymi.detection import Detector, Panel, Watch
 from bymi.detection.identify import Pruning
+from bymi.runs.simulate import local_network
 from bymi.streams import stream
 from bymi.topic import FIRST_HALF, PARAMETERS
 from bymi.topology import Complete, ErdosRenyi
@@ -165,7 +166,7 @@ def test_faces_keep_their_columns() -> None:
     members = torch.arange(12) % 4 == 1
     adversary = Adversary(members, SignFlip(), faces="two")
     graph, flagged = ErdosRenyi(0.6).draw(12, seed=2), flags(12, 0.3, 3)
-    network = LocalNetwork(graph, adversary.tamper, adversary).weigh(flagged, mutual=True, exile=0.5)
+    network = local_network(graph, adversary).weigh(flagged, mutual=True, exile=0.5)
     (inbox,) = network.exchange(0, {FIRST_HALF: stream(0, "vectors").normal(12, 3)})
     assert inbox.senders is not None
     counts = torch.zeros(12, 12, dtype=torch.int64).index_add_(1, inbox.senders, inbox.expected.long())

@@ -14,6 +14,7 @@ from bymi.aggregation import BALANCE
 from bymi.attacks import ATTACKS
 from bymi.phases import NoForge, detect, dgd_rs, optimise, warm_up
 from bymi.problems import LinearProblem, linear_problem, linear_shard, split_samples
+from bymi.runs.simulate import local_network
 from bymi.streams import stream
 from bymi.topic import Topic
 from tests.reference import optimisation
@@ -95,7 +96,7 @@ def spreads(rule: Rule, step_size: StepSize, marks: tuple[int, ...]) -> list[flo
     graph = ErdosRenyi(0.6).draw(30, seed=5, must_connect=~byzantine)
     problem: LinearProblem = linear_problem(linear_shard(torch.arange(30), dim=6, samples=60, seed=5), seed=5)
     adversary = Adversary(byzantine, ATTACKS["sign-flip"](), seed=5)
-    network = LocalNetwork(graph, adversary.tamper, adversary)
+    network = local_network(graph, adversary)
     plan = Plan(10 * marks[-1], marks[-1], WarmUp(rule, step_size, 8), seed=5)  # k_0 = 0.1 K, as in the paper
     pool = torch.arange(60).expand(30, -1)
     found = []

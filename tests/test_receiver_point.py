@@ -14,12 +14,13 @@ from torch import Tensor
 
 from bymi import Adversary, Detector, Graph, Identity, LocalNetwork, Plan, Principal, phases
 from bymi import network as networks
-from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation
+from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation, SimulatedAdversary
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, asked, identify, identify_asked, identify_neighbours
 from bymi.detection.products import weigh
 from bymi.experiment import load, run
 from bymi.phases import NoForge, Snapshot, detect
 from bymi.problems import LinearProblem, LinearShard, Split, linear_problem, linear_shard, split_samples
+from bymi.runs.simulate import local_network
 from bymi.staying import Replies
 from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
 from tests.reference import receiver as by_definition
@@ -86,7 +87,7 @@ def judge(room: Room, detector: Detector, monkeypatch: pytest.MonkeyPatch, adver
         kept.extend(replies)
         return identify_asked(iter(kept), detector, arcs)
 
-    network = LocalNetwork(Graph.from_hears(room.hears), adversary.tamper if adversary else None)
+    network = local_network(Graph.from_hears(room.hears), adversary)
     plan = Plan(steps=3, warm_up_steps=2, detector=detector, identification=IDENTIFICATION)
     with monkeypatch.context() as patch:
         patch.setattr(phases, "identify_asked", listen)
@@ -373,7 +374,7 @@ def test_liars_ask_only_if_they_act_on_the_answers(pruning: Any, monkeypatch: py
     for liar in LIARS:
         assert bool(found.verdict.scores[liar].isnan().all()) == (pruning != "rule")
     network = found.snapshot.network
-    assert isinstance(network, LocalNetwork)
+    assert isinstance(network, SimulatedAdversary)
     cut = place.hears & ~network.graph.hears
     for i in range(14):
         expected = {"none": torch.zeros(14, dtype=torch.bool), "all": place.hears[i], "rule": found.verdict.flagged[i]}

@@ -13,14 +13,15 @@ from torch import Tensor
 from bymi import Graph, Inbox, LocalNetwork
 from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS, Adversary
-from bymi.engine import simulate
-from bymi.engine.distributed import ShardNetwork, Spread
+from bymi.engine.distributed import Spread
 from bymi.engine.sliced import SlicedInbox
 from bymi.engine.slices import Cut
 from bymi.experiment import load
 from bymi.inbox import Mixture, Round
+from bymi.network import Network
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import sharded_run, simulate
 from bymi.topic import PARAMETERS, TRACKER, Topic
 from bymi.topology import Complete, ErdosRenyi, Ring
 from tests.rounds import quadratic
@@ -39,7 +40,7 @@ def vectors_of(dim: int, dtype: torch.dtype = torch.float64, size: int = NODES) 
 
 def spread_of(graph: Graph, *, shards: int = SHARDS, adversary: Adversary | None = None) -> Spread:
     problem = linear_problem(linear_shard(torch.arange(graph.size), samples=4, dim=2, seed=0), seed=0)
-    return Spread(problem, graph, adversary, shards=shards)
+    return sharded_run(problem, graph, adversary, shards=shards)
 
 
 def by_shards(
@@ -47,12 +48,12 @@ def by_shards(
 ) -> tuple[Tensor, list[Inbox]]:
     """What all shards make of one round, in order of nodes, and their inboxes."""
 
-    def rounds(network: ShardNetwork) -> Iterator[tuple[Tensor, Inbox]]:
+    def rounds(network: Network) -> Iterator[tuple[Tensor, Inbox]]:
         more = {topic: rows[network.nodes] for topic, rows in (others or {}).items()}
         inbox = network.exchange(0, {PARAMETERS: vectors[network.nodes], **more})[0]
         yield use(inbox, network.nodes), inbox
 
-    (parts,) = spread.wires.board.walk([partial(rounds, network) for network in spread.networks])
+    (parts,) = spread.wires.board.walk([partial(rounds, network) for network, _ in spread.wrapped])
     found = torch.cat([part for part, _ in parts])
     return torch.empty_like(found).index_copy(0, torch.cat(spread.wires.nodes), found), [inbox for _, inbox in parts]
 
@@ -188,7 +189,7 @@ def test_the_hardened_profile_has_whole_messages(profile: str) -> None:
     (spec,) = load(None, [*words, "data.dim=100", f"profile={profile}"], 0).expand()
     scene = build_scene(spec.sheet)
     assert isinstance(scene.graph, Graph)
-    rounds = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
+    rounds = sharded_run(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
     for whole, parts in zip(simulate(scene.problem, scene.graph, scene.plan, scene.adversary), rounds, strict=True):
         torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta, rtol=1e-9, atol=1e-12)
         if whole.phase != "detection":

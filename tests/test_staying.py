@@ -13,12 +13,13 @@ import torch
 from bymi import LocalNetwork, sparse
 from bymi.aggregation import RULES
 from bymi.detection.trail import Trail
-from bymi.engine import inquiry, simulate, strips, wires
+from bymi.engine import inquiry, strips, wires
 from bymi.engine.distributed import Spread, usual_layout
 from bymi.engine.group import Group
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import sharded_run, simulate
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.staying import StayingInbox
 from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX
@@ -221,7 +222,7 @@ def test_a_run_that_was_broken_off_goes_on_over_another_number_of_ranks(runs: Pa
 
 
 def spread_over(scene: Scene, shards: int) -> Spread:
-    return Spread(scene.problem, scene.graph, scene.adversary, shards=shards)
+    return sharded_run(scene.problem, scene.graph, scene.adversary, shards=shards)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -299,7 +300,7 @@ def test_deeds_come_with_answers_in_one_process_as_well() -> None:
 def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None:
     scene = build_scene(drawn(MOVED[name]).sheet)
     assert not spread_over(scene, 4).wires.stays(PARAMETERS)
-    without = Spread(scene.problem, scene.graph, None, shards=4)
+    without = sharded_run(scene.problem, scene.graph, None, shards=4)
     assert without.wires.stays(PARAMETERS)
     assert not without.wires.stays(PREMIX)
 

@@ -14,6 +14,7 @@ from bymi.attacks import Adversary, Dissensus
 from bymi.attacks.base import directions
 from bymi.detection.fuse import Fuse, shorten
 from bymi.lists import Lists, Table, median_by_number
+from bymi.runs.simulate import local_network
 from bymi.streams import Stream, stream
 from bymi.topic import PARAMETERS
 from bymi.topology import ErdosRenyi
@@ -28,7 +29,7 @@ VECTORS = stream(4, "vectors").normal(SIZE, DIM) + 3.0
 def told_each(step: int = 0) -> Inbox:
     """A round in which liars tell each receiver something else: more messages for one than for all."""
     adversary = Adversary(MEMBERS, Dissensus())
-    (inbox,) = LocalNetwork(GRAPH, adversary.tamper, adversary).exchange(step, {PARAMETERS: VECTORS})
+    (inbox,) = local_network(GRAPH, adversary).exchange(step, {PARAMETERS: VECTORS})
     assert isinstance(inbox.lists, Table)
     assert len(inbox.messages) > 2 * SIZE
     return inbox

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from bymi.algorithm import drsgd_bymi
     from bymi.attacks import ATTACKS, Adversary
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
-    from bymi.engine import simulate
     from bymi.errors import BymiError, GraphError, InputError
     from bymi.graph import Core, Graph
     from bymi.inbox import Inbox, Mixture, Round
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp
     from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
     from bymi.runs.models import load_model
+    from bymi.runs.simulate import simulate
     from bymi.sparse import SparseGraph
     from bymi.state import State
     from bymi.streams import Stream, stream
@@ -108,7 +108,7 @@ __all__ = [
 
 _ROOMS = (
     *("errors", "streams", "graph", "sparse", "topology", "inbox", "network", "aggregation", "problems", "detection"),
-    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models"),
+    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models", "runs.simulate"),
 )
 """Where the names are; the first room that has one counts."""
 

@@ -192,10 +192,10 @@ def _ask(
         points, nodes = points[:1].expand(len(halves) * len(nodes), -1), nodes.repeat(len(halves))
         return dict(zip(halves, problem.gradient(points, nodes, torch.cat(chosen)).split(len(place)), strict=True))
 
-    def say(vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor:
+    def received(vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor:
         return forge.gradients(vectors, nodes, topic.to(asker), step)
 
-    return network.ask(step, theta, answer, who, say, deeds)
+    return network.ask(step, theta, answer, who, received, deeds)
 
 
 def optimise(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from torch import Tensor
 from bymi.attacks.base import Moment, PerReceiver, VectorAttack, is_finite_row
 from bymi.attacks.data import DataAttack
 from bymi.attacks.levels import PARTS, Level
-from bymi.attacks.message import MessageAttack
+from bymi.attacks.message import MessageAttack, Sent
 from bymi.attacks.options import Mixing, Pruning, Shown, check_options
 from bymi.attacks.table import ALIASES, ATTACKS
 from bymi.attacks.tailor import tailor_by_lists, tailor_by_matrices
@@ -29,12 +29,11 @@ from bymi.topic import Part, Topic
 from bymi.vectors import all_finite
 
 OnVectors = VectorAttack | PerReceiver | MessageAttack
-Sent = Mapping[int, Tensor | None] | Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Adversary:
-    """Serves as the `forge` of the algorithm and, through `tamper` and `show`, as the wire of its nodes.
+    """What Byzantine nodes compute, keep and send. SimulatedAdversary puts it on a network.
 
     `members`: a tensor, array or list of truth values, one per node. `attack`: an attack on vectors or messages, or its name in
     ATTACKS with parameters as in "ipm:a=2.0"; None for nodes that attack by the options below or by their data alone (an attack
@@ -197,6 +196,7 @@ class Adversary:
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step, mean)
 
     def layout(self, graph: Graph | SparseGraph) -> Faces | ListedFaces | None:
+        """Which further messages there are in all rounds over these arcs, by lists if the graph is; None for none."""
         if self._tailored is None and self.faces == "one":
             return None
         arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
@@ -216,7 +216,12 @@ class Adversary:
         receivers, senders = arcs.nonzero().unbind(1)
         return Faces(senders, torch.nn.functional.one_hot(receivers, graph.size).T.bool())
 
+    def needs_all(self, topics: Iterable[Topic]) -> bool:
+        """Whether vectors of all nodes have to be known to send those of some topic, or receivers are told different things."""
+        return any(self.differs(topic) or (self.may_lie(topic) and self.sees == "all") for topic in topics)
+
     def differs(self, topic: Topic) -> bool:
+        """Whether receivers are ever told different things under this topic."""
         return topic.part == "message" if self._tailored is not None else self.faces == "two" and self._on_wire(topic.part)
 
     def show(
@@ -228,7 +233,7 @@ class Adversary:
         step: int,
         which: Tensor | None = None,
     ) -> Tensor | list[Tensor | None]:
-        """The further messages of a round, all or those asked for, `which` [K]."""
+        """The further messages of a round, all or those asked for, `which` [K]; None for silence."""
         some = slice(None) if which is None else which
         senders = faces.senders[some]
         if not self.differs(topic) or not self.acts(step):
@@ -241,6 +246,7 @@ class Adversary:
         return [sent.get(sender, vectors[sender]) for sender in senders.tolist()]
 
     def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: Topic, step: int) -> Sent:
+        """What senders really answer to one asker, if receivers are told different things."""
         # Vectors in an answer were forged when it was made.
         if not isinstance(self.attack, MessageAttack) or not bool(self.fooled[asker]) or not self.acts(step):
             return {}

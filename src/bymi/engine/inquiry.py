@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi.engine.ears import arcs_to
-from bymi.faces import Sent
 from bymi.inbox import Inbox
-from bymi.network import LONG, Answer, Say
+from bymi.network import LONG, Answer, Received
 from bymi.staying import DEEDS, Replies
 from bymi.topic import Topic
 
@@ -39,11 +38,10 @@ class Inquiry:
     def __init__(
         self,
         network: ShardNetwork,
-        step: int,
         points: Tensor,
         answer: Answer,
         asks: Tensor,
-        say: Say | None = None,
+        received: Received | None = None,
         deeds: tuple[Tensor, Tensor] | None = None,
         *,
         visits: bool = False,
@@ -53,7 +51,7 @@ class Inquiry:
         `deeds`: of these nodes what others saw of each, and what it did [B, D] each. `visits`: nobody answers about a point.
         What nodes have sent comes as it is, and points stay where they are.
         """
-        self._network, self._step, self._points, self._answer, self._say = network, step, points, answer, say
+        self._network, self._points, self._answer, self._received = network, points, answer, received
         self._deeds, self._visits = deeds, visits
         layout = network.wires.board.layout
         counts = 1 + network.wires.whole.hears.sum(1)  # how many answer each asker, which is one of them itself
@@ -233,26 +231,14 @@ class Inquiry:
 
     def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: Topic) -> Inbox:
         """The inbox of one receiver: answers of those asked, and its own in the last row."""
-        wires, step, senders = self._network.wires, self._step, who[:-1]
-        adversary = wires.adversary
-        sent: Sent = {}
-        # Here all answers to one question come together: only now can those who lie know what the others say.
-        vectors = vectors if self._say is None else self._say(vectors, who, asker, topic)
-        if adversary is not None and not self._visits:
-            sent = adversary.tamper(vectors[:-1], senders, topic, step)
-            if wires.faces is not None and adversary.differs(topic):
-                sent = adversary.reply(vectors[:-1], senders, asker, topic, step)
-        messages: Tensor | list[Tensor | None] = vectors[:-1]
-        if isinstance(sent, Tensor):
-            messages = sent
-        elif sent:
-            messages = [sent.get(row, vector) for row, vector in enumerate(vectors[:-1])]
+        # All answers to one question have come together here.
+        vectors = vectors if self._received is None else self._received(vectors, who, asker, topic)
         return Inbox.receive(
             vectors[-1:],
-            messages,
-            expected=torch.ones(1, len(senders), dtype=torch.bool, device=vectors.device),
+            vectors[:-1],
+            expected=torch.ones(1, len(vectors) - 1, dtype=torch.bool, device=vectors.device),
             weight=weight,
-            self_weight=wires.self_weight[asker][None],
+            self_weight=self._network.wires.self_weight[asker][None],
         )
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from bymi.engine.strips import Strips, Work
 from bymi.errors import InputError
 from bymi.hearing import OVERFLOW, heard, usable
-from bymi.inbox import Inbox, Mixture, stack
+from bymi.inbox import Inbox, Mixture
+from bymi.network import Outgoing
 from bymi.staying import Replies, StayingInbox
 from bymi.topic import Topic
 from bymi.vectors import Rows, norms
@@ -112,12 +113,13 @@ class StripedInbox(StayingInbox):
         return self.network.visit(topics, asks, deeds)
 
 
-def striped(wires: Wires, parts: list[Tensor], topic: Topic, step: int) -> list[Inbox]:
-    """The inboxes of each shard held here, of vectors [B, D] that its nodes hold. Lies are made where their senders are."""
-    adversary, own_lengths = wires.adversary, [norms(part) for part in parts]
+def striped(wires: Wires, outgoing: list[Outgoing], topic: Topic) -> list[Inbox]:
+    """The inboxes of each shard held here, of what its nodes hold and send."""
+    parts = [one.own for one in outgoing]
+    own_lengths = [norms(part) for part in parts]
     rows, true, lengths = parts, None, own_lengths
-    if adversary is not None and adversary.lies(topic, step):
-        rows, true = _sent(wires, parts, topic, step)
+    if any(one.sent is not None for one in outgoing):
+        rows, true = [one.messages for one in outgoing], [_same(one) for one in outgoing]
         lengths = [norms(row) for row in rows]
     told = wires.gather([torch.stack(pair, 1) for pair in zip(lengths, own_lengths, strict=True)], "lengths")
     length, own_length = told.unbind(1)
@@ -159,14 +161,9 @@ def striped(wires: Wires, parts: list[Tensor], topic: Topic, step: int) -> list[
     return inboxes
 
 
-def _sent(wires: Wires, parts: list[Tensor], topic: Topic, step: int) -> tuple[list[Tensor], list[Tensor]]:
-    """What the nodes of each shard held here send, not a number where it is nothing, and who of them sends what it holds."""
-    rows, whole = [], []
-    for part, (messages, true) in zip(parts, wires.tampered(parts, topic, step), strict=True):
-        row, came = stack(messages, part)
-        rows.append(row if came is None else torch.where(came[:, None], row, torch.nan))
-        whole.append(torch.ones(len(part), dtype=torch.bool, device=part.device) if true is None else true)
-    return rows, whole
+def _same(given: Outgoing) -> Tensor:
+    """Which nodes [B] send what they hold."""
+    return torch.ones(len(given.own), dtype=torch.bool, device=given.own.device) if given.same is None else given.same
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bymi.attacks import SimulatedAdversary
 from bymi.detection import Record, Trail
 from bymi.network import LocalNetwork
 from bymi.plan import Plan
@@ -56,10 +57,10 @@ class Frame:
     columns: int
 
     @staticmethod
-    def of(problem: Problem, network: LocalNetwork, plan: Plan) -> Frame:
+    def of(problem: Problem, network: LocalNetwork | SimulatedAdversary, plan: Plan) -> Frame:
         """That of a run in one process."""
         start = problem.initial(network.nodes[:1])
-        columns = network.columns(PARAMETERS)
+        columns = network.columns(PARAMETERS) if isinstance(network, SimulatedAdversary) else network.size
         return Frame(plan, network.size, network.arcs.shape[1], start.shape[1], start.dtype, columns)
 
 
