@@ -20,7 +20,7 @@ ROWS = [
     {"plan", "forge", "state"},
     {"phases", "preflight"},
     {"algorithm"},
-    {"engine"},
+    {"engine", "testing"},
     {"runs", "outlook"},
     {"experiment"},
     {"report"},
