@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from bymi import Outgoing
 from bymi.attacks import ATTACKS, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
+from bymi.attacks.message import put_on_wire
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.network import LocalNetwork
@@ -248,3 +250,34 @@ def test_the_adversary_checks_its_own_options() -> None:
             Adversary(MEMBERS, ATTACKS["ipm"](), **options)  # type: ignore[arg-type]
     assert issubclass(ATTACKS["poison"], PerReceiver)
     Adversary(MEMBERS, ATTACKS["poison"](), level="tracker")  # alike for all receivers with how="large"
+
+
+def test_silence_and_wrong_shapes_are_rows_of_nan() -> None:
+    own = VECTORS[:4]
+    rows, same = put_on_wire(own, {1: None, 2: own[2, :-1], 3: -own[3]})
+    assert torch.equal(rows[[0, 3]], torch.stack([own[0], -own[3]]))
+    assert bool(rows[[1, 2]].isnan().all())
+    assert same is not None
+    assert same.tolist() == [True, False, False, False]
+    assert not bool(own.isnan().any())
+    rows, same = put_on_wire(own, own)
+    assert rows is own
+    assert same is None
+    assert put_on_wire(own, {}) == (own, None)
+
+
+def test_only_the_topic_that_differs_has_variants() -> None:
+    """Senders with several messages under one topic of an exchange send their first one everywhere under the other."""
+    network = local_network(GRAPH, Adversary(MEMBERS, ATTACKS["sign-flip"](), faces="two", level="message"))
+    parameters, tracker = network.exchange(0, {PARAMETERS: VECTORS, TRACKER: VECTORS + 1})
+    assert parameters.expected.shape == tracker.expected.shape == (NODES, NODES + int(MEMBERS.sum()))
+    assert torch.equal(parameters.messages[NODES:], -VECTORS[MEMBERS])
+    assert torch.equal(tracker.messages[NODES:], VECTORS[MEMBERS] + 1)
+
+
+def test_what_is_outgoing_already_passes_the_adversary() -> None:
+    network = local_network(GRAPH, Adversary(MEMBERS, ATTACKS["silent"]()))
+    (inbox,) = network.exchange(0, {PARAMETERS: Outgoing(VECTORS, VECTORS + 1, torch.zeros(NODES, dtype=torch.bool))})
+    assert inbox.complete
+    assert torch.equal(inbox.messages, VECTORS + 1)
+    assert torch.equal(inbox.own, VECTORS)

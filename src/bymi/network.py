@@ -46,15 +46,15 @@ Messages = Tensor | Sequence[Tensor | None]
 class Outgoing:
     """What the nodes held here send under one topic, where that is not simply what they hold.
 
-    Every process of a network gives `sent`, or none does; the same holds for `variants`.
+    A row of NaN in `sent` stands for no message, or for one of the wrong shape. `variants` gives the further messages of a
+    network that was built with some, all of them or those whose numbers [K] it is called with. Every process of a network gives
+    `sent`, or none does; the same holds for `variants`.
     """
 
     own: Tensor  # [B, D] what they hold
-    sent: Tensor | None = (
-        None  # [B, D] on the wire; a row of NaN is no message, or one of the wrong shape; None: what they hold
-    )
+    sent: Tensor | None = None  # [B, D] what is on the wire; None: what they hold
     same: Tensor | None = None  # [B] bool: nodes that send what they hold; None: all
-    variants: Callable[[Tensor | None], Messages] | None = None  # the network's further messages [C], or those asked for [K]
+    variants: Callable[[Tensor | None], Messages] | None = None
 
     @staticmethod
     def of(given: Tensor | Outgoing) -> Outgoing:
