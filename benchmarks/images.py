@@ -27,11 +27,12 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from bymi import BALANCE, IOS, UBAR, Detector, ErdosRenyi, LocalNetwork, Optimisation, Plan, Round, StepSize, WarmUp  # noqa: E402
 from bymi.detection import Panel, Record, Trail, Watch  # noqa: E402
-from bymi.engine import simulate  # noqa: E402
 from bymi.phases import NoForge, detect, judge  # noqa: E402
 from bymi.problems import ModuleProblem, Shards, lenet, split_samples  # noqa: E402
+from bymi.runs.simulate import simulate  # noqa: E402
 from bymi.runs.store import environment  # noqa: E402
 from bymi.streams import stream  # noqa: E402
+from bymi.topic import PARAMETERS  # noqa: E402
 
 Row = dict[str, Any]
 SAMPLES, BATCH = 400, 32
@@ -80,7 +81,7 @@ class Stage:
 
 def iteration(stage: Stage, network: LocalNetwork, rule: Any) -> Tensor:
     """One training iteration: gradients of all nodes, exchange, rule."""
-    (inbox,) = network.exchange(0, parameters=stage.theta - 0.1 * stage.gradient())
+    (inbox,) = network.exchange(0, {PARAMETERS: stage.theta - 0.1 * stage.gradient()})
     losses = lambda vectors, wanted: stage.problem.losses(vectors, stage.nodes, stage.chosen, wanted)  # noqa: E731
     result: Tensor = rule(inbox, Round(10, 500, losses))
     return result

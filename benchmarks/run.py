@@ -27,6 +27,7 @@ from bymi.experiment import load, run
 from bymi.report.tables import plain_table
 from bymi.runs.store import environment
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, PARAMETERS, SECOND_HALF
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -62,7 +63,7 @@ def one_round(nodes: int, dim: int) -> Inbox:
     """A round of `nodes` float64 vectors near consensus with a fifth of them off, on an Erdos-Renyi graph."""
     vectors = stream(0, "start").normal(dim) + 0.05 * stream(0, "spread", node=torch.arange(nodes)).normal(dim)
     vectors[: nodes // 5] += 0.5
-    (inbox,) = LocalNetwork(ErdosRenyi(0.5).draw(nodes)).exchange(0, parameters=vectors)
+    (inbox,) = LocalNetwork(ErdosRenyi(0.5).draw(nodes)).exchange(0, {PARAMETERS: vectors})
     return inbox
 
 
@@ -118,12 +119,12 @@ def detection_here() -> Row:
             half[node] = stream(0, name, node=node).normal(LENET).to(half)
         half[nodes % 5 == 0] += 0.3
         halves.append(half)
-    small = {topic: half[:, :50].contiguous() for topic, half in zip(("first", "second"), halves, strict=True)}
-    identify_neighbours(*network.exchange(0, **small), Detector())  # loads the libraries before memory is measured
+    small = {topic: half[:, :50].contiguous() for topic, half in zip((FIRST_HALF, SECOND_HALF), halves, strict=True)}
+    identify_neighbours(*network.exchange(0, small), Detector())  # loads the libraries before memory is measured
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # Linux: forget the peak so far
     start = time.perf_counter()
-    verdict = identify_neighbours(*network.exchange(0, first=halves[0], second=halves[1]), Detector())
+    verdict = identify_neighbours(*network.exchange(0, {FIRST_HALF: halves[0], SECOND_HALF: halves[1]}), Detector())
     used = time.perf_counter() - start
     peak = memory("VmHWM")
     bad = nodes % 5 == 0

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import bymi
 from bymi.attacks import VectorAttack
-from bymi.engine import simulate
 from bymi.problems import linear_problem, linear_shard
+from bymi.runs.simulate import simulate
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from torch import Tensor
 from bymi import Filtering, Inbox, LocalNetwork
 from bymi.detection import ClaimMakers, Claims, Detector, Panel, Trail, Verdict, Watch, sit
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, SECOND_HALF
 
 
 def claims_of(inboxes: tuple[Inbox, ...], deeds: Tensor | None = None) -> Claims:
@@ -27,10 +28,10 @@ def verdict_of(
     panel: Panel | None = None,
 ) -> Verdict:
     detector = Detector(panel=panel or Panel(), centre=Filtering(), cross_fit=True, pruning="mutual")
-    inboxes = network.exchange(0, **{"first half": first, "second half": second})
+    inboxes = network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
     there = None
     if probed is not None:
-        there = claims_of(network.exchange(0, **dict(zip(("first half", "second half"), probed, strict=True))))
+        there = claims_of(network.exchange(0, dict(zip((FIRST_HALF, SECOND_HALF), probed, strict=True))))
     serving = torch.zeros_like(network.arcs) if serving is None else serving
     return sit(receivers, network.arcs, network.nodes, claims_of(inboxes), there, trail, serving, detector, Watch())
 

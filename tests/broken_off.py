@@ -8,10 +8,10 @@ from functools import cache
 import torch
 
 from bymi import Snapshot, State, simulate
-from bymi.engine.simulate import local_network
 from bymi.experiment import load
 from bymi.runs.packing import Frame
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import local_network
 
 SMALL = ("nodes=16", "steps=40", "data.dim=4", "data.samples=40")
 WATCHED = ("method=drsgd-bymi", "watch.every=10", "warm_up.steps=6")

@@ -37,9 +37,8 @@ import bymi.experiment
 import bymi.report.figures
 from bymi import sparse
 from bymi.engine.group import Group
-from bymi.engine.host import Host
+from bymi.engine.host import Host, one_thread
 from bymi.engine.launch import ranks
-from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
 from bymi.runs import read_sheets, tensorfile
 from bymi.runs.ranks import run_apart, run_together

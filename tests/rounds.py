@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox, LocalNetwork
+from bymi.attacks.message import Sent, put_on_wire
 from bymi.inbox import Losses
+from bymi.network import Answer, Outgoing
+from bymi.staying import Replies
+from bymi.topic import Topic
 from tests.reference.scenes import Scene
 
 
@@ -35,10 +40,29 @@ def sent_in(scene: Scene, vectors: Tensor) -> dict[int, Tensor | None]:
     return {sender: unusable(vectors[sender])[number % ways] for number, sender in enumerate(scene.lost)}
 
 
+class Tampering(LocalNetwork):
+    """A network whose nodes send what `tamper(vectors, senders, topic, step)` says, by row, in place of what they hold."""
+
+    def __init__(self, graph: Graph, tamper: Callable[[Tensor, Tensor, Topic, int], Sent]) -> None:
+        super().__init__(graph)
+        self._tamper = tamper
+
+    def exchange(self, step: int, vectors: Mapping[Topic, Any]) -> tuple[Inbox, ...]:
+        sent = {topic: self._tamper(own, self.nodes, topic, step) for topic, own in vectors.items()}
+        return super().exchange(step, {topic: Outgoing(own, *put_on_wire(own, sent[topic])) for topic, own in vectors.items()})
+
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, *others: Any) -> Iterator[Replies]:
+        def received(vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor:
+            sent, _ = put_on_wire(vectors[:-1], self._tamper(vectors[:-1], nodes[:-1], topic, step))
+            return torch.cat([sent, vectors[-1:]])
+
+        return super().ask(step, points, answer, who, received)
+
+
 def network_of(scene: Scene) -> LocalNetwork:
     """All nodes of a scene in one process."""
     graph = Graph.from_hears(torch.from_numpy(scene.hears))
-    return LocalNetwork(graph, lambda vectors, senders, topic, step: sent_in(scene, vectors))
+    return Tampering(graph, lambda vectors, senders, topic, step: sent_in(scene, vectors))
 
 
 @dataclass(frozen=True)

@@ -8,33 +8,36 @@ import pytest
 import torch
 from torch import Tensor
 
+from bymi import Outgoing
 from bymi.attacks import ATTACKS, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
-from bymi.engine import simulate
+from bymi.attacks.message import put_on_wire
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import local_network, simulate
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
 from bymi.topology import ErdosRenyi
 
 NODES = 12
 MEMBERS = torch.tensor([number in (1, 4, 9) for number in range(NODES)])
 VECTORS = stream(0, "vectors").normal(NODES, NODES) + 1.0
 GRAPH = ErdosRenyi(0.7).draw(NODES, seed=0, must_connect=~MEMBERS)
-FORGED = ("gradient", "first half", "second half", "first half for 3", "second half 2 for 11")
-WIRED = ("parameters", "premix", "tracker", "first half", "second half")
-TOUCHED: dict[Level, tuple[set[str], set[str]]] = {
+FORGED = (GRADIENT, FIRST_HALF, SECOND_HALF, FIRST_HALF.to(3), Topic("second half", at_start=True, asker=11))
+WIRED = (PARAMETERS, PREMIX, TRACKER, FIRST_HALF, SECOND_HALF)
+TOUCHED: dict[Level, tuple[set[Topic], set[Topic]]] = {
     "gradient": (set(FORGED), set()),
-    "training": ({"gradient"}, set()),
-    "pair": (set(FORGED) - {"gradient"}, set()),
-    "message": (set(), {"parameters"}),
-    "tracker": (set(), {"premix", "tracker"}),
+    "training": ({GRADIENT}, set()),
+    "pair": (set(FORGED) - {GRADIENT}, set()),
+    "message": (set(), {PARAMETERS}),
+    "tracker": (set(), {PREMIX, TRACKER}),
 }
 """Topics of vectors that are replaced before they are used, and of those replaced on the wire."""
 
 
-def touched(adversary: Adversary, step: int = 0) -> tuple[set[str], set[str]]:
+def touched(adversary: Adversary, step: int = 0) -> tuple[set[Topic], set[Topic]]:
     """The topics under which an honest node hears something else than the truth of an attacker."""
     forged = set()
     for topic in FORGED:
@@ -42,10 +45,10 @@ def touched(adversary: Adversary, step: int = 0) -> tuple[set[str], set[str]]:
         assert torch.equal(vectors[~MEMBERS], VECTORS[~MEMBERS])
         if not torch.equal(vectors, VECTORS):
             forged.add(topic)
-    network = LocalNetwork(GRAPH, adversary.tamper, adversary)
+    network = local_network(GRAPH, adversary)
     wired = set()
     for topic in WIRED:
-        (inbox,) = network.exchange(step, **{topic: VECTORS})
+        (inbox,) = network.exchange(step, {topic: VECTORS})
         assert torch.equal(inbox.messages[:NODES][~MEMBERS], VECTORS[~MEMBERS])
         senders = torch.arange(NODES) if inbox.senders is None else inbox.senders
         true = VECTORS[senders]
@@ -73,24 +76,24 @@ def test_the_level_can_be_chosen(name: str, level: Level) -> None:
 
 @pytest.mark.parametrize("name", ["dissensus", "isolation"])
 def test_attacks_by_receiver_touch_parameters_only(name: str) -> None:
-    assert touched(Adversary(MEMBERS, ATTACKS[name]())) == (set(), {"parameters"})
+    assert touched(Adversary(MEMBERS, ATTACKS[name]())) == (set(), {PARAMETERS})
 
 
 @pytest.mark.parametrize("name", ["nan", "inf", "huge", "misshapen", "silent"])
 def test_attacks_on_the_wire_touch_everything_or_one_level(name: str) -> None:
     assert touched(Adversary(MEMBERS, ATTACKS[name]())) == (set(), set(WIRED))
     for level, topics in {
-        "gradient": {"first half", "second half"},
-        "pair": {"first half", "second half"},
-        "message": {"parameters"},
-        "tracker": {"premix", "tracker"},
+        "gradient": {FIRST_HALF, SECOND_HALF},
+        "pair": {FIRST_HALF, SECOND_HALF},
+        "message": {PARAMETERS},
+        "tracker": {PREMIX, TRACKER},
     }.items():
         assert touched(Adversary(MEMBERS, ATTACKS[name](), level=level)) == (set(), topics)  # type: ignore[arg-type]
 
 
 def test_a_message_level_attack_sees_honest_parameters_only() -> None:
     adversary = Adversary(MEMBERS, ATTACKS["alie"](z=1.5), level="message")
-    (inbox,) = LocalNetwork(GRAPH, adversary.tamper, adversary).exchange(0, parameters=VECTORS)
+    (inbox,) = local_network(GRAPH, adversary).exchange(0, {PARAMETERS: VECTORS})
     honest = VECTORS[~MEMBERS]
     torch.testing.assert_close(inbox.messages[1], honest.mean(0) - 1.5 * honest.std(0, correction=0))
     assert torch.equal(inbox.own, VECTORS)
@@ -103,7 +106,7 @@ def test_a_message_level_attack_sees_honest_parameters_only() -> None:
 
 def test_own_rows_line_up_when_one_topic_of_two_is_touched() -> None:
     adversary = Adversary(MEMBERS, ATTACKS["poison"]())
-    inboxes = LocalNetwork(GRAPH, adversary.tamper, adversary).exchange(0, parameters=VECTORS, tracker=VECTORS)
+    inboxes = local_network(GRAPH, adversary).exchange(0, {PARAMETERS: VECTORS, TRACKER: VECTORS})
     assert torch.equal(inboxes[0].own_row, inboxes[1].own_row)
     assert all(inbox.complete for inbox in inboxes)
 
@@ -124,7 +127,7 @@ def test_the_clock(name: str) -> None:
 def test_before_it_wakes_it_keeps_asks_and_prunes_like_everybody() -> None:
     adversary = Adversary(MEMBERS, ATTACKS["ipm"](), mixing="none", pruning="all", start=5, period=2)
     nodes, flagged = torch.arange(NODES), stream(0, "flags").uniform(NODES, NODES) < 0.3
-    (inbox,) = LocalNetwork(GRAPH).exchange(0, parameters=VECTORS)
+    (inbox,) = LocalNetwork(GRAPH).exchange(0, {PARAMETERS: VECTORS})
     ruled = torch.zeros_like(VECTORS)
     assert adversary.keep(inbox, ruled, nodes, step=4) is ruled
     assert bool(adversary.asks(nodes, step=4).all())
@@ -204,7 +207,7 @@ def split(vectors: Tensor, nodes: Tensor, adversary: Adversary, parts: list[Tens
     result = vectors.clone()
     for part in parts:
         some = torch.cat([nodes[~MEMBERS], part]).sort().values
-        result[some] = adversary.gradients(vectors[some], some, "first half", 3)
+        result[some] = adversary.gradients(vectors[some], some, FIRST_HALF, 3)
     return result
 
 
@@ -212,7 +215,7 @@ def split(vectors: Tensor, nodes: Tensor, adversary: Adversary, parts: list[Tens
 def test_draws_do_not_depend_on_grouping(name: str) -> None:
     attack: Attack = ATTACKS[name](z=1.0) if name == "alie" else ATTACKS[name]()
     adversary, nodes = Adversary(MEMBERS, attack, level="gradient", seed=1), torch.arange(NODES)
-    together = adversary.gradients(VECTORS, nodes, "first half", 3)
+    together = adversary.gradients(VECTORS, nodes, FIRST_HALF, 3)
     apart = split(VECTORS, nodes, adversary, [torch.tensor([1]), torch.tensor([4, 9])])
     torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-12)
 
@@ -247,3 +250,34 @@ def test_the_adversary_checks_its_own_options() -> None:
             Adversary(MEMBERS, ATTACKS["ipm"](), **options)  # type: ignore[arg-type]
     assert issubclass(ATTACKS["poison"], PerReceiver)
     Adversary(MEMBERS, ATTACKS["poison"](), level="tracker")  # alike for all receivers with how="large"
+
+
+def test_silence_and_wrong_shapes_are_rows_of_nan() -> None:
+    own = VECTORS[:4]
+    rows, same = put_on_wire(own, {1: None, 2: own[2, :-1], 3: -own[3]})
+    assert torch.equal(rows[[0, 3]], torch.stack([own[0], -own[3]]))
+    assert bool(rows[[1, 2]].isnan().all())
+    assert same is not None
+    assert same.tolist() == [True, False, False, False]
+    assert not bool(own.isnan().any())
+    rows, same = put_on_wire(own, own)
+    assert rows is own
+    assert same is None
+    assert put_on_wire(own, {}) == (own, None)
+
+
+def test_only_the_topic_that_differs_has_variants() -> None:
+    """Senders with several messages under one topic of an exchange send their first one everywhere under the other."""
+    network = local_network(GRAPH, Adversary(MEMBERS, ATTACKS["sign-flip"](), faces="two", level="message"))
+    parameters, tracker = network.exchange(0, {PARAMETERS: VECTORS, TRACKER: VECTORS + 1})
+    assert parameters.expected.shape == tracker.expected.shape == (NODES, NODES + int(MEMBERS.sum()))
+    assert torch.equal(parameters.messages[NODES:], -VECTORS[MEMBERS])
+    assert torch.equal(tracker.messages[NODES:], VECTORS[MEMBERS] + 1)
+
+
+def test_what_is_outgoing_already_passes_the_adversary() -> None:
+    network = local_network(GRAPH, Adversary(MEMBERS, ATTACKS["silent"]()))
+    (inbox,) = network.exchange(0, {PARAMETERS: Outgoing(VECTORS, VECTORS + 1, torch.zeros(NODES, dtype=torch.bool))})
+    assert inbox.complete
+    assert torch.equal(inbox.messages, VECTORS + 1)
+    assert torch.equal(inbox.own, VECTORS)

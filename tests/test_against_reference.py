@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bymi import BALANCE, IOS, RULES, UBAR, Complete, Graph, LocalNetwork, Round, TrMean
+from bymi.topic import PARAMETERS
 from tests.reference import graphs, rules
 from tests.reference.scenes import Scene, draw_scene
 from tests.rounds import network_of, quadratic
@@ -56,7 +57,7 @@ def by_transcription(name: str, rule: object, scene: Scene, *, step: int, steps:
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_rules(name: str, settings: dict[str, Any], drawn: dict[str, Any]) -> None:
     scene = draw_scene(**drawn)
-    (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
+    (inbox,) = network_of(scene).exchange(0, {PARAMETERS: torch.from_numpy(scene.vectors)})
     rule = RULES[name](**settings)
     output = rule(inbox, Round(2, 5, quadratic(torch.from_numpy(scene.targets))))
     expected = by_transcription(name, rule, scene, step=2, steps=5)
@@ -70,7 +71,7 @@ def test_rules_in_single_precision(name: str, settings: dict[str, Any], drawn: d
     drawn_scene = draw_scene(**drawn)
     vectors = drawn_scene.vectors.astype(np.float32)
     scene = Scene(drawn_scene.hears, vectors.astype(np.float64), drawn_scene.second, drawn_scene.targets, drawn_scene.lost)
-    (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(vectors))
+    (inbox,) = network_of(scene).exchange(0, {PARAMETERS: torch.from_numpy(vectors)})
     rule = RULES[name](**settings)
     output = rule(inbox, Round(2, 5, quadratic(torch.from_numpy(scene.targets))))
     assert output.dtype == torch.float32
@@ -82,7 +83,7 @@ def test_rules_in_single_precision(name: str, settings: dict[str, Any], drawn: d
 def test_balance_is_put_to_the_test(settings: dict[str, Any], drawn: dict[str, Any]) -> None:
     """The scenes make BALANCE accept some and refuse some, so that agreement above says something."""
     scene = draw_scene(**drawn)
-    (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
+    (inbox,) = network_of(scene).exchange(0, {PARAMETERS: torch.from_numpy(scene.vectors)})
     accepted = RULES["balance"](**settings).weigh(inbox, Round(2, 5)).weight > 0  # type: ignore[attr-defined]
     assert 0.1 < accepted.sum() / inbox.heard.sum() < 0.9
 
@@ -90,7 +91,7 @@ def test_balance_is_put_to_the_test(settings: dict[str, Any], drawn: dict[str, A
 @pytest.mark.parametrize("rule", [UBAR(share=0.0, self_weight=0.3), BALANCE(gamma=9.0, self_weight=0.3)])
 def test_the_own_weight_is_the_one_that_was_asked_for(rule: UBAR | BALANCE) -> None:
     vectors = torch.ones(4, 2, dtype=torch.float64)
-    (inbox,) = LocalNetwork(Complete().draw(4)).exchange(0, parameters=vectors)
+    (inbox,) = LocalNetwork(Complete().draw(4)).exchange(0, {PARAMETERS: vectors})
     assert rule.weigh(inbox, Round(losses=quadratic(vectors))).own.tolist() == [0.3] * 4
 
 
@@ -109,7 +110,7 @@ def test_a_share_of_a_large_neighbourhood_is_a_whole_number(rule: IOS | UBAR, ne
     """Shares that come out even: one neighbour more or less would be a rounding error of the share."""
     random = np.random.default_rng(0)
     vectors = torch.from_numpy(random.standard_normal((neighbours + 1, 2)))
-    (inbox,) = LocalNetwork(Complete().draw(neighbours + 1)).exchange(0, parameters=vectors)
+    (inbox,) = LocalNetwork(Complete().draw(neighbours + 1)).exchange(0, {PARAMETERS: vectors})
     # Everybody's loss is the same, so that UBAR averages all that it finds near.
     weight = rule.weigh(inbox, Round(losses=lambda rows, wanted: torch.zeros(wanted.shape, dtype=torch.float64))).weight
     assert ((weight > 0).sum(1) == kept).all()
@@ -118,7 +119,7 @@ def test_a_share_of_a_large_neighbourhood_is_a_whole_number(rule: IOS | UBAR, ne
 def test_a_geometric_median_that_is_one_of_the_points() -> None:
     """Some medians of this scene sit on a point, up to the smoothing, so that the smoothing is seen in the result."""
     scene = draw_scene(nodes=25, dim=3, directed=True, losses=True, seed=27)
-    (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
+    (inbox,) = network_of(scene).exchange(0, {PARAMETERS: torch.from_numpy(scene.vectors)})
     rule = RULES["geometric-median"](**PATIENT)
     expected = by_transcription("geometric-median", rule, scene, step=0, steps=1)
     on_a_point = [min(np.linalg.norm(scene.vectors - expected[i], axis=1)) < 1e-5 for i in range(scene.size)]
@@ -131,7 +132,7 @@ def test_ubar_where_no_loss_of_a_near_neighbour_is_a_number(near: int) -> None:
     """A NaN counts as infinite, and of infinite losses the first is as small as any: wherever the near one stands."""
     vectors = torch.full((4, 1), 9.0, dtype=torch.float64)
     vectors[3], vectors[near] = 0.0, 1.0
-    (inbox,) = LocalNetwork(Complete().draw(4)).exchange(0, parameters=vectors)
+    (inbox,) = LocalNetwork(Complete().draw(4)).exchange(0, {PARAMETERS: vectors})
 
     def losses(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         return torch.where(rows[:, 0] == 0, 1.0, torch.nan).double().expand(wanted.shape)
@@ -145,7 +146,7 @@ def test_a_trimmed_share_of_a_large_neighbourhood_is_a_whole_number() -> None:
     """0.42 of 150 is 63: of the values 0 to 149 with squares in place of the upper half, 63 to 86 are averaged."""
     values = torch.arange(150, dtype=torch.float64)
     values = torch.where(values < 80, values, values**2)
-    (inbox,) = LocalNetwork(Complete().draw(150)).exchange(0, parameters=values[:, None])
+    (inbox,) = LocalNetwork(Complete().draw(150)).exchange(0, {PARAMETERS: values[:, None]})
     output = TrMean(share=0.42)(inbox, Round())
     assert output[:, 0].tolist() == pytest.approx([float(values[63:87].mean())] * 150)
 

@@ -13,14 +13,14 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # A room imports rooms of rows before its own, and itself. docs/adr/0001-rooms.md
 ROWS = [
-    {"errors", "files", "interrupts", "memory", "parts", "streams", "vectors", "lists", "hearing", "crowd"},
+    {"errors", "files", "interrupts", "memory", "parts", "streams", "vectors", "lists", "hearing", "crowd", "topic"},
     {"graph", "sparse", "topology", "neighbourhoods", "usage", "inbox", "dense_inbox", "list_inbox", "staying", "datasets"},
     {"faces", "network", "aggregation", "problems"},
     {"detection", "attacks"},
     {"plan", "forge", "state"},
     {"phases", "preflight"},
     {"algorithm"},
-    {"engine"},
+    {"engine", "testing"},
     {"runs", "outlook"},
     {"experiment"},
     {"report"},
@@ -103,6 +103,37 @@ def test_only_the_adversary_and_the_metrics_know_the_truth(path: Path) -> None:
         "topology",
     }:
         assert not re.search("byzantine|honest", path.read_text(), re.IGNORECASE)
+
+
+def names_given(path: Path) -> set[str]:
+    """Names of all parameters and annotated fields in a file, and of all types that they are annotated with."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.arg):
+            found.add(node.arg)
+        if isinstance(node, ast.AnnAssign):
+            found.add(ast.unparse(node.target))
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            found |= set(re.findall(r"\w+", ast.unparse(node.annotation)))
+    return found
+
+
+UNAWARE = {"faces", "network", "plan", "forge", "state", "phases", "preflight", "algorithm", "engine"}
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in FILES if room(path) in UNAWARE], ids=lambda path: str(path.relative_to(SOURCE))
+)
+def test_phases_and_transports_do_not_know_the_adversary(path: Path) -> None:
+    """They carry what they are given: SimulatedAdversary is put around a network by runs."""
+    assert not [name for name in imports(path) if name.split(".")[:2] == ["bymi", "attacks"]]
+    assert not [name for name in names_given(path) if re.search("adversary|attack|byzantine", name, re.IGNORECASE)]
+
+
+def test_what_the_last_test_looks_for_is_found() -> None:
+    assert {"adversary", "Adversary"} <= names_given(SOURCE / "runs" / "simulate.py")
+    assert "adversary" in names_given(SOURCE / "runs" / "scene.py")  # a field
+    assert "bymi.attacks" in imports(SOURCE / "runs" / "simulate.py")
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

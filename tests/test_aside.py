@@ -11,8 +11,8 @@ import torch
 from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp, network
 from bymi.detection import Panel, Watch, aside
 from bymi.detection.aside import Aside
-from bymi.engine import simulate
 from bymi.problems import linear_problem, linear_shard
+from bymi.runs.simulate import simulate
 from bymi.vectors import inner, inner_of_both
 from tests.modules import draw
 

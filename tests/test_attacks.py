@@ -9,6 +9,7 @@ from bymi import Adversary, Complete, LocalNetwork
 from bymi.attacks import CovariateAttack, DataAttack, GradientAttack, InnerProductManipulation, ParameterAttack
 from bymi.problems import LinearShard, linear_shard
 from bymi.streams import stream
+from bymi.topic import GRADIENT, PARAMETERS
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def adversary(mixing: str, pruning: str = "none") -> Adversary:
 def test_the_adversary_touches_its_own_rows_only() -> None:
     gradients = stream(0, "gradients").normal(4, 3)
     before = gradients.clone()
-    forged = adversary("plain").gradients(gradients, torch.arange(4), "gradient", 0)
+    forged = adversary("plain").gradients(gradients, torch.arange(4), GRADIENT, 0)
     assert torch.equal(gradients, before)
     assert torch.equal(forged[[0, 2]], gradients[[0, 2]])
     assert torch.allclose(forged[[1, 3]], -gradients[[0, 2]].mean(0).expand(2, 3))
@@ -100,7 +101,7 @@ def test_the_adversary_touches_its_own_rows_only() -> None:
 def test_what_byzantine_nodes_keep_after_a_round(mixing: str) -> None:
     vectors = stream(0, "vectors").normal(4, 3)
     graph = Complete().draw(4)
-    (inbox,) = LocalNetwork(graph).exchange(0, parameters=vectors)
+    (inbox,) = LocalNetwork(graph).exchange(0, {PARAMETERS: vectors})
     ruled = torch.zeros(4, 3, dtype=torch.float64)
     kept = adversary(mixing).keep(inbox, ruled, torch.arange(4))
     expected = {"plain": graph.mixing @ vectors, "none": vectors, "rule": ruled}[mixing]

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from bymi import sparse, usage
 from bymi.engine import records
-from bymi.engine.distributed import Spread
 from bymi.engine.records import whole_rounds
 from bymi.experiment import load
 from bymi.runs.averages import Average, look
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import sharded_run
 from bymi.sparse import SparseGraph
 from bymi.streams import stream
 
@@ -44,7 +44,7 @@ def test_no_rank_has_all_models_at_once(numbers: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(records, "_NUMBERS", numbers)
     words = ["nodes=10", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=20", "data.dim=6"]
     scene = build_scene(load(None, ["method=drsgd-bymi", "profile=paper", *words]).sheet)
-    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=4)
+    spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=4)
     seen = 0
     for moment in whole_rounds(
         spread, scene.plan, None, due=lambda *_: True, lost=lambda lengths: False, wants=lambda *_: False
@@ -78,7 +78,7 @@ def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkey
             return iter(found)
 
         monkeypatch.setattr(usage._Everyone, "blocks", counted)
-        spread = Spread(scene.problem, scene.graph, scene.adversary, shards=4)
+        spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=4)
         *_, last = spread.walk(scene.plan, None)
         monkeypatch.setattr(usage._Everyone, "blocks", blocks)
         return [part.theta for part in last], max(seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,20 +18,22 @@ from bymi.detection.evidence import Evidence, Seats
 from bymi.detection.fuse import shorten
 from bymi.detection.reasons import REASONS
 from bymi.problems.split import fresh_halves
+from bymi.runs.simulate import local_network
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.topology import Complete, ErdosRenyi
 from tests.bench import claims_of, halves_of, parameters, verdict_of
 from tests.reference.scenes import draw_scene
 from tests.rooms import found_in
-from tests.rounds import network_of
+from tests.rounds import Tampering, network_of
 
 # Seats and evidence
 
 
-def two_faced(size: int, seed: int) -> tuple[LocalNetwork, Adversary]:
+def two_faced(size: int, seed: int) -> tuple[Any, Adversary]:
     members = torch.arange(size) % 4 == 1
     adversary = Adversary(members, SignFlip(), faces="two", seed=seed)
-    return LocalNetwork(ErdosRenyi(0.6).draw(size, seed=seed), adversary.tamper, adversary), adversary
+    return local_network(ErdosRenyi(0.6).draw(size, seed=seed), adversary), adversary
 
 
 def directed(size: int, seed: int) -> Graph:
@@ -62,7 +65,7 @@ def test_seats(seed: int) -> None:
 def test_seats_find_the_message_meant_for_the_receiver(seed: int) -> None:
     network, _ = two_faced(12, seed)
     vectors = stream(seed, "vectors").normal(12, 3)
-    (inbox,) = network.exchange(0, parameters=vectors)
+    (inbox,) = network.exchange(0, {PARAMETERS: vectors})
     assert inbox.senders is not None
     assert len(inbox.messages) > 12
     seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
@@ -103,7 +106,7 @@ def test_claims(dim: int, seed: int) -> None:
     scene = draw_scene(nodes=12, dim=dim, directed=True, losses=True, seed=seed)
     network, graph = network_of(scene), Graph.from_hears(torch.from_numpy(scene.hears))
     first, second = torch.from_numpy(scene.vectors), torch.from_numpy(scene.second)
-    inboxes = network.exchange(0, first=first, second=second)
+    inboxes = network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
     receivers = torch.tensor([3, 8, 1])
     seats = Seats.of(graph.hears, network.nodes, receivers)
     deeds = stream(seed, "deeds").normal(24, dim)  # of twelve columns and twelve receivers
@@ -130,7 +133,7 @@ def test_claims_of_two_faces() -> None:
     """Each receiver's evidence is about what it was told itself."""
     network, adversary = two_faced(13, 2)
     first, second = stream(0, "first").normal(13, 4), stream(0, "second").normal(13, 4)
-    inboxes = network.exchange(0, **{"first half": first, "second half": second})
+    inboxes = network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
     receivers = torch.arange(13)
     seats = Seats.of(network.arcs, network.nodes, receivers)
     evidence, *_ = claims_of(inboxes).before(seats, None)
@@ -152,13 +155,13 @@ def test_answers(dim: int) -> None:
     asks[2] = False
     data = stream(3, "data").normal(2, 11, dim)
 
-    def tamper(vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
+    def tamper(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, Tensor | None]:
         return {row: None for row, sender in enumerate(senders.tolist()) if sender == silent}
 
-    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
-        return {"first half": points * 2 + data[0, nodes], "second half": points * 2 + data[1, nodes]}
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
+        return {FIRST_HALF: points * 2 + data[0, nodes], SECOND_HALF: points * 2 + data[1, nodes]}
 
-    network = LocalNetwork(graph, tamper)
+    network = Tampering(graph, tamper)
     theta = stream(4, "theta").normal(11, dim)
     claims = Answers(network.ask(0, theta, answer, asks))
     for receivers in asks.nonzero().flatten().split(6):
@@ -198,7 +201,7 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     second[:4] += 6.0
     network, trail = LocalNetwork(directed(size, 4)), Trail()
     for step, theta in enumerate(parameters(size, 6, 10)):
-        (inbox,) = network.exchange(step, parameters=theta)
+        (inbox,) = network.exchange(step, {PARAMETERS: theta})
         trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
     whole = verdict_of(network, torch.arange(size), first, second, trail)
     assert 0 < int(whole.flagged.sum()) < size * size / 4
@@ -226,7 +229,7 @@ def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -
         theta = theta.clone()
         theta[drifter] += 0.01
         theta[wild] += far
-        (inbox,) = network.exchange(step, parameters=theta)
+        (inbox,) = network.exchange(step, {PARAMETERS: theta})
         share, blown = shorten(inbox, 3.0)
         trail.see(inbox, 1e-3, share, blown & (torch.arange(size) == wild))
     verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
@@ -245,10 +248,10 @@ def test_deeds_of_each_seat(faces: int) -> None:
     if faces == 1:
         lied = adversary.members.expand(12, -1)
         liars = adversary.members.nonzero().flatten().tolist()
-        network = LocalNetwork(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
+        network = Tampering(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
     trail = Trail()
     theta = stream(2, "theta").normal(12, 4)
-    (inbox,) = network.exchange(0, parameters=theta)
+    (inbox,) = network.exchange(0, {PARAMETERS: theta})
     trail.see(inbox, 0.5, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
     seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
     deeds = tribunal._Deeds(trail)
@@ -266,7 +269,7 @@ def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
     size = 24
     network, trail = LocalNetwork(Complete().draw(size)), Trail()
     for step, theta in enumerate(parameters(size, 6, 20)):
-        (inbox,) = network.exchange(step, parameters=theta)
+        (inbox,) = network.exchange(step, {PARAMETERS: theta})
         blown = torch.zeros(size, size, dtype=torch.bool)
         blown[:, 3] = step < 5  # a quarter
         blown[:, 4] = step < 4  # a fifth, not more
@@ -284,7 +287,7 @@ def test_few_rounds_count_as_ten(rounds: int, refused: int, flagged: bool) -> No
     size = 24
     network, trail = LocalNetwork(Complete().draw(size)), Trail()
     for step, theta in enumerate(parameters(size, 6, rounds)):
-        (inbox,) = network.exchange(step, parameters=theta)
+        (inbox,) = network.exchange(step, {PARAMETERS: theta})
         blown = torch.zeros(size, size, dtype=torch.bool)
         blown[:, 3] = step < refused
         trail.see(inbox, 0.01, torch.ones_like(inbox.weight), blown & network.arcs)
@@ -306,7 +309,7 @@ def test_whoever_serves_time_is_in_no_estimate() -> None:
     def judged(nodes: list[int], serving: list[int]) -> Verdict:
         network, trail = LocalNetwork(Complete().draw(len(nodes))), Trail()
         for step, theta in enumerate(thetas):
-            (inbox,) = network.exchange(step, parameters=theta[nodes])
+            (inbox,) = network.exchange(step, {PARAMETERS: theta[nodes]})
             trail.see(inbox, 1e-3, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
         some = torch.zeros_like(network.arcs)
         some[:, serving] = network.arcs[:, serving]
@@ -371,20 +374,20 @@ def test_fresh_halves() -> None:
     seen = set()
     for step in range(4):
         halves = fresh_halves(nodes, samples=20, count=20, seed=1, step=step)
-        first, second = halves["first half"], halves["second half"]
+        first, second = halves[FIRST_HALF], halves[SECOND_HALF]
         assert first.shape == second.shape == (6, 10)
         for node in range(6):
             assert sorted([*first[node].tolist(), *second[node].tolist()]) == list(range(20))
             seen.add(tuple(first[node].tolist()))
         alone = fresh_halves(torch.tensor([4]), samples=20, count=20, seed=1, step=step)
-        assert torch.equal(alone["first half"][0], first[4])
+        assert torch.equal(alone[FIRST_HALF][0], first[4])
         again = fresh_halves(nodes, samples=20, count=20, seed=1, step=step)
-        assert torch.equal(again["second half"], second)
+        assert torch.equal(again[SECOND_HALF], second)
     assert len(seen) == 24
     part = fresh_halves(nodes, samples=20, count=7, seed=1, step=0)
-    assert part["first half"].shape == (6, 3)
+    assert part[FIRST_HALF].shape == (6, 3)
     assert all(len({*a.tolist(), *b.tolist()}) == 6 for a, b in zip(*part.values(), strict=True))
-    for left, right in pairwise(fresh_halves(nodes, samples=20, count=20, seed=seed, step=0)["first half"] for seed in (1, 2)):
+    for left, right in pairwise(fresh_halves(nodes, samples=20, count=20, seed=seed, step=0)[FIRST_HALF] for seed in (1, 2)):
         assert not torch.equal(left, right)
 
 
@@ -396,6 +399,6 @@ def test_fresh_halves_refuses(count: int) -> None:
 
 def test_each_sample_is_as_often_in_a_first_half() -> None:
     """Over 4,000 draws of 10 from 20 each sample is in 2,000 +- 31.6; |z| > 6 in any of 20 has probability below 4e-8."""
-    first = fresh_halves(torch.arange(4000), samples=20, count=20, seed=3, step=0)["first half"]
+    first = fresh_halves(torch.arange(4000), samples=20, count=20, seed=3, step=0)[FIRST_HALF]
     counts = torch.bincount(first.flatten(), minlength=20).double()
     assert float(((counts - 2000) / 1000**0.5).abs().max()) < 6

@@ -15,6 +15,7 @@ from bymi.detection.deeds import belying, drifting
 from bymi.detection.fuse import fused, shorten
 from bymi.detection.reasons import REASONS, SEVERE
 from bymi.streams import stream
+from bymi.topic import PARAMETERS, Topic
 from bymi.topology import Complete
 from tests.bench import halves_of, parameters, verdict_of
 from tests.reference import panel as by_definition
@@ -22,7 +23,7 @@ from tests.reference.panel import REACH
 from tests.reference.receiver import centre_of, weights_of
 from tests.reference.scenes import draw_scene
 from tests.rooms import found_in
-from tests.rounds import network_of
+from tests.rounds import Tampering, network_of
 
 MEDIAN = GeometricMedian(iterations=3000, tolerance=1e-15)
 SETTINGS = {"smoothing": 1e-6, "iterations": 3000, "tolerance": 1e-15}
@@ -106,15 +107,15 @@ def test_trail() -> None:
     graph = Graph.from_hears(torch.from_numpy(scene.hears))
     lost = {1: 4, 2: 4, 3: 7}  # by round
 
-    def tamper(vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, Tensor | None]:
+    def tamper(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, Tensor | None]:
         return {lost[step]: None} if step in lost else {}
 
-    network, trail = LocalNetwork(graph, tamper), Trail()
+    network, trail = Tampering(graph, tamper), Trail()
     thetas, rates = stream(1, "theta").normal(7, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.3]
     thetas[:, 8] += 20.0  # too far for all
     walked, shortened = [by_definition.Walked(4) for _ in range(9)], 0
     for step, (theta, rate) in enumerate(zip(thetas, rates, strict=True)):
-        (inbox,) = network.exchange(step, parameters=theta)
+        (inbox,) = network.exchange(step, {PARAMETERS: theta})
         if step == 6:  # one of those who expect node 1's message does not get it, and of node 3's all but one
             inbox = replace(inbox, heard=unheard_by(inbox.expected, {1: 1, 3: int(graph.hears[:, 3].sum()) - 1}))
         share, _ = shorten(inbox, 3.0)
@@ -170,7 +171,7 @@ def test_a_far_message_does_not_pay_back_a_drift() -> None:
         theta = theta.clone()
         theta[liar] = theta[:liar].mean(0) + (off if step != 13 else -off * (rounds - 1))
         sent += (theta[liar] - theta[:liar].mean(0)) / rounds
-        (inbox,) = network.exchange(step, parameters=theta)
+        (inbox,) = network.exchange(step, {PARAMETERS: theta})
         trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
     assert float(sent.norm()) < 1e-12
     verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
@@ -189,7 +190,7 @@ def test_a_far_message_moves_no_mean() -> None:
         for step, theta in enumerate(parameters(size, 6, rounds)):
             theta = theta.clone()
             theta[3] += far * (step == 50)
-            (inbox,) = network.exchange(step, parameters=theta)
+            (inbox,) = network.exchange(step, {PARAMETERS: theta})
             trail.see(inbox, 1.0, *shorten(inbox, 3.0))
         moved.append(trail.vectors()[3])
     usual = float((torch.stack([trail.vectors()[node] for node in range(10, 20)]) - trail.vectors()[20]).norm(dim=1).median())
@@ -205,7 +206,7 @@ def test_a_receiver_far_off_moves_nobodys_mean(far: float) -> None:
         theta = stream(1, "theta").normal(11, 3)
         theta[0] *= 5
         theta[9] += distance
-        (inbox,) = LocalNetwork(Complete().draw(11)).exchange(0, parameters=theta)
+        (inbox,) = LocalNetwork(Complete().draw(11)).exchange(0, {PARAMETERS: theta})
         trail = Trail()
         share, blown = shorten(inbox, 3.0)
         assert float(share[1:9, 0].median()) < 1
@@ -223,7 +224,7 @@ def test_a_receiver_far_off_moves_nobodys_mean(far: float) -> None:
 def test_fuse(seed: int, losses: bool) -> None:
     scene = draw_scene(nodes=14, dim=3 + seed, directed=seed % 2 == 1, losses=losses, seed=seed)
     scene.vectors[:2] += 1000.0
-    (inbox,) = network_of(scene).exchange(0, parameters=torch.from_numpy(scene.vectors))
+    (inbox,) = network_of(scene).exchange(0, {PARAMETERS: torch.from_numpy(scene.vectors)})
     share, blown = shorten(inbox, 1.3)
     mixture = fused(inbox, share)
     mixed = inbox.mix(mixture)

@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 
-from bymi import Complete, Detector, InputError, LocalNetwork, Mean, Panel, identify
+from bymi import Complete, Detector, InputError, Mean, Panel, identify
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
+from tests.rounds import Tampering
 
 
 def limit(scores: list[float], *, fdr_level: float = 0.2, offset: int = 0) -> float:
@@ -141,11 +143,11 @@ def test_mistakes_name_what_is_wrong(change: dict[str, object], message: str) ->
 def test_receivers_judge_what_they_heard_and_flag_what_they_did_not() -> None:
     first, second = halves(20, 6, 4, shift=4.0)
 
-    def silence(vectors: torch.Tensor, senders: torch.Tensor, topic: str, step: int) -> dict[int, None]:
-        return {19: None} if topic == "second" else {}
+    def silence(vectors: torch.Tensor, senders: torch.Tensor, topic: Topic, step: int) -> dict[int, None]:
+        return {19: None} if topic == SECOND_HALF else {}
 
-    network = LocalNetwork(Complete().draw(20), silence)
-    verdict = identify_neighbours(*network.exchange(0, first=first, second=second), Detector())
+    network = Tampering(Complete().draw(20), silence)
+    verdict = identify_neighbours(*network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second}), Detector())
     receivers = torch.arange(4, 19)
     assert verdict.flagged[receivers][:, :4].all()
     assert verdict.flagged[receivers][:, 19].all()

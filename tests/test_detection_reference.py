@@ -10,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Detector, Graph, LocalNetwork, identify
+from bymi import Detector, Graph, identify
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
 from bymi.runs.metrics import false_discoveries, sure_detection
+from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
 from tests.reference import detection as by_definition
 from tests.reference.rules import TRANSCRIPTIONS
 from tests.reference.scenes import Scene, draw_scene
+from tests.rounds import Tampering
 
 # Until it stands still, as its transcription does.
 SETTINGS: dict[str, dict[str, Any]] = {"geometric-median": {"iterations": 3000, "tolerance": 1e-15}}
@@ -30,12 +32,12 @@ def test_every_centre_and_scale_has_a_transcription() -> None:
 def halves_through(scene: Scene, dtype: torch.dtype) -> Any:
     """Both inboxes. Some senders lose their first half only, some their second: neither half may then be used."""
 
-    def lose(vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, None]:
-        return dict.fromkeys(scene.lost[::2] if topic == "first" else scene.lost[1::2])
+    def lose(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, None]:
+        return dict.fromkeys(scene.lost[::2] if topic == FIRST_HALF else scene.lost[1::2])
 
-    network = LocalNetwork(Graph.from_hears(torch.from_numpy(scene.hears)), lose)
+    network = Tampering(Graph.from_hears(torch.from_numpy(scene.hears)), lose)
     first, second = torch.from_numpy(scene.vectors).to(dtype), torch.from_numpy(scene.second).to(dtype)
-    return network.exchange(0, first=first, second=second)
+    return network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
 
 
 def scores_of(scene: Scene, receiver: int, centre: str, settings: dict[str, Any], scale: str) -> dict[int, float]:

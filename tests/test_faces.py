@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox, LocalNetwork
-from bymi.attacks import ATTACKS, Adversary, Dissensus, Isolation, Poison, Shift, SignFlip, Silent
-from bymi.engine import simulate
+from bymi.attacks import ATTACKS, Adversary, Dissensus, Isolation, Poison, Shift, SignFlip, Silent, SimulatedAdversary
 from bymi.experiment import load
 from bymi.inbox import fold
 from bymi.lists import Table
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import local_network, simulate
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
 from bymi.topology import ErdosRenyi
 
 NODES, DIM = 16, 5
@@ -24,8 +25,8 @@ VECTORS = stream(0, "vectors").normal(NODES, DIM) + 1.0
 GRAPH = ErdosRenyi(0.7).draw(NODES, seed=1, must_connect=~MEMBERS)
 
 
-def network_of(adversary: Adversary, graph: Graph = GRAPH) -> LocalNetwork:
-    return LocalNetwork(graph, adversary.tamper, adversary)
+def network_of(adversary: Adversary, graph: Graph = GRAPH) -> SimulatedAdversary:
+    return local_network(graph, adversary)
 
 
 def by_column(inbox: Inbox, values: Tensor) -> Tensor:
@@ -62,12 +63,12 @@ def test_half_of_the_honest_nodes_are_fooled() -> None:
     assert len({tuple(mask.tolist()) for mask in others}) > 1
 
 
-@pytest.mark.parametrize("topic", ["parameters", "first half", "second half"])
-def test_two_faces_on_the_wire(topic: str) -> None:
+@pytest.mark.parametrize("topic", [PARAMETERS, FIRST_HALF, SECOND_HALF])
+def test_two_faces_on_the_wire(topic: Topic) -> None:
     adversary = Adversary(MEMBERS, SignFlip(), faces="two")
     network = network_of(adversary)
-    assert torch.equal(adversary.gradients(VECTORS, torch.arange(NODES), "first half", 0), VECTORS)
-    (inbox,) = network.exchange(0, **{topic: VECTORS})
+    assert torch.equal(adversary.gradients(VECTORS, torch.arange(NODES), FIRST_HALF, 0), VECTORS)
+    (inbox,) = network.exchange(0, {topic: VECTORS})
     assert inbox.heard.shape == (NODES, NODES + 4)
     assert inbox.complete
     assert_wired(inbox, GRAPH)
@@ -78,17 +79,17 @@ def test_two_faces_on_the_wire(topic: str) -> None:
 
 def test_topics_that_are_alike_for_all_keep_their_columns() -> None:
     network = network_of(Adversary(MEMBERS, SignFlip(), faces="two"))
-    (plain,) = network.exchange(0, premix=VECTORS)
+    (plain,) = network.exchange(0, {PREMIX: VECTORS})
     assert plain.senders is None
     assert plain.messages is VECTORS
-    both = network.exchange(0, parameters=VECTORS, tracker=VECTORS)
+    both = network.exchange(0, {PARAMETERS: VECTORS, TRACKER: VECTORS})
     assert [inbox.heard.shape[1] for inbox in both] == [NODES + 4] * 2
     assert torch.equal(both[1].messages[NODES:], VECTORS[MEMBERS])
 
 
 def test_silence_to_one_half() -> None:
     adversary = Adversary(MEMBERS, Silent(), faces="two")
-    (inbox,) = network_of(adversary).exchange(0, parameters=VECTORS)
+    (inbox,) = network_of(adversary).exchange(0, {PARAMETERS: VECTORS})
     assert torch.equal(inbox.by_sender(inbox.expected, NODES), GRAPH.hears)
     silent = inbox.by_sender(inbox.unheard, NODES)
     assert torch.equal(silent, GRAPH.hears & MEMBERS & adversary.fooled[:, None])
@@ -97,22 +98,24 @@ def test_silence_to_one_half() -> None:
 def test_columns_stay_the_same_after_pruning_and_before_waking() -> None:
     adversary = Adversary(MEMBERS, Dissensus(), start=3)
     network = network_of(adversary)
-    (before,) = network.exchange(0, parameters=VECTORS)
-    (awake,) = network.exchange(3, parameters=VECTORS)
+    (before,) = network.exchange(0, {PARAMETERS: VECTORS})
+    (awake,) = network.exchange(3, {PARAMETERS: VECTORS})
     flagged = stream(0, "flags").uniform(NODES, NODES) < 0.3
     pruned = network.prune(flagged)
-    (after,) = pruned.exchange(3, parameters=VECTORS)
+    (after,) = pruned.exchange(3, {PARAMETERS: VECTORS})
     for inbox in (awake, after):
         assert torch.equal(inbox.senders, before.senders)  # type: ignore[arg-type]
     assert_wired(awake, GRAPH)
     assert_wired(after, pruned.graph)
     assert torch.equal(before.messages, VECTORS[before.senders])
-    assert torch.equal(pruned.over(GRAPH).exchange(3, parameters=VECTORS)[0].expected, awake.expected)
+    assert torch.equal(
+        SimulatedAdversary(pruned.network.over(GRAPH), adversary).exchange(3, {PARAMETERS: VECTORS})[0].expected, awake.expected
+    )
 
 
 def test_pruning_takes_verdicts_on_messages_and_on_senders() -> None:
     network = network_of(Adversary(MEMBERS, SignFlip(), faces="two"))
-    (inbox,) = network.exchange(0, parameters=VECTORS)
+    (inbox,) = network.exchange(0, {PARAMETERS: VECTORS})
     flagged = inbox.expected & (stream(0, "flags").uniform(*inbox.expected.shape) < 0.2)
     by_sender = inbox.by_sender(flagged, NODES)
     assert torch.equal(network.prune(flagged).graph.hears, GRAPH.hears & ~by_sender)
@@ -124,9 +127,9 @@ def test_by_sender() -> None:
     senders = torch.tensor([0, 1, 2, 1])
     expected = [[True, False, False], [False, True, False], [False, True, True]]
     assert fold(mask, senders, 3).tolist() == expected
-    (plain,) = LocalNetwork(GRAPH).exchange(0, parameters=VECTORS)
+    (plain,) = LocalNetwork(GRAPH).exchange(0, {PARAMETERS: VECTORS})
     assert plain.by_sender(GRAPH.hears, NODES) is GRAPH.hears
-    (inbox,) = network_of(Adversary(MEMBERS, SignFlip(), faces="two")).exchange(0, parameters=VECTORS)
+    (inbox,) = network_of(Adversary(MEMBERS, SignFlip(), faces="two")).exchange(0, {PARAMETERS: VECTORS})
     some = inbox.of(torch.tensor([2, 5]))
     assert torch.equal(some.by_sender(some.expected, NODES), GRAPH.hears[[2, 5]])
 
@@ -134,7 +137,7 @@ def test_by_sender() -> None:
 @pytest.mark.parametrize("attack", [Dissensus(1.0), Isolation()])
 def test_averaging_moves_nobody(attack: Dissensus | Isolation) -> None:
     adversary = Adversary(MEMBERS, attack)
-    (inbox,) = network_of(adversary).exchange(0, parameters=VECTORS)
+    (inbox,) = network_of(adversary).exchange(0, {PARAMETERS: VECTORS})
     assert_wired(inbox, GRAPH)
     beside = ~MEMBERS & (GRAPH.hears & MEMBERS).any(1)
     average = inbox.mix(inbox.average())
@@ -142,7 +145,7 @@ def test_averaging_moves_nobody(attack: Dissensus | Isolation) -> None:
 
 
 def test_all_attackers_around_a_receiver_say_the_same() -> None:
-    (inbox,) = network_of(Adversary(MEMBERS, Poison("fuse"))).exchange(0, parameters=VECTORS)
+    (inbox,) = network_of(Adversary(MEMBERS, Poison("fuse"))).exchange(0, {PARAMETERS: VECTORS})
     for receiver in (~MEMBERS).nonzero().flatten().tolist():
         heard = [
             heard_from(inbox, receiver, sender) for sender in (GRAPH.hears[receiver] & MEMBERS).nonzero().flatten().tolist()
@@ -165,9 +168,8 @@ def test_distances_are_the_same_without_the_products_of_all_pairs() -> None:
 def answers(adversary: Adversary, asker: int) -> tuple[Inbox, Tensor]:
     """What a node gets back at its own point, and whom it asked."""
 
-    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
-        topic = f"first half for {asker}"
-        return {"first half": adversary.gradients(VECTORS[nodes], nodes, topic, 0)}
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
+        return {FIRST_HALF: adversary.gradients(VECTORS[nodes], nodes, FIRST_HALF.to(asker), 0)}
 
     (reply,) = network_of(adversary).ask(0, VECTORS, answer, torch.arange(NODES) == asker)
     return reply.read()[0], reply.senders
@@ -197,8 +199,8 @@ def test_runs_with_two_faces(attack: str, point: str) -> None:
 def test_faces_draw_nothing_else_anew() -> None:
     """The same training and the same lies, only not to everybody."""
     one, two = (Adversary(MEMBERS, Shift(), level="message", faces=faces) for faces in ("one", "two"))  # type: ignore[arg-type]
-    (everybody,) = network_of(one).exchange(0, parameters=VECTORS)
-    (some,) = network_of(two).exchange(0, parameters=VECTORS)
+    (everybody,) = network_of(one).exchange(0, {PARAMETERS: VECTORS})
+    (some,) = network_of(two).exchange(0, {PARAMETERS: VECTORS})
     assert torch.equal(some.messages[NODES:], everybody.messages[MEMBERS])
 
 
@@ -208,11 +210,11 @@ def test_a_round_of_150_nodes_stays_cheap(attack: Shift | Dissensus, allowed: fl
     members = torch.arange(150) < 30
     graph, vectors = ErdosRenyi(0.5).draw(150, seed=0, must_connect=~members), stream(0, "vectors").normal(150, 30)
     network = network_of(Adversary(members, attack, faces="two" if isinstance(attack, Shift) else "one"), graph)
-    network.exchange(0, parameters=vectors)
+    network.exchange(0, {PARAMETERS: vectors})
     times = []
     for step in range(10):
         start = time.perf_counter()
-        (inbox,) = network.exchange(step, parameters=vectors)
+        (inbox,) = network.exchange(step, {PARAMETERS: vectors})
         inbox.mix(inbox.average())
         times.append(time.perf_counter() - start)
     assert min(times) < allowed

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from bymi import RULES, Detector, Inbox, Round
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify_neighbours
-from bymi.engine import simulate
 from bymi.experiment import Spec, load
 from bymi.phases import Snapshot
 from bymi.runs.metrics import Recorder
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import simulate
 from bymi.topology import ErdosRenyi
 from tests.commands import TINY
 

@@ -17,7 +17,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from bymi import RULES, Adversary, Round, datasets
 from bymi.aggregation import WeightedRule
 from bymi.attacks import GradientAttack, OutOfDistribution
-from bymi.engine import simulate
 from bymi.engine.host import Host
 from bymi.experiment import Spec, load, run
 from bymi.hearing import ABSURD
@@ -25,7 +24,9 @@ from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import store, tasks
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import simulate
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, GRADIENT, SECOND_HALF, Topic
 from tests.idx_files import write_image_set
 from tests.rounds import Lone, draw_lone
 
@@ -262,7 +263,7 @@ def test_another_seed_has_another_nu(data: Path) -> None:
 # The gradient attack
 
 
-def pushes(seed: int, topics: list[tuple[str, int]]) -> Tensor:
+def pushes(seed: int, topics: list[tuple[Topic, int]]) -> Tensor:
     """(forged - mean / 2) / std for two attackers at some topics and steps [t, 2, D]."""
     members = torch.tensor([False] * 6 + [True] * 2)
     adversary = Adversary(members, GradientAttack(), seed=seed)
@@ -282,7 +283,7 @@ def test_the_push_of_the_gradient_attack_is_drawn_once_a_run() -> None:
     The mean square of 3000 differences of two e is 2 with a standard deviation of 0.052: off by 0.4 in fewer than one of
     1e12 cases, 45 times over. Products of two independent z of 3000 entries have a mean of 0 with one of 0.018.
     """
-    topics = [("gradient", 0), ("gradient", 1), ("first half", 3), ("second half", 3), ("first half for 2", 3)]
+    topics = [(GRADIENT, 0), (GRADIENT, 1), (FIRST_HALF, 3), (SECOND_HALF, 3), (FIRST_HALF.to(2), 3)]
     found = pushes(0, topics).flatten(0, 1)
     for place in range(len(found)):
         for other in range(place):

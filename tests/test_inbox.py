@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from bymi import Graph, Inbox, LocalNetwork, sparse
+from bymi import Graph, Inbox, sparse
 from bymi.attacks import ATTACKS, Adversary
-from bymi.engine.distributed import Spread
 from bymi.errors import InputError
 from bymi.lists import Lists
+from bymi.network import Network
 from bymi.problems import linear_problem, linear_shard
+from bymi.runs.simulate import local_network, sharded_run
 from bymi.sparse import SparseGraph
+from bymi.topic import PARAMETERS
 from bymi.topology import Regular
 
 NODES = 12
@@ -76,13 +79,17 @@ def test_further_messages_beside_the_wrong_rows_are_refused(
 
     def exchange() -> None:
         if shards is None:
-            LocalNetwork(graph, adversary.tamper, adversary).exchange(0, parameters=VECTORS)
+            local_network(graph, adversary).exchange(0, {PARAMETERS: VECTORS})
             return
         problem = linear_problem(linear_shard(torch.arange(NODES), samples=4, dim=2, seed=0), seed=0)
-        wires = Spread(problem, graph, adversary, shards=shards).wires
-        wires.deliver([{"parameters": VECTORS[nodes]} for nodes in wires.nodes], 0)
+        spread = sharded_run(problem, graph, adversary, shards=shards)
 
-    def one_less(self: Adversary, *given: Any) -> Tensor | list[Tensor | None]:
+        def rounds(network: Network) -> Iterator[tuple[Inbox, ...]]:
+            yield network.exchange(0, {PARAMETERS: VECTORS[network.nodes]})
+
+        list(spread.wires.board.walk([partial(rounds, network) for network, _ in spread.wrapped]))
+
+    def one_less(self: Adversary, *given: Any) -> Any:
         return show(self, *given)[1:]
 
     exchange()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bymi.engine import inquiry, simulate
-from bymi.engine.distributed import Spread
+from bymi.engine import inquiry
 from bymi.experiment import load
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import sharded_run, simulate
 
 SMALL = ["nodes=9", "steps=5", "warm_up.steps=2", "graph.p=0.9", "data.samples=24", "method=drsgd-bymi", "attack=alie"]
 
@@ -27,7 +27,7 @@ def test_turns_change_nothing(profile: list[str], shards: int, long: int, monkey
     turns = []
     take_turn = inquiry.Inquiry.take_turn
     monkeypatch.setattr(inquiry.Inquiry, "take_turn", lambda self: turns.append(self) or take_turn(self))
-    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=shards).walk(scene.plan)
+    spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=shards).walk(scene.plan)
     for whole, snapshots in zip(alone, spread, strict=True):
         theta = torch.cat([part.theta for part in snapshots])
         torch.testing.assert_close(theta, whole.theta, rtol=1e-9, atol=1e-12)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from bymi.engine import simulate
-from bymi.engine.distributed import Spread
+from bymi.attacks import SimulatedAdversary
 from bymi.engine.wires import Wires
 from bymi.experiment import load
+from bymi.network import Outgoing
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import sharded_run, simulate
+from bymi.topic import PARAMETERS, Topic
 
 WORDS = ["nodes=30", "graph=ring", "data.dim=5", "data.samples=20", "method=rule", "warm_up.rule=median", "steps=3"]
 SHARDS = 5
@@ -38,19 +41,19 @@ def test_all_vectors_are_gathered_only_for_who_looks_at_all(name: str, monkeypat
     words, sees = SEES[name]
     scene = scene_of(words)
     gathered, summed = [], []
-    gather, mean = Wires.gather, Wires.mean_of_others
+    gather, total = Wires.gather, Wires.total
 
     def spy(wires: Wires, parts: Sequence[Tensor], name: str) -> Tensor:
         gathered.append(name)
         return gather(wires, parts, name)
 
-    def spy_on_sums(wires: Wires, totals: Sequence[Tensor], name: str) -> Tensor | None:
+    def spy_on_sums(wires: Wires, parts: Sequence[Tensor], name: str) -> Tensor:
         summed.append(name)
-        return mean(wires, totals, name)
+        return total(wires, parts, name)
 
     monkeypatch.setattr(Wires, "gather", spy)
-    monkeypatch.setattr(Wires, "mean_of_others", spy_on_sums)
-    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
+    monkeypatch.setattr(Wires, "total", spy_on_sums)
+    spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
     alone = simulate(scene.problem, scene.graph, scene.plan, scene.adversary)
     for snapshot, parts in zip(alone, spread.walk(scene.plan), strict=True):
         together = torch.empty_like(snapshot.theta)
@@ -58,20 +61,22 @@ def test_all_vectors_are_gathered_only_for_who_looks_at_all(name: str, monkeypat
             together[network.nodes] = part.theta
         torch.testing.assert_close(together, snapshot.theta, rtol=1e-12, atol=1e-12)
     assert ("parameters" in gathered) == (sees == "all")
-    assert ("parameters" in summed) == (sees == "mean")
+    assert ("parameters for those who lie" in summed) == (sees == "mean")
 
 
 def test_a_mean_of_nothing_is_no_lie() -> None:
     """With all honest vectors gone there is nothing to lie about."""
     scene = scene_of(["attack=ipm", "byzantine_level=message"])
-    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
+    spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
     held = torch.where(scene.byzantine[:, None], 1.0, torch.full((30, 5), torch.nan, dtype=torch.float64))
-    wires = spread.wires
-    told = wires._told([held[nodes] for nodes in wires.nodes], "parameters", 0, split=False)
-    for (messages, true), ear in zip(told, wires._ears, strict=True):
-        assert isinstance(messages, Tensor)
-        assert true is None
-        torch.testing.assert_close(messages, held[ear.columns], rtol=0, atol=0, equal_nan=True)
+
+    def rounds(network: SimulatedAdversary) -> Iterator[Outgoing]:
+        yield network._outgoing(held[network.nodes], PARAMETERS, 0)
+
+    (sent,) = spread.wires.board.walk([partial(rounds, network) for network, _ in spread.wrapped])
+    for outgoing, nodes in zip(sent, spread.wires.nodes, strict=True):
+        assert outgoing.same is None
+        torch.testing.assert_close(outgoing.messages, held[nodes], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", ["for each receiver", "two faces"])
@@ -80,14 +85,14 @@ def test_each_shard_is_shown_what_its_nodes_hear(name: str, monkeypatch: pytest.
     adversary, asked = scene.adversary, []
     show = type(adversary).show
 
-    def spy(self: object, vectors: Tensor, faces: object, graph: object, topic: str, step: int, which: Tensor) -> object:
+    def spy(self: object, vectors: Tensor, faces: object, graph: object, topic: Topic, step: int, which: Tensor) -> object:
         asked.append(which)
         return show(adversary, vectors, faces, graph, topic, step, which)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(adversary), "show", spy)
-    spread = Spread(scene.problem, scene.graph, adversary, shards=SHARDS)
+    spread = sharded_run(scene.problem, scene.graph, adversary, shards=SHARDS)
     next(iter(spread.walk(scene.plan)))
-    faces = spread.wires.faces
+    faces = spread.wires.variants
     assert faces is not None
     assert len(asked) == SHARDS
     wanted = torch.cat(asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -21,8 +22,10 @@ from bymi.graph import perron_vector
 from bymi.lists import Lists
 from bymi.phases import premix
 from bymi.plan import Optimisation
+from bymi.runs.simulate import local_network
 from bymi.sparse import SparseGraph, connected
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
 from bymi.topology import ErdosRenyi, Regular, Ring
 from tests.reference import graphs as plain
 
@@ -62,11 +65,10 @@ ADVERSARIES: dict[str, Adversary | None] = {
 }
 
 
-def networks(seed: int, how: str, *, directed: bool = False) -> tuple[LocalNetwork, LocalNetwork, SparseGraph]:
+def networks(seed: int, how: str, *, directed: bool = False) -> tuple[Any, Any, SparseGraph]:
     graph, by_lists = drawn(seed, directed=directed)
     adversary = ADVERSARIES[how]
-    tamper = None if adversary is None else adversary.tamper
-    return LocalNetwork(graph, tamper, adversary), LocalNetwork(by_lists, tamper, adversary), by_lists
+    return local_network(graph, adversary), local_network(by_lists, adversary), by_lists
 
 
 def close(one: Tensor, two: Tensor, scale: float = 1.0) -> None:
@@ -198,13 +200,12 @@ def test_the_limit_of_the_tracker_is_where_premixing_ends(seed: int, cut: float)
     graph, by_lists = drawn(seed)
     flagged = stream(seed, "flags").uniform(NODES, NODES) < cut
     adversary = Adversary(MEMBERS, Silent()) if seed == 1 else None
-    tamper = None if adversary is None else adversary.tamper
-    exact = LocalNetwork(graph.prune(flagged), tamper)
-    short = LocalNetwork(by_lists.prune(at_places(flagged, by_lists.lists, False)), tamper)
+    exact = local_network(graph.prune(flagged), adversary)
+    short = local_network(by_lists.prune(at_places(flagged, by_lists.lists, False)), adversary)
     tracker, settled = premix(exact, Optimisation()) if cut < 0.5 else (None, False)  # more cuts, and it takes too long
     pair = [premix(network, Optimisation(premix_rounds=7))[0] for network in (exact, short)]
     close(pair[0], pair[1])
-    (heard,) = exact.exchange(0, premix=torch.ones(NODES, 1, dtype=torch.float64))
+    (heard,) = exact.exchange(0, {PREMIX: torch.ones(NODES, 1, dtype=torch.float64)})
     mixture = heard.average()
     endless = mixture.weight + torch.diag(mixture.own)
     for _ in range(40):
@@ -286,7 +287,7 @@ def assert_same_round(one: Inbox, two: Inbox) -> None:
 @pytest.mark.parametrize("how", ADVERSARIES)
 def test_the_same_messages_are_heard(how: str, directed: bool) -> None:
     exact, short, _ = networks(2, how, directed=directed)
-    (one,), (two,) = (network.exchange(3, parameters=vectors_of(2)) for network in (exact, short))
+    (one,), (two,) = (network.exchange(3, {PARAMETERS: vectors_of(2)}) for network in (exact, short))
     close(one.own, two.own)
     if how in ("nobody", "silent", "huge"):
         assert_same_round(one, two)
@@ -309,7 +310,7 @@ def test_every_rule_gives_the_same_vectors(name: str, how: str) -> None:
     exact, short, _ = networks(5, how)
     rule = RULES[name]()
     moment = Round(3, 50, losses)
-    (one,), (two,) = (network.exchange(3, parameters=vectors) for network in (exact, short))
+    (one,), (two,) = (network.exchange(3, {PARAMETERS: vectors}) for network in (exact, short))
     expected, got = rule(one, moment), rule(two, moment)
     assert bool(torch.isfinite(expected[12:]).all())
     close(got, expected, 10.0)
@@ -328,13 +329,13 @@ def test_rules_in_few_and_many_dimensions(name: str, dim: int) -> None:
     def losses(tried: Tensor, wanted: Tensor, receivers: Tensor | None = None) -> Tensor:
         return torch.where(wanted, tried.square().sum(1), torch.inf)
 
-    one, two = (RULES[name]()(network.exchange(0, x=vectors)[0], Round(1, 9, losses)) for network in (exact, short))
+    one, two = (RULES[name]()(network.exchange(0, {PARAMETERS: vectors})[0], Round(1, 9, losses)) for network in (exact, short))
     close(two, one, 10.0)
 
 
 def test_what_needs_matrices_says_so() -> None:
     _, short, _ = networks(1, "nobody")
-    (inbox,) = short.exchange(0, parameters=vectors_of(1))
+    (inbox,) = short.exchange(0, {PARAMETERS: vectors_of(1)})
     with pytest.raises(InputError, match="SetRule"):
         _ = inbox.member
     with pytest.raises(InputError, match="SetRule"):
@@ -357,10 +358,10 @@ def assert_same_verdict(one: Verdict, two: Verdict, lists: Lists, arcs: Tensor) 
 @pytest.mark.parametrize("centre", CENTRES)
 def test_verdicts_at_the_senders_point(centre: str, scale: str, how: str) -> None:
     exact, short, graph = networks(8, how, directed=True)
-    halves = {topic: vectors_of(seed) for seed, topic in enumerate(("first half", "second half"))}
+    halves = {topic: vectors_of(seed) for seed, topic in enumerate((FIRST_HALF, SECOND_HALF))}
     for cross_fit in (False, True) if centre not in ("median", "trimmed-mean") else (False,):
         detector = Detector(centre=CENTRES[centre](), scale=SCALES[scale](), cross_fit=cross_fit)
-        one, two = (identify_neighbours(*network.exchange(0, **halves), detector) for network in (exact, short))
+        one, two = (identify_neighbours(*network.exchange(0, halves), detector) for network in (exact, short))
         assert bool(one.flagged.any())
         assert_same_verdict(one, two, graph.lists, exact.arcs)
 
@@ -372,8 +373,8 @@ def test_verdicts_at_the_receivers_point(how: str) -> None:
     theta[11] = 1.0
     own = vectors_of(10)
 
-    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
-        return {topic: points[:, :] * k + own[nodes] for k, topic in enumerate(("first half", "second half"))}
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
+        return {topic: points[:, :] * k + own[nodes] for k, topic in enumerate((FIRST_HALF, SECOND_HALF))}
 
     asks = torch.arange(NODES) != 4
     one, two = (identify_asked(network.ask(0, theta, answer, asks), Detector(), network.arcs) for network in (exact, short))
@@ -388,7 +389,7 @@ def test_the_fuse_and_the_trail(how: str, dim: int) -> None:
     for step in range(4):
         vectors = vectors_of(20 + step, dim)
         vectors[11] = 1e3
-        inboxes = [network.exchange(step, parameters=vectors)[0] for network in (exact, short)]
+        inboxes = [network.exchange(step, {PARAMETERS: vectors})[0] for network in (exact, short)]
         found = [shorten(inbox, 3.0) for inbox in inboxes]
         mixed = [inbox.mix(fused(inbox, share)) for inbox, (share, _) in zip(inboxes, found, strict=True)]
         close(mixed[0], mixed[1], 1e3)

@@ -12,16 +12,17 @@ import torch
 
 from bymi import sparse
 from bymi.detection.trail import Trail
-from bymi.engine import inquiry, simulate
-from bymi.engine.distributed import Spread
+from bymi.engine import inquiry
 from bymi.engine.records import whole_rounds
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
 from bymi.runs.course import frame_of
 from bymi.runs.metrics import Recorder
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import sharded_run, simulate
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.sparse import SparseGraph
+from bymi.topic import PARAMETERS
 from tests.launcher import Largest
 from tests.test_same_numbers import CASES, HARDENED, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
@@ -133,7 +134,7 @@ def test_any_cut_into_shards_gives_the_numbers_of_one_process(
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     monkeypatch.setattr(inquiry, "_NUMBERS", 1)
     for shards in (1, 3, scene.graph.size):
-        spread = Spread(scene.problem, scene.graph, scene.adversary, shards=shards)
+        spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=shards)
         order = torch.cat([network.nodes for network in spread.networks])
         for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
             torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta[order], rtol=1e-9, atol=1e-12)
@@ -149,8 +150,8 @@ def test_trails_do_not_depend_on_who_holds_whom(lists: None) -> None:
     for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
         if snapshot.state is not None and snapshot.state.trail is not None and snapshot.state.trail.rounds:
             trails[snapshot.step] = snapshot.state.trail.copy()
-    spread, compared = Spread(scene.problem, scene.graph, scene.adversary, shards=5), 0
-    columns = spread.wires.columns("parameters")
+    spread, compared = sharded_run(scene.problem, scene.graph, scene.adversary, shards=5), 0
+    columns = spread.wires.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS))
     for parts in spread.walk(scene.plan):
         for part, some, network in zip(parts, columns, spread.networks, strict=True):
             trail, whole = part.state.trail if part.state is not None else None, trails.get(part.step)
@@ -164,7 +165,7 @@ def test_trails_do_not_depend_on_who_holds_whom(lists: None) -> None:
 
 def walk(scene: Scene, steps: int) -> None:
     """A run over a group of one, as its recorder sees it."""
-    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=1)
+    spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=1)
     recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=steps, every=steps)
     frame_of(scene)
     for moment in whole_rounds(

@@ -14,6 +14,7 @@ from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
 from bymi.runs.outcome import ENDING_CODES, worst
 from bymi.runs.yardsticks import LinearYardstick
+from bymi.topic import PARAMETERS
 
 BYZANTINE = torch.tensor([False, False, False, True, True])
 
@@ -44,7 +45,7 @@ def problem() -> LinearProblem:
 
 def snapshot(theta: torch.Tensor, graph: Graph, step: int, flagged: torch.Tensor | None = None) -> Snapshot:
     network = LocalNetwork(graph)
-    (inbox,) = network.exchange(0, parameters=torch.zeros(5, 4, dtype=torch.float64))
+    (inbox,) = network.exchange(0, {PARAMETERS: torch.zeros(5, 4, dtype=torch.float64)})
     if flagged is None:
         return Snapshot(step, "warm-up", theta, inbox)
     verdict = Verdict(flagged.double(), torch.ones(5, dtype=torch.float64), flagged, flagged.to(torch.int8))

@@ -14,7 +14,9 @@ from bymi import graph as graph_module
 from bymi.attacks import Adversary, SignFlip
 from bymi.detection import Detector, Panel, Watch
 from bymi.detection.identify import Pruning
+from bymi.runs.simulate import local_network
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, PARAMETERS
 from bymi.topology import Complete, ErdosRenyi
 from tests.reference.graphs import prune_mutually
 from tests.reference.scenes import draw_scene
@@ -126,7 +128,7 @@ def test_cut_messages_are_heard_and_weigh_nothing() -> None:
     network = LocalNetwork(graph).weigh(flagged, mutual=True, exile=0.5)
     expected = graph.prune_mutually(flagged, exile=0.5)
     vectors = stream(0, "vectors").normal(12, 3)
-    (inbox,) = network.exchange(0, parameters=vectors)
+    (inbox,) = network.exchange(0, {PARAMETERS: vectors})
     assert torch.equal(inbox.heard, graph.hears)
     assert torch.equal(network.arcs, graph.hears)
     assert torch.allclose(inbox.mix(inbox.average()), expected.mixing @ vectors, atol=1e-12)
@@ -164,8 +166,8 @@ def test_faces_keep_their_columns() -> None:
     members = torch.arange(12) % 4 == 1
     adversary = Adversary(members, SignFlip(), faces="two")
     graph, flagged = ErdosRenyi(0.6).draw(12, seed=2), flags(12, 0.3, 3)
-    network = LocalNetwork(graph, adversary.tamper, adversary).weigh(flagged, mutual=True, exile=0.5)
-    (inbox,) = network.exchange(0, **{"first half": stream(0, "vectors").normal(12, 3)})
+    network = local_network(graph, adversary).weigh(flagged, mutual=True, exile=0.5)
+    (inbox,) = network.exchange(0, {FIRST_HALF: stream(0, "vectors").normal(12, 3)})
     assert inbox.senders is not None
     counts = torch.zeros(12, 12, dtype=torch.int64).index_add_(1, inbox.senders, inbox.expected.long())
     assert torch.equal(counts, graph.hears.long())

@@ -29,6 +29,7 @@ from bymi.phases import NoForge, optimise, premix, warm_up
 from bymi.plan import theorem_step
 from bymi.problems import linear_problem, linear_shard, split_samples
 from bymi.streams import stream
+from bymi.topic import TRACKER
 
 
 class Targets:
@@ -126,7 +127,7 @@ def test_premixing_finds_the_perron_vector() -> None:
 def test_a_common_tracker_start_would_never_change() -> None:
     """Why Algorithm 1's printed start cannot be meant: row-stochastic mixing leaves equal rows as they are."""
     common = stream(0, "y").uniform(12).expand(12, -1)
-    (inbox,) = LocalNetwork(pruned_graph()).exchange(0, tracker=common)
+    (inbox,) = LocalNetwork(pruned_graph()).exchange(0, {TRACKER: common})
     assert torch.allclose(inbox.mix(inbox.average()), common, atol=1e-14)
 
 

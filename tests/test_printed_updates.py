@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,9 @@ from bymi.aggregation import BALANCE
 from bymi.attacks import ATTACKS
 from bymi.phases import NoForge, detect, dgd_rs, optimise, warm_up
 from bymi.problems import LinearProblem, linear_problem, linear_shard, split_samples
+from bymi.runs.simulate import local_network
 from bymi.streams import stream
+from bymi.topic import Topic
 from tests.reference import optimisation
 
 NODES, DIM = 9, 3
@@ -92,7 +96,7 @@ def spreads(rule: Rule, step_size: StepSize, marks: tuple[int, ...]) -> list[flo
     graph = ErdosRenyi(0.6).draw(30, seed=5, must_connect=~byzantine)
     problem: LinearProblem = linear_problem(linear_shard(torch.arange(30), dim=6, samples=60, seed=5), seed=5)
     adversary = Adversary(byzantine, ATTACKS["sign-flip"](), seed=5)
-    network = LocalNetwork(graph, adversary.tamper, adversary)
+    network = local_network(graph, adversary)
     plan = Plan(10 * marks[-1], marks[-1], WarmUp(rule, step_size, 8), seed=5)  # k_0 = 0.1 K, as in the paper
     pool = torch.arange(60).expand(30, -1)
     found = []
@@ -133,12 +137,12 @@ def test_honest_nodes_agree_as_the_warm_up_condition_asks(rule: Rule) -> None:
 def test_the_published_detection_sends_the_two_half_gradients() -> None:
     """Algorithm 1 also lists the parameter; no score uses it, so it comes with the first round of optimisation, as always."""
     problem, graph = Pulls(), one_way_cuts()
-    sent: list[str] = []
+    sent: list[Topic] = []
 
     class Counted(LocalNetwork):
-        def exchange(self, step: int, **topics: Tensor):  # type: ignore[no-untyped-def]
+        def exchange(self, step: int, topics: Mapping[Topic, Tensor]):  # type: ignore[no-untyped-def]
             sent.extend(topics)
-            return super().exchange(step, **topics)
+            return super().exchange(step, topics)
 
     split = split_samples(torch.arange(NODES), samples=4, identification=2, seed=0)
     detect(problem, Counted(graph), Plan(3, 1), split, problem.initial(torch.arange(NODES)), NoForge())

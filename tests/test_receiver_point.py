@@ -14,13 +14,15 @@ from torch import Tensor
 
 from bymi import Adversary, Detector, Graph, Identity, LocalNetwork, Plan, Principal, phases
 from bymi import network as networks
-from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation
+from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation, SimulatedAdversary
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, asked, identify, identify_asked, identify_neighbours
 from bymi.detection.products import weigh
 from bymi.experiment import load, run
 from bymi.phases import NoForge, Snapshot, detect
 from bymi.problems import LinearProblem, LinearShard, Split, linear_problem, linear_shard, split_samples
+from bymi.runs.simulate import local_network
 from bymi.staying import Replies
+from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
 from tests.reference import receiver as by_definition
 from tests.reference.scenes import draw_scene
 
@@ -85,7 +87,7 @@ def judge(room: Room, detector: Detector, monkeypatch: pytest.MonkeyPatch, adver
         kept.extend(replies)
         return identify_asked(iter(kept), detector, arcs)
 
-    network = LocalNetwork(Graph.from_hears(room.hears), adversary.tamper if adversary else None)
+    network = local_network(Graph.from_hears(room.hears), adversary)
     plan = Plan(steps=3, warm_up_steps=2, detector=detector, identification=IDENTIFICATION)
     with monkeypatch.context() as patch:
         patch.setattr(phases, "identify_asked", listen)
@@ -156,7 +158,7 @@ def test_models_that_disagree_are_no_lies(monkeypatch: pytest.MonkeyPatch) -> No
         apart = replace(place, theta=place.problem.parameter + torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None])
         flags[0] += int(judge(apart, detector_of(), monkeypatch).verdict.flagged[good][:, good].sum())
         halves = {topic: apart.problem.gradient(apart.theta, nodes, some) for topic, some in apart.split.halves.items()}
-        first, second = LocalNetwork(Graph.from_hears(apart.hears)).exchange(0, **halves)
+        first, second = LocalNetwork(Graph.from_hears(apart.hears)).exchange(0, halves)
         flags[1] += int(identify_neighbours(first, second, Detector()).flagged[good][:, good].sum())
     assert flags[0] < flags[1] / 3
 
@@ -291,12 +293,12 @@ def test_answers_that_are_none_are_flagged_and_do_not_matter(attack: str, centre
     torch.testing.assert_close(found.threshold[good], expected.threshold[good])
 
 
-@pytest.mark.parametrize("lost", ["first half", "second half"])
-def test_who_answers_half_the_question_is_not_heard(lost: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lost", [FIRST_HALF, SECOND_HALF])
+def test_who_answers_half_the_question_is_not_heard(lost: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     place = room(nodes=14, dim=5)
     adversary = byzantine(place, None)
 
-    def tamper(self: Adversary, vectors: Tensor, senders: Tensor, topic: str, step: int) -> dict[int, None]:
+    def tamper(self: Adversary, vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, None]:
         return {row: None for row in self.members[senders].nonzero().flatten().tolist() if topic == lost}
 
     monkeypatch.setattr(Adversary, "tamper", tamper)
@@ -372,7 +374,7 @@ def test_liars_ask_only_if_they_act_on_the_answers(pruning: Any, monkeypatch: py
     for liar in LIARS:
         assert bool(found.verdict.scores[liar].isnan().all()) == (pruning != "rule")
     network = found.snapshot.network
-    assert isinstance(network, LocalNetwork)
+    assert isinstance(network, SimulatedAdversary)
     cut = place.hears & ~network.graph.hears
     for i in range(14):
         expected = {"none": torch.zeros(14, dtype=torch.bool), "all": place.hears[i], "rule": found.verdict.flagged[i]}

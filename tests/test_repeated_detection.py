@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from bymi import Detector, InputError, LocalNetwork, Panel, Plan, Snapshot, simulate
-from bymi.engine.distributed import Spread
 from bymi.experiment import load
 from bymi.problems import split_samples
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import sharded_run
 
 SMALL = ["method=drsgd-bymi", "profile=paper", "nodes=30", "graph.p=0.8", "steps=60", "warm_up.steps=20", "data.dim=8"]
 SMALL += ["data.samples=60"]
@@ -100,7 +100,7 @@ def test_whoever_wakes_up_later_is_found_later() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_find_what_one_process_finds(kind: str) -> None:
     scene = scene_of(*KINDS[kind])
-    spread = Spread(scene.problem, scene.graph, scene.adversary, shards=3)
+    spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=3)
     alone = rounds(scene)
     for one, parts in zip(alone, spread.walk(scene.plan), strict=True):
         nodes = torch.cat([network.nodes for network in spread.networks])

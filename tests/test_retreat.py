@@ -9,9 +9,9 @@ from torch import Tensor
 from bymi.detection import REASONS, Verdict
 from bymi.detection.reasons import DEEDS
 from bymi.detection.retreat import misled
-from bymi.engine.simulate import simulate
 from bymi.experiment.spec import read_spec
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import simulate
 
 
 def verdict(why: Tensor) -> Verdict:

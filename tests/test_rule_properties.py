@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bymi import RULES, Complete, Inbox, LocalNetwork, Round
 from bymi.aggregation import CoordinateRule, WeightedRule
+from bymi.topic import PARAMETERS
 from tests.reference.scenes import Scene, draw_scene
 from tests.rounds import Lone, draw_lone, lone_of, network_of, quadratic, unusable
 
@@ -55,7 +56,7 @@ def close(left: Tensor, right: Tensor, tolerance: float = 1e-9) -> bool:
 def test_a_row_of_the_batch_is_a_lone_node(name: str, scene: Scene) -> None:
     """All nodes in one process, or one process a node that sees its neighbours only: the same rows."""
     network = network_of(scene)
-    (inbox,) = network.exchange(0, parameters=torch.from_numpy(scene.vectors))
+    (inbox,) = network.exchange(0, {PARAMETERS: torch.from_numpy(scene.vectors)})
     together = RULES[name]()(inbox, Round(1, 4, quadratic(torch.from_numpy(scene.targets))))
     for receiver in range(scene.size):
         if scene.hears[receiver].any():
@@ -70,7 +71,7 @@ def test_a_node_that_has_diverged_disturbs_nobody(name: str, size: float, dim: i
     lone = draw_lone(neighbours=7, dim=dim, seed=seed)
     vectors = torch.stack([lone.own, *lone.messages, torch.full_like(lone.own, size)])  # type: ignore[list-item]
     network = LocalNetwork(Complete().draw(9))
-    (inbox,) = network.exchange(0, parameters=vectors)
+    (inbox,) = network.exchange(0, {PARAMETERS: vectors})
     together = RULES[name]()(inbox, Round(1, 4, quadratic(lone.target.expand(9, -1))))
     equal = torch.full((8,), 1 / 9, dtype=torch.float64)
     alone = Lone(lone.own, [*lone.messages, None], equal, equal[0], lone.target)

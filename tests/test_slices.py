@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -13,14 +13,16 @@ from torch import Tensor
 from bymi import Graph, Inbox, LocalNetwork, MatrixGraph
 from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS, Adversary
-from bymi.engine import simulate
-from bymi.engine.distributed import ShardNetwork, Spread
+from bymi.engine.distributed import Spread
 from bymi.engine.sliced import SlicedInbox
 from bymi.engine.slices import Cut
 from bymi.experiment import load
 from bymi.inbox import Mixture, Round
+from bymi.network import Network
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import sharded_run, simulate
+from bymi.topic import PARAMETERS, TRACKER, Topic
 from bymi.topology import Complete, ErdosRenyi, Ring
 from tests.rounds import quadratic
 
@@ -38,18 +40,20 @@ def vectors_of(dim: int, dtype: torch.dtype = torch.float64, size: int = NODES) 
 
 def spread_of(graph: Graph, *, shards: int = SHARDS, adversary: Adversary | None = None) -> Spread:
     problem = linear_problem(linear_shard(torch.arange(graph.size), samples=4, dim=2, seed=0), seed=0)
-    return Spread(problem, graph, adversary, shards=shards)
+    return sharded_run(problem, graph, adversary, shards=shards)
 
 
-def by_shards(spread: Spread, vectors: Tensor, use: Use, **others: Tensor) -> tuple[Tensor, list[Inbox]]:
+def by_shards(
+    spread: Spread, vectors: Tensor, use: Use, others: Mapping[Topic, Tensor] | None = None
+) -> tuple[Tensor, list[Inbox]]:
     """What all shards make of one round, in order of nodes, and their inboxes."""
 
-    def rounds(network: ShardNetwork) -> Iterator[tuple[Tensor, Inbox]]:
-        more = {topic: rows[network.nodes] for topic, rows in others.items()}
-        inbox = network.exchange(0, parameters=vectors[network.nodes], **more)[0]
+    def rounds(network: Network) -> Iterator[tuple[Tensor, Inbox]]:
+        more = {topic: rows[network.nodes] for topic, rows in (others or {}).items()}
+        inbox = network.exchange(0, {PARAMETERS: vectors[network.nodes], **more})[0]
         yield use(inbox, network.nodes), inbox
 
-    (parts,) = spread.wires.board.walk([partial(rounds, network) for network in spread.networks])
+    (parts,) = spread.wires.board.walk([partial(rounds, network) for network, _ in spread.wrapped])
     found = torch.cat([part for part, _ in parts])
     return torch.empty_like(found).index_copy(0, torch.cat(spread.wires.nodes), found), [inbox for _, inbox in parts]
 
@@ -64,7 +68,7 @@ def rule_use(name: str, targets: Tensor) -> Use:
 
 
 def alone(graph: Graph, vectors: Tensor, use: Use) -> Tensor:
-    (inbox,) = LocalNetwork(graph).exchange(0, parameters=vectors)
+    (inbox,) = LocalNetwork(graph).exchange(0, {PARAMETERS: vectors})
     return use(inbox, torch.arange(len(vectors)))
 
 
@@ -164,7 +168,7 @@ def test_when_there_are_no_slices() -> None:
     # A lie about another topic of the same exchange, too: their inboxes are made alike.
     poison = Adversary(liars, ATTACKS["y-poison"]())
     assert isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use)[1][0], SlicedInbox)
-    assert not isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use, tracker=vectors)[1][0], SlicedInbox)
+    assert not isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use, {TRACKER: vectors})[1][0], SlicedInbox)
 
 
 def test_rows_that_cross_shards_decide() -> None:
@@ -185,7 +189,7 @@ def test_the_hardened_profile_has_whole_messages(profile: str) -> None:
     (spec,) = load(None, [*words, "data.dim=100", f"profile={profile}"], 0).expand()
     scene = build_scene(spec.sheet)
     assert isinstance(scene.graph, MatrixGraph)
-    rounds = Spread(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
+    rounds = sharded_run(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
     for whole, parts in zip(simulate(scene.problem, scene.graph, scene.plan, scene.adversary), rounds, strict=True):
         torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta, rtol=1e-9, atol=1e-12)
         if whole.phase != "detection":

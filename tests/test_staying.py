@@ -13,14 +13,16 @@ import torch
 from bymi import LocalNetwork, sparse
 from bymi.aggregation import RULES
 from bymi.detection.trail import Trail
-from bymi.engine import inquiry, simulate, strips, wires
+from bymi.engine import inquiry, strips, wires
 from bymi.engine.distributed import Spread, usual_layout
 from bymi.engine.group import Group
 from bymi.engine.striped import StripedInbox
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
 from bymi.runs.scene import Scene, build_scene
+from bymi.runs.simulate import sharded_run, simulate
 from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
+from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX
 from bymi.topology import Complete
 from tests.test_same_numbers import HARDENED, LENET, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
@@ -220,7 +222,7 @@ def test_a_run_that_was_broken_off_goes_on_over_another_number_of_ranks(runs: Pa
 
 
 def spread_over(scene: Scene, shards: int) -> Spread:
-    return Spread(scene.problem, scene.graph, scene.adversary, shards=shards)
+    return sharded_run(scene.problem, scene.graph, scene.adversary, shards=shards)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -258,7 +260,7 @@ def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: No
     monkeypatch.setattr(wires, "_FEW", 1)
     scene = build_scene(drawn(["nodes=24", "graph=ring", "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).sheet)
     spread = spread_over(scene, 24)
-    assert spread.wires.stays("parameters")
+    assert spread.wires.stays(PARAMETERS)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     order = torch.cat([network.nodes for network in spread.networks])
     for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
@@ -289,7 +291,7 @@ def test_deeds_come_with_answers_in_one_process_as_well() -> None:
     graph = Complete().draw(5)
     seen, own = torch.arange(5.0)[:, None].expand(-1, 3), 10 + torch.arange(5.0)[:, None].expand(-1, 3)
     who = torch.tensor([False, True, False, False, True])
-    replies = LocalNetwork(graph).ask(0, seen, lambda points, nodes, askers: {"first half": points}, who, None, (seen, own))
+    replies = LocalNetwork(graph).ask(0, seen, lambda points, nodes, askers: {FIRST_HALF: points}, who, None, (seen, own))
     found = {reply.receiver: reply.deeds() for reply in replies if reply.deeds is not None}
     assert {number: rows[:, 0].tolist() for number, rows in found.items()} == {1: [0, 2, 3, 4, 11], 4: [0, 1, 2, 3, 14]}
 
@@ -297,10 +299,10 @@ def test_deeds_come_with_answers_in_one_process_as_well() -> None:
 @pytest.mark.parametrize("name", MOVED)
 def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None:
     scene = build_scene(drawn(MOVED[name]).sheet)
-    assert not spread_over(scene, 4).wires.stays("parameters")
-    without = Spread(scene.problem, scene.graph, None, shards=4)
-    assert without.wires.stays("parameters")
-    assert not without.wires.stays("premix")
+    assert not spread_over(scene, 4).wires.stays(PARAMETERS)
+    without = sharded_run(scene.problem, scene.graph, None, shards=4)
+    assert without.wires.stays(PARAMETERS)
+    assert not without.wires.stays(PREMIX)
 
 
 @pytest.mark.parametrize(
@@ -320,4 +322,4 @@ def test_rows_stay_where_many_long_ones_would_have_to_come(
     monkeypatch.setattr(sparse, "_SHORT", 0)
     monkeypatch.setattr(wires, "LONG", 1000)
     monkeypatch.setattr(wires, "_MANY", MANY)
-    assert spread_over(build_scene(drawn([*words, "method=dsgd"]).sheet), shards).wires.stays("parameters") is stays
+    assert spread_over(build_scene(drawn([*words, "method=dsgd"]).sheet), shards).wires.stays(PARAMETERS) is stays

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from bymi import Average, Complete, InputError, Plan, Snapshot, StepSize, Stop, WarmUp, drsgd_bymi, simulate
-from bymi.engine.distributed import Spread
 from bymi.engine.host import Host
-from bymi.engine.simulate import local_network
 from bymi.experiment import load, run
 from bymi.runs import store
 from bymi.runs.scene import build_scene
+from bymi.runs.simulate import local_network, sharded_run
 from tests.reference.stopping import first_rest
 
 SMALL = ["nodes=20", "steps=120", "warm_up.steps=20", "data.dim=4", "data.samples=40", "record_every=50"]
@@ -114,7 +113,7 @@ def test_shards_end_together(kind: str) -> None:
     scene = build_scene(load(None, [*SMALL, *KINDS[kind]]).sheet)
     plan = replace(scene.plan, stop=Stop(0.2, "movement", 10))
     alone = list(simulate(scene.problem, scene.graph, plan, scene.adversary))
-    spread = list(Spread(scene.problem, scene.graph, scene.adversary, shards=4).walk(plan))
+    spread = list(sharded_run(scene.problem, scene.graph, scene.adversary, shards=4).walk(plan))
     assert alone[-1].stopped
     assert [one.step for one in alone] == [parts[0].step for parts in spread]
     assert all(part.stopped for part in spread[-1])

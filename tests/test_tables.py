@@ -14,7 +14,9 @@ from bymi.attacks import Adversary, Dissensus
 from bymi.attacks.base import directions
 from bymi.detection.fuse import Fuse, shorten
 from bymi.lists import Lists, Table, median_by_number
+from bymi.runs.simulate import local_network
 from bymi.streams import Stream, stream
+from bymi.topic import PARAMETERS
 from bymi.topology import ErdosRenyi
 from bymi.vectors import Rows, all_finite, ascending, lower_median, midst
 
@@ -27,7 +29,7 @@ VECTORS = stream(4, "vectors").normal(SIZE, DIM) + 3.0
 def told_each(step: int = 0) -> Inbox:
     """A round in which liars tell each receiver something else: more messages for one than for all."""
     adversary = Adversary(MEMBERS, Dissensus())
-    (inbox,) = LocalNetwork(GRAPH, adversary.tamper, adversary).exchange(step, parameters=VECTORS)
+    (inbox,) = local_network(GRAPH, adversary).exchange(step, {PARAMETERS: VECTORS})
     assert isinstance(inbox.lists, Table)
     assert len(inbox.messages) > 2 * SIZE
     return inbox
@@ -125,11 +127,11 @@ def test_the_fuse_of_a_table_is_that_of_the_matrix() -> None:
 def rounds() -> list[Inbox]:
     """One after another: nothing new, others unheard, other weights, and one in which nobody stands off."""
     network = LocalNetwork(GRAPH)
-    (first,) = network.exchange(0, parameters=VECTORS)
-    (again,) = network.exchange(1, parameters=VECTORS + stream(1, "moved").normal(SIZE, DIM))
+    (first,) = network.exchange(0, {PARAMETERS: VECTORS})
+    (again,) = network.exchange(1, {PARAMETERS: VECTORS + stream(1, "moved").normal(SIZE, DIM)})
     fewer = GRAPH.hears & (stream(0, "fewer").uniform(SIZE, SIZE) < 0.8)
-    (cut,) = network.over(GRAPH.prune(~fewer), whole=GRAPH).exchange(2, parameters=VECTORS)
-    (close,) = network.exchange(3, parameters=torch.eye(SIZE, dtype=torch.float64))
+    (cut,) = network.over(GRAPH.prune(~fewer), whole=GRAPH).exchange(2, {PARAMETERS: VECTORS})
+    (close,) = network.exchange(3, {PARAMETERS: torch.eye(SIZE, dtype=torch.float64)})
     return [first, again, replace(again, heard=fewer, weight=again.weight * fewer), cut, first, close]
 
 

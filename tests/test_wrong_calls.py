@@ -182,8 +182,7 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("graph", lambda: bymi.LocalNetwork("ring")),
     ("graph", lambda: bymi.LocalNetwork(None)),
     ("graph", lambda: bymi.LocalNetwork(bymi.Ring())),
-    ("tamper", lambda: bymi.LocalNetwork(GRAPH, Adversary(MASK, "ipm"))),  # type: ignore[arg-type]
-    ("two_faced", lambda: bymi.LocalNetwork(GRAPH, None, Adversary)),  # type: ignore[arg-type]
+    ("variants", lambda: bymi.LocalNetwork(GRAPH, variants=Adversary(MASK, "ipm"))),  # type: ignore[arg-type]
     # What a round is made of.
     ("seed", lambda: bymi.stream("seed", "batch")),  # type: ignore[arg-type]
     ("seed", lambda: bymi.stream(0.0, "batch")),  # type: ignore[arg-type]

@@ -27,20 +27,21 @@ if TYPE_CHECKING:
         WeightedRule,
     )
     from bymi.algorithm import drsgd_bymi
-    from bymi.attacks import ATTACKS, Adversary
+    from bymi.attacks import ATTACKS, Adversary, SimulatedAdversary
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
-    from bymi.engine import simulate
     from bymi.errors import BymiError, GraphError, InputError
     from bymi.graph import Core, Graph, MatrixGraph
     from bymi.inbox import Inbox, Mixture, Round
-    from bymi.network import LocalNetwork, Network
+    from bymi.network import LocalNetwork, Network, Outgoing
     from bymi.phases import Forge, Snapshot
     from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp
     from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
     from bymi.runs.models import load_model
+    from bymi.runs.simulate import simulate
     from bymi.sparse import SparseGraph
     from bymi.state import State
     from bymi.streams import Stream, stream
+    from bymi.topic import Topic
     from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
 
 __version__ = "0.11.0"
@@ -79,6 +80,7 @@ __all__ = [
     "ModuleProblem",
     "Network",
     "Optimisation",
+    "Outgoing",
     "Panel",
     "Plan",
     "Principal",
@@ -89,12 +91,14 @@ __all__ = [
     "Rule",
     "SetRule",
     "Shards",
+    "SimulatedAdversary",
     "Snapshot",
     "SparseGraph",
     "State",
     "StepSize",
     "Stop",
     "Stream",
+    "Topic",
     "TrMean",
     "Verdict",
     "WarmUp",
@@ -108,8 +112,8 @@ __all__ = [
 ]
 
 _ROOMS = (
-    *("errors", "streams", "graph", "sparse", "topology", "inbox", "network", "aggregation", "problems", "detection"),
-    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models"),
+    *("errors", "streams", "graph", "sparse", "topology", "inbox", "topic", "network", "aggregation", "problems", "detection"),
+    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models", "runs.simulate"),
 )
 """Where the names are; the first room that has one counts."""
 

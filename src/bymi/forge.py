@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from bymi.inbox import Inbox
+from bymi.topic import Topic
 
 
 class Forge(Protocol):
     """What nodes under foreign control do instead of what they should; the others pass through unchanged."""
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
         """Gradients really used, in place of those computed [B, D]."""
         ...
 
@@ -33,7 +34,7 @@ class Forge(Protocol):
 class NoForge:
     """Everybody follows the protocol."""
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
         return vectors
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:

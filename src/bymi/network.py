@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from bymi.errors import require
-from bymi.faces import Faces, ListedFaces, Sent, Tamper, TwoFaced
+from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
 from bymi.inbox import Inbox, fold
 from bymi.lists import Lists, Table
 from bymi.sparse import GraphLike, SparseGraph, as_graph
 from bymi.staying import Replies
+from bymi.topic import PREMIX, Topic
 
 _NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
 LONG = 1 << 20  # numbers in the answers to one question from which on a CPU handles it alone: they stay in its cache
@@ -25,13 +26,44 @@ LONG = 1 << 20  # numbers in the answers to one question from which on a CPU han
 class Answer(Protocol):
     """What nodes [P] find at points [P, D] that they were sent by `askers` [P]: vectors [P, D] by topic."""
 
-    def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[str, Tensor]: ...
+    def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[Topic, Tensor]: ...
 
 
-class Say(Protocol):
-    """What nodes [J] say to one asker of the vectors [J, D] that they found: those who lie know what the others say to it."""
+class Received(Protocol):
+    """What one asker receives in place of the answers [J + 1, D] of nodes [J + 1], of which the last is its own.
 
-    def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: str) -> Tensor: ...
+    Called where all answers to one question have come together.
+    """
+
+    def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor: ...
+
+
+Messages = Tensor | Sequence[Tensor | None]
+"""Messages [J, D] in one stack, or one by one, None for one that is missing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outgoing:
+    """What the nodes held here send under one topic, where that is not simply what they hold.
+
+    A row of NaN in `sent` stands for no message, or for one of the wrong shape. `variants` gives the further messages of a
+    network that was built with some, all of them or those whose numbers [K] it is called with. Every process of a network gives
+    `sent`, or none does; the same holds for `variants`.
+    """
+
+    own: Tensor  # [B, D] what they hold
+    sent: Tensor | None = None  # [B, D] what is on the wire; None: what they hold
+    same: Tensor | None = None  # [B] bool: nodes that send what they hold; None: all
+    variants: Callable[[Tensor | None], Messages] | None = None
+
+    @staticmethod
+    def of(given: Tensor | Outgoing) -> Outgoing:
+        return given if isinstance(given, Outgoing) else Outgoing(given)
+
+    @property
+    def messages(self) -> Tensor:
+        """[B, D] on the wire."""
+        return self.own if self.sent is None else self.sent
 
 
 class Network(Protocol):
@@ -43,8 +75,8 @@ class Network(Protocol):
     @property
     def size(self) -> int: ...
 
-    def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
-        """Everybody sends its rows, named by topic; one Inbox a topic comes back, in order, with the same arcs heard."""
+    def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
+        """Every node sends its rows, by topic; one Inbox per topic comes back, in order, with the same arcs heard."""
         ...
 
     def ask(
@@ -53,13 +85,13 @@ class Network(Protocol):
         points: Tensor,
         answer: Answer,
         who: Tensor,
-        say: Say | None = None,
+        received: Received | None = None,
         deeds: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[Replies]:
         """The nodes of `who` [B] send their points [B, D] to those they hear; each of these answers, as the node itself does.
 
-        Without `say` they say what they found. `deeds` come with the answers: of each node held here what others saw of it, and
-        what it did, [B, D] each.
+        `received`: what the asker gets in place of the answers; None: the answers. `deeds` come with the answers: of each node
+        held here what others saw of it, and what it did, [B, D] each.
 
         Walked through receiver by receiver, so that memory does not grow with their number, and before anything else is sent.
         """
@@ -90,6 +122,42 @@ class Network(Protocol):
         ...
 
 
+class Observable(Network, Protocol):
+    """A network of a simulation: whoever wraps it can look at the vectors of all nodes. Every method is collective.
+
+    A network of real nodes is none. `graph`: the arcs of all nodes. `variants`: which senders have more than one message per
+    topic, and for whom; None for no sender. `whole_here`: this process holds all nodes.
+    """
+
+    @property
+    def graph(self) -> Graph: ...
+
+    @property
+    def variants(self) -> Faces | ListedFaces | None: ...
+
+    @property
+    def whole_here(self) -> bool: ...
+
+    def gather(self, rows: Tensor, what: str) -> Tensor:
+        """Rows of all nodes [M, ...] in their order, from those of the nodes held here [B, ...]; `what` names the traffic."""
+        ...
+
+    def total(self, values: Tensor, what: str) -> Tensor:
+        """The sum of the values [...] of all processes, in an order that does not depend on their number."""
+        ...
+
+    def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
+        """Rows of the nodes held here [B, ...] of what `work` makes of the rows of all nodes [M, ...] and their numbers [M].
+
+        It is called once per process, however many shards that holds.
+        """
+        ...
+
+    def prune(self, flagged: Tensor) -> Observable: ...
+
+    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Observable: ...
+
+
 @runtime_checkable
 class Settles(Protocol):
     """A network that knows where premixing ends without going there."""
@@ -97,6 +165,24 @@ class Settles(Protocol):
     def settle(self, step: int) -> Tensor | None:
         """The entries [y_i]_i [B] of the tracker after endless premixing; None if they have to be found by premixing."""
         ...
+
+
+def settled(
+    network: Observable, exchange: Callable[[int, Mapping[Topic, Tensor]], tuple[Inbox, ...]], step: int
+) -> Tensor | None:
+    """The tracker's limit [B] with the messages that are heard in premixing through `exchange`; None unless by lists."""
+    graph = network.graph
+    if not isinstance(graph, SparseGraph):
+        return None
+    # What travels does not matter, who is heard does: each sends a tracker of one entry.
+    ones = torch.ones(len(network.nodes), 1, dtype=torch.float64, device=network.nodes.device)
+    (inbox,) = exchange(step, {PREMIX: ones})
+    used = inbox.average()
+
+    def limit(weights: Tensor, nodes: Tensor) -> Tensor:
+        return graph.tracker_limit(weights[:, :-1], weights[:, -1])
+
+    return network.on_all(torch.cat([used.weight, used.own[:, None]], 1), limit, "premix")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,31 +196,29 @@ class _Wiring:
 
 
 class LocalNetwork:
-    """All nodes in this process: B = J = M, nothing is copied unless somebody tampers. `graph` may be of networkx, or an array.
+    """All nodes in this process: B = J = M, and nothing is copied. `graph` may be of networkx, or an array.
 
-    With senders of two faces an exchange in which they may differ has their further messages as columns after the first M:
-    the same ones in every round and after any pruning, each arc in exactly one of its sender's columns. If they are many, the
-    inbox has them in a Table.
+    With `variants`, an exchange that gives some has the further messages as columns after the first M: the same ones in every
+    round and after any pruning, each arc in exactly one of its sender's columns. If they are many, the inbox has them in a
+    Table.
     """
+
+    whole_here = True
 
     def __init__(
         self,
         graph: GraphLike,
-        tamper: Tamper | None = None,
-        two_faced: TwoFaced | None = None,
         *,
-        faces: Faces | ListedFaces | None = None,
+        variants: Faces | ListedFaces | None = None,
         whole: Graph | None = None,
     ) -> None:
         graph = as_graph(graph)
-        require(tamper is None or callable(tamper), "tamper", tamper, "a function, such as Adversary.tamper, or None")
-        fits = two_faced is None or (hasattr(two_faced, "layout") and not isinstance(two_faced, type))
-        require(fits, "two_faced", two_faced, "an Adversary or None")
+        fits = variants is None or isinstance(variants, Faces | ListedFaces)
+        require(fits, "variants", variants, "Faces, ListedFaces or None, such as Adversary.layout gives")
         self.graph: Graph = graph
+        self.variants = variants
         self._whole = graph if whole is None else whole
         self.arcs = self._whole.hears
-        self._tamper, self._two_faced = tamper, two_faced
-        self._faces = two_faced.layout(graph) if two_faced is not None and faces is None else faces
         self._nodes = torch.arange(graph.size, device=graph.hears.device)
         self._plain = _Wiring(self.arcs, graph.weight, None, graph.lists)
         self._self_weight = graph.self_weight
@@ -149,16 +233,12 @@ class LocalNetwork:
 
     def over(self, graph: Graph, *, whole: Graph | None = None) -> LocalNetwork:
         """The same nodes over another graph; over arcs of the `whole` that it lacks messages are heard and carry no weight."""
-        return LocalNetwork(graph, self._tamper, self._two_faced, faces=self._faces, whole=whole)
+        return LocalNetwork(graph, variants=self.variants, whole=whole)
 
-    def columns(self, topic: str) -> int:
-        """How many columns the inboxes of a topic have, in every round."""
-        faces = self._faces if self._two_faced is not None and self._two_faced.differs(topic) else None
-        return self.size + (0 if faces is None else len(faces.senders))
-
-    def exchange(self, step: int, **vectors: Tensor) -> tuple[Inbox, ...]:
-        split = self._two_faced is not None and self._faces is not None and any(map(self._two_faced.differs, vectors))
-        return Inbox.together([self._deliver(own, topic, step, split=split) for topic, own in vectors.items()])
+    def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
+        outgoing = [Outgoing.of(given) for given in vectors.values()]
+        split = any(given.variants is not None for given in outgoing)
+        return Inbox.together([self._deliver(given, split=split) for given in outgoing])
 
     def ask(
         self,
@@ -166,7 +246,7 @@ class LocalNetwork:
         points: Tensor,
         answer: Answer,
         who: Tensor,
-        say: Say | None = None,
+        received: Received | None = None,
         deeds: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[Replies]:
         if not bool(who.any()):
@@ -189,7 +269,7 @@ class LocalNetwork:
             for place, node in enumerate(some.tolist()):
                 found = {topic: vectors[place] for topic, vectors in parts.items()}
                 weight = self._plain.weight[node, columns[place]][None]
-                read = partial(self._replies, found, node, asked[place], weight, say, step)
+                read = partial(self._replies, found, node, asked[place], weight, received)
                 seen = None if deeds is None else partial(_deeds, *deeds, asked[place])
                 yield Replies(node, columns[place], points[node], read, seen)
 
@@ -201,8 +281,8 @@ class LocalNetwork:
 
     def prune(self, flagged: Tensor) -> LocalNetwork:
         """Columns of `flagged` are senders [M, M] or the messages of an exchange [M, J]."""
-        if flagged.shape[1] > self.size and isinstance(self._faces, Faces):
-            flagged = fold(flagged, torch.cat([self._nodes, self._faces.senders]), self.size)
+        if flagged.shape[1] > self.size and isinstance(self.variants, Faces):
+            flagged = fold(flagged, torch.cat([self._nodes, self.variants.senders]), self.size)
         return self.over(self.graph.prune(flagged))
 
     def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> LocalNetwork:
@@ -211,24 +291,27 @@ class LocalNetwork:
         return self.over(pruned, whole=whole)
 
     def settle(self, step: int) -> Tensor | None:
-        """The tracker's limit with the messages that are heard in premixing; on a graph of lists only."""
-        if not isinstance(self.graph, SparseGraph):
-            return None
-        # What travels does not matter, who is heard does: each sends a tracker of one entry.
-        (inbox,) = self.exchange(step, premix=torch.ones(self.size, 1, dtype=torch.float64, device=self._nodes.device))
-        mixture = inbox.average()
-        return self.graph.tracker_limit(mixture.weight, mixture.own)
+        return settled(self, self.exchange, step)
+
+    def gather(self, rows: Tensor, what: str) -> Tensor:
+        return rows
+
+    def total(self, values: Tensor, what: str) -> Tensor:
+        return values
+
+    def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
+        return work(rows, self._nodes)
 
     @cached_property
     def _split(self) -> _Wiring:
         """With the further messages as columns."""
-        assert self._faces is not None
-        plain, numbers = self._plain, torch.cat([self._nodes, self._faces.senders])
-        if isinstance(self._faces, ListedFaces):
+        assert self.variants is not None
+        plain, numbers = self._plain, torch.cat([self._nodes, self.variants.senders])
+        if isinstance(self.variants, ListedFaces):
             assert plain.lists is not None
-            at = torch.where(self._faces.at >= 0, self.size + self._faces.at, plain.lists.at)
+            at = torch.where(self.variants.at >= 0, self.size + self.variants.at, plain.lists.at)
             return _Wiring(plain.expected, plain.weight, numbers, Lists(at, plain.lists.there))
-        senders, audience = self._faces.senders, self._faces.audience
+        senders, audience = self.variants.senders, self.variants.audience
         if len(senders) > self.size:  # more columns for some than for all: most entries of a matrix would be empty
             receivers, columns = (audience & self.arcs.index_select(1, senders)).nonzero(as_tuple=True)
             at = self._nodes.expand(self.size, -1).clone()
@@ -244,27 +327,18 @@ class LocalNetwork:
             None,
         )
 
-    def _deliver(self, own: Tensor, topic: str, step: int, *, split: bool) -> Inbox:
-        forged = self._tamper(own, self._nodes, topic, step) if self._tamper is not None else {}
-        messages, own_at = _replace(own, forged), self._nodes
-        if isinstance(forged, Tensor):
-            own_at = torch.where((forged == own).all(1), own_at, -1) if forged is not own else own_at
-        elif forged:
-            own_at = own_at.clone()
-            own_at[list(forged)] = -1
-        wiring = self._plain
+    def _deliver(self, given: Outgoing, *, split: bool) -> Inbox:
+        wiring, messages = self._plain, given.messages
+        heard: Messages = messages
+        own_at = self._nodes if given.same is None else torch.where(given.same, self._nodes, -1)
         if split:
-            assert self._two_faced is not None
-            assert self._faces is not None
+            assert self.variants is not None
             wiring = self._split
-            shown = self._two_faced.show(own, self._faces, self.graph, topic, step)
-            if isinstance(messages, Tensor) and isinstance(shown, Tensor):
-                messages = torch.cat([messages, shown])
-            else:
-                messages = [*messages, *shown]
+            further = messages[self.variants.senders] if given.variants is None else given.variants(None)
+            heard = followed_by(messages, further)
         return Inbox.receive(
-            own,
-            messages,
+            given.own,
+            heard,
             expected=wiring.expected,
             weight=wiring.weight,
             self_weight=self._self_weight,
@@ -274,18 +348,15 @@ class LocalNetwork:
         )
 
     def _replies(
-        self, found: Mapping[str, Tensor], node: int, asked: Tensor, weight: Tensor, say: Say | None, step: int
+        self, found: Mapping[Topic, Tensor], node: int, asked: Tensor, weight: Tensor, received: Received | None
     ) -> tuple[Inbox, ...]:
         """The inboxes of one receiver: answers of those asked, and its own in the last row."""
         inboxes = []
         for topic, vectors in found.items():
-            vectors = vectors if say is None else say(vectors, asked, node, topic)
-            forged: Sent = self._tamper(vectors[:-1], asked[:-1], topic, step) if self._tamper is not None else {}
-            if self._two_faced is not None and self._faces is not None and self._two_faced.differs(topic):
-                forged = self._two_faced.reply(vectors[:-1], asked[:-1], node, topic, step)
+            vectors = vectors if received is None else received(vectors, asked, node, topic)
             inbox = Inbox.receive(
                 vectors[-1:],
-                _replace(vectors[:-1], forged),
+                vectors[:-1],
                 expected=torch.ones_like(weight, dtype=torch.bool),
                 weight=weight,
                 self_weight=self._self_weight[node][None],
@@ -294,13 +365,11 @@ class LocalNetwork:
         return Inbox.together(inboxes)
 
 
+def followed_by(rows: Tensor, further: Messages) -> Messages:
+    """Messages [J, D] and then further ones."""
+    return torch.cat([rows, further]) if isinstance(further, Tensor) else [*rows, *further]
+
+
 def _deeds(seen: Tensor, own: Tensor, asked: Tensor) -> Tensor:
     """Those of nodes asked, as others saw them, and last of the asker itself [J + 1, D]."""
     return torch.cat([seen.index_select(0, asked[:-1]), own.index_select(0, asked[-1:])])
-
-
-def _replace(vectors: Tensor, forged: Sent) -> Tensor | list[Tensor | None]:
-    """What is on the wire when rows hold `vectors`."""
-    if isinstance(forged, Tensor):
-        return forged
-    return [forged.get(row, vector) for row, vector in enumerate(vectors)] if forged else vectors

@@ -30,6 +30,7 @@ from bymi.problems import Problem, Split, fresh_halves
 from bymi.state import Snapshot
 from bymi.staying import Replies
 from bymi.streams import stream
+from bymi.topic import GRADIENT, PARAMETERS, PREMIX, TRACKER, Topic
 
 _PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
 _ROUNDING = 1e-6  # by which the sum of a tracker's entries may be off
@@ -58,7 +59,7 @@ def warm_up(
     batches = ((plan.warm_up.batch, early), (plan.optimisation.batch, late))
     for step, chosen in chain.from_iterable(_draw(pool, nodes, batch, plan.seed, some) for batch, some in batches):
         rate = plan.rule_step(step, network.size)
-        gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
+        gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
 
         def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None, chosen: Tensor = chosen) -> Tensor:
             if receivers is None:
@@ -67,10 +68,10 @@ def warm_up(
 
         moment = Round(step, plan.steps, losses)
         if rule.order == "adapt-then-combine":
-            (inbox,) = network.exchange(step, parameters=theta - rate * gradient)
+            (inbox,) = network.exchange(step, {PARAMETERS: theta - rate * gradient})
             theta = forge.keep(inbox, rule(inbox, moment), nodes, averaged=rule.plain, step=step)
         else:
-            (inbox,) = network.exchange(step, parameters=theta)
+            (inbox,) = network.exchange(step, {PARAMETERS: theta})
             theta = forge.keep(inbox, rule(inbox, moment), nodes, averaged=rule.plain, step=step) - rate * gradient
         yield Snapshot(step + 1, "warm-up", theta, inbox)
         del inbox  # a round's messages are not kept while those of the next one come
@@ -100,10 +101,10 @@ def detect(
             topic: forge.gradients(problem.gradient(theta, nodes, chosen), nodes, topic, step)
             for topic, chosen in split.halves.items()
         }
-        first, second = network.exchange(step, **halves)
+        first, second = network.exchange(step, halves)
         verdict = identify_neighbours(first, second, plan.detector).by_node(first, network.size)
     else:
-        (first,) = network.exchange(step, parameters=theta)
+        (first,) = network.exchange(step, {PARAMETERS: theta})
         replies = _ask(problem, network, split.halves, theta, forge.asks(nodes, step), forge, step)
         verdict = identify_asked(replies, plan.detector, network.arcs)
         # Answers that were not usable count as messages not heard, like any other.
@@ -140,22 +141,22 @@ def judge(
     halves = fresh_halves(nodes, samples=problem.samples, count=count, seed=plan.seed, step=step)
     unasked = 1 - count / problem.samples
 
-    def told(points: Tensor, where: str) -> dict[str, Tensor]:
+    def told(points: Tensor, *, at_start: bool) -> dict[Topic, Tensor]:
+        topics = {replace(topic, at_start=at_start): some for topic, some in halves.items()}
         return {
-            topic + where: forge.gradients(problem.gradient(points, nodes, some), nodes, topic + where, step)
-            for topic, some in halves.items()
+            topic: forge.gradients(problem.gradient(points, nodes, some), nodes, topic, step) for topic, some in topics.items()
         }
 
     asks = forge.asks(nodes, step)
     asking = asks.nonzero().flatten()
-    (parameters,) = network.exchange(step, parameters=theta)
+    (parameters,) = network.exchange(step, {PARAMETERS: theta})
     # Deeds are here, or with those whose deeds they are, and come with what these say.
     sides = trail.sides() if trail.rounds and parameters.history_at_senders else None
     deeds = trail.vectors() if trail.rounds and sides is None else None
     parameters = parameters.without_vectors()  # where everybody stands is in the trail and comes with the questions
     probed: Claims | None = None
     if detector.probe:
-        first, second = network.exchange(step, **told(problem.initial(nodes), " at the start"))
+        first, second = network.exchange(step, told(problem.initial(nodes), at_start=True))
         makers = ProbeMakers(receivers=asking, arcs=network.arcs, nodes=nodes)
         probed = first.paired(second, makers, who=asks)
         del first, second
@@ -163,7 +164,7 @@ def judge(
     if detector.point == "receiver":
         claims = Answers(_ask(problem, network, halves, theta, asks, forge, step, sides), deeds)
     else:
-        first, second = network.exchange(step, **told(theta, ""))
+        first, second = network.exchange(step, told(theta, at_start=False))
         claims = first.paired(second, ClaimMakers(deeds), who=asks, history=sides)
     trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
     verdict = sit(asking, network.arcs, nodes, claims, probed, trail, record.serving, detector, watch, unasked)
@@ -175,7 +176,7 @@ def judge(
 def _ask(
     problem: Problem,
     network: Network,
-    halves: dict[str, Tensor],
+    halves: dict[Topic, Tensor],
     theta: Tensor,
     who: Tensor,
     forge: Forge,
@@ -184,7 +185,7 @@ def _ask(
 ) -> Iterator[Replies]:
     """The nodes of `who` [B] ask for the gradients on both halves at their own parameter."""
 
-    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[str, Tensor]:
+    def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
         place = torch.searchsorted(network.nodes, nodes)
         chosen = [some[place] for some in halves.values()]
         if points.stride(0):
@@ -193,10 +194,10 @@ def _ask(
         points, nodes = points[:1].expand(len(halves) * len(nodes), -1), nodes.repeat(len(halves))
         return dict(zip(halves, problem.gradient(points, nodes, torch.cat(chosen)).split(len(place)), strict=True))
 
-    def say(vectors: Tensor, nodes: Tensor, asker: int, topic: str) -> Tensor:
-        return forge.gradients(vectors, nodes, f"{topic} for {asker}", step)
+    def received(vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor:
+        return forge.gradients(vectors, nodes, topic.to(asker), step)
 
-    return network.ask(step, theta, answer, who, say, deeds)
+    return network.ask(step, theta, answer, who, received, deeds)
 
 
 def optimise(
@@ -227,7 +228,7 @@ def optimise(
         tracker, settled = premix(network, settings, step=steps.start)
     for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, steps):
         rate = settings.step_size.at(step - first, rounds)
-        gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, "gradient", step)
+        gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
         adapt_first = settings.order == "adapt-then-combine"
         if adapt_first:
             local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
@@ -249,9 +250,9 @@ def optimise(
 def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None, settled: bool) -> tuple[Inbox, Tensor | None]:
     """What was heard of parameters, and the tracker after the round: unchanged once it has settled. Paper: eq:eupdate."""
     if settled or tracker is None:
-        (parameters,) = network.exchange(step, parameters=theta)
+        (parameters,) = network.exchange(step, {PARAMETERS: theta})
         return parameters, tracker
-    parameters, trackers = network.exchange(step, parameters=theta, tracker=tracker)
+    parameters, trackers = network.exchange(step, {PARAMETERS: theta, TRACKER: tracker})
     trackers = trackers.accept_rows(_is_distribution)
     return parameters, trackers.mix(trackers.average())
 
@@ -279,7 +280,7 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
     floor = how.min_weight / network.size
     limit = _PREMIX_PER_NODE * network.size if how.premix_rounds is None else how.premix_rounds
     for _ in range(limit):
-        (inbox,) = network.exchange(step, premix=tracker)
+        (inbox,) = network.exchange(step, {PREMIX: tracker})
         inbox = inbox.accept_rows(_is_distribution)
         mixed = inbox.mix(inbox.average())
         before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])

@@ -6,8 +6,8 @@ import torch
 
 from bymi.errors import GraphError, require
 from bymi.forge import Forge
-from bymi.graph import NOT_MUTUAL
-from bymi.network import LocalNetwork, Network
+from bymi.graph import NOT_MUTUAL, Graph
+from bymi.network import Network
 from bymi.plan import Plan
 from bymi.problems import Problem
 from bymi.sparse import check_connected
@@ -30,10 +30,11 @@ def check_run(problem: Problem, network: Network, plan: Plan, forge: Forge | Non
         require(isinstance(state, State), "state", state, "the State of a Snapshot, or None")
         shape = (len(network.nodes), problem.dim)
         require(state.theta.shape == shape, "state", f"models of shape {list(state.theta.shape)}", f"{list(shape)}")
-    if isinstance(network, LocalNetwork):
-        check_connected(network.graph)
+    graph = getattr(network, "graph", None)
+    if isinstance(graph, Graph) and getattr(network, "whole_here", False):
+        check_connected(graph)
         mutual = plan.detector is not None and plan.detector.pruning == "mutual"
-        if mutual and not network.graph.symmetric:
+        if mutual and not graph.symmetric:
             raise GraphError(NOT_MUTUAL)
 
 

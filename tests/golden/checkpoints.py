@@ -10,10 +10,10 @@ from unittest.mock import patch
 import torch
 
 from bymi import State
-from bymi.engine.simulate import local_network
 from bymi.runs import checkpoints
 from bymi.runs.checkpoints import Place
 from bymi.runs.packing import Frame
+from bymi.runs.simulate import local_network
 from bymi.runs.tensorfile import TensorFile
 from tests.golden.forms import forced, rounds, scene_of, sheet_of
 from tests.golden.record import Record, join, play

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from bymi import Snapshot, State, simulate
-from bymi.engine.distributed import Spread
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.experiment import load
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.sheet import Sheet
+from bymi.runs.simulate import sharded_run
 
 LISTS: dict[str, int] = {"bymi.sparse.LISTS_FROM": 1, "bymi.sparse._SHORT": 0}
 STRIPS: dict[str, int] = {**LISTS, "bymi.engine.wires.LONG": 1, "bymi.engine.wires._MANY": 0, "bymi.engine.strips._SETS": 2}
@@ -98,7 +98,7 @@ def rounds(words: tuple[str, ...], form: Form, group: Group | None = None, state
             return
         group = group or Group()
         scene = scene_of(words, form, group)
-        spread = Spread(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
+        spread = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
         for snapshots in spread.walk(scene.plan):
             pairs = zip(spread.networks, snapshots, strict=True)
             yield [Part(network.shard, network.nodes, snapshot) for network, snapshot in pairs]

@@ -14,6 +14,7 @@ from bymi.attacks.pair import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
 from bymi.attacks.placement import PLACEMENTS, Placement, place
 from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
+from bymi.attacks.simulated import Deviation, SimulatedAdversary
 from bymi.attacks.statistical import ALIE, Mimic, MinMax
 from bymi.attacks.table import ALIASES, ATTACKS
 from bymi.attacks.tracker import TrackerPoison
@@ -30,6 +31,7 @@ __all__ = [
     "Decorrelated",
     "Decoy",
     "Deed",
+    "Deviation",
     "Dissensus",
     "Gaussian",
     "GradientAttack",
@@ -58,6 +60,7 @@ __all__ = [
     "Shown",
     "SignFlip",
     "Silent",
+    "SimulatedAdversary",
     "Steer",
     "TrackerPoison",
     "VectorAttack",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bymi.attacks.base import Moment, PerReceiver, VectorAttack, is_finite_row
 from bymi.attacks.data import DataAttack
-from bymi.attacks.levels import PARTS, Level, Part, asker_of, part_of
-from bymi.attacks.message import MessageAttack
+from bymi.attacks.levels import PARTS, Level
+from bymi.attacks.message import MessageAttack, Sent
 from bymi.attacks.options import Mixing, Pruning, Shown, check_options
 from bymi.attacks.table import ALIASES, ATTACKS
 from bymi.attacks.tailor import tailor_by_lists, tailor_by_matrices
@@ -25,15 +25,15 @@ from bymi.inbox import Inbox
 from bymi.parts import check_fields, part_by_name
 from bymi.sparse import SparseGraph
 from bymi.streams import Stream, stream
+from bymi.topic import Part, Topic
 from bymi.vectors import all_finite
 
 OnVectors = VectorAttack | PerReceiver | MessageAttack
-Sent = Mapping[int, Tensor | None] | Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Adversary:
-    """Serves as the `forge` of the algorithm and, through `tamper` and `show`, as the wire of its nodes.
+    """What Byzantine nodes compute, keep and send. SimulatedAdversary puts it on a network.
 
     `members`: a tensor, array or list of truth values, one per node. `attack`: an attack on vectors or messages, or its name in
     ATTACKS with parameters as in "ipm:a=2.0"; None for nodes that attack by the options below or by their data alone (an attack
@@ -124,21 +124,19 @@ class Adversary:
 
     # The forge of the algorithm.
 
-    def forges(self, topic: str, step: int) -> bool:
+    def forges(self, topic: Topic, step: int) -> bool:
         """Whether `gradients` may change vectors of this topic; `sees` says what it has to know of others then."""
-        part, parts = part_of(topic), self._parts
+        parts = self._parts
         if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
             return False
-        if part is None or part not in parts or not self.acts(step):
+        if topic.part not in parts or not self.acts(step):
             return False
         if self.faces == "two":
-            asker = asker_of(topic)
-            return asker is not None and bool(self.fooled[asker])
+            return topic.asker is not None and bool(self.fooled[topic.asker])
         return True
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: str, step: int) -> Tensor:
-        part = part_of(topic)
-        return self._forged(vectors, nodes, topic, step, part) if part is not None and self.forges(topic, step) else vectors
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
+        return self._forged(vectors, nodes, topic, step) if self.forges(topic, step) else vectors
 
     @property
     def sees(self) -> Literal["all", "mean", "nothing"]:
@@ -156,10 +154,9 @@ class Adversary:
             found = others.sum(0)
         return torch.cat([found, found.new_tensor([len(others)])])
 
-    def gradients_about(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, mean: Tensor) -> Tensor:
+    def gradients_about(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int, mean: Tensor) -> Tensor:
         """As `gradients`, of some nodes, for an attack that sees no more of others than their mean [D]."""
-        part = part_of(topic)
-        return vectors if part is None else self._forged(vectors, nodes, topic, step, part, mean)
+        return self._forged(vectors, nodes, topic, step, mean)
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
@@ -182,18 +179,19 @@ class Adversary:
 
     # The wire of its nodes.
 
-    def lies(self, topic: str, step: int) -> bool:
+    def lies(self, topic: Topic, step: int) -> bool:
         """Whether messages of this topic may differ from what their senders hold; `sees` says what they are made from."""
         return self.acts(step) and self.may_lie(topic)
 
-    def may_lie(self, topic: str) -> bool:
-        return self.differs(topic) or self._on_wire(part_of(topic))
+    def may_lie(self, topic: Topic) -> bool:
+        return self.differs(topic) or self._on_wire(topic.part)
 
-    def tamper(self, vectors: Tensor, senders: Tensor, topic: str, step: int, mean: Tensor | None = None) -> Sent:
+    def tamper(self, vectors: Tensor, senders: Tensor, topic: Topic, step: int, mean: Tensor | None = None) -> Sent:
         """What senders put on the wire. If these are not all nodes, `mean` [D] is what an attack that sees it has to know."""
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step, mean)
 
     def layout(self, graph: Graph) -> Faces | ListedFaces | None:
+        """Which further messages there are in all rounds over these arcs, by lists if the graph is; None for none."""
         if self._tailored is None and self.faces == "one":
             return None
         arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
@@ -213,20 +211,24 @@ class Adversary:
         receivers, senders = arcs.nonzero().unbind(1)
         return Faces(senders, torch.nn.functional.one_hot(receivers, graph.size).T.bool())
 
-    def differs(self, topic: str) -> bool:
-        part = part_of(topic)
-        return part == "message" if self._tailored is not None else self.faces == "two" and self._on_wire(part)
+    def needs_all(self, topics: Iterable[Topic]) -> bool:
+        """Whether vectors of all nodes have to be known to send those of some topic, or receivers are told different things."""
+        return any(self.differs(topic) or (self.may_lie(topic) and self.sees == "all") for topic in topics)
+
+    def differs(self, topic: Topic) -> bool:
+        """Whether receivers are ever told different things under this topic."""
+        return topic.part == "message" if self._tailored is not None else self.faces == "two" and self._on_wire(topic.part)
 
     def show(
         self,
         vectors: Tensor,
         faces: Faces | ListedFaces,
         graph: Graph,
-        topic: str,
+        topic: Topic,
         step: int,
         which: Tensor | None = None,
     ) -> Tensor | list[Tensor | None]:
-        """The further messages of a round, all or those asked for, `which` [K]."""
+        """The further messages of a round, all or those asked for, `which` [K]; None for silence."""
         some = slice(None) if which is None else which
         senders = faces.senders[some]
         if not self.differs(topic) or not self.acts(step):
@@ -238,13 +240,14 @@ class Adversary:
             return sent[senders]
         return [sent.get(sender, vectors[sender]) for sender in senders.tolist()]
 
-    def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: str, step: int) -> Sent:
+    def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: Topic, step: int) -> Sent:
+        """What senders really answer to one asker, if receivers are told different things."""
         # Vectors in an answer were forged when it was made.
         if not isinstance(self.attack, MessageAttack) or not bool(self.fooled[asker]) or not self.acts(step):
             return {}
         return self._sent(vectors, senders, topic, step)
 
-    def _on_wire(self, part: Part | None) -> bool:
+    def _on_wire(self, part: Part) -> bool:
         """Whether what is sent in this part may differ from what its nodes hold."""
         parts = self._parts
         if isinstance(self.attack, MessageAttack):
@@ -255,38 +258,36 @@ class Adversary:
             return part in parts or (part == "message" and "training" in parts)
         return part in parts and part in ("message", "tracker")
 
-    def _sent(self, vectors: Tensor, senders: Tensor, topic: str, step: int, mean: Tensor | None = None) -> Sent:
-        part = part_of(topic)
-        if not self._on_wire(part):
+    def _sent(self, vectors: Tensor, senders: Tensor, topic: Topic, step: int, mean: Tensor | None = None) -> Sent:
+        if not self._on_wire(topic.part):
             return {}
         if isinstance(self.attack, MessageAttack):
             return self.attack.put_on(vectors, self._sides(senders)[0])
-        assert part is not None
-        return self._forged(vectors, senders, topic, step, part, mean)
+        return self._forged(vectors, senders, topic, step, mean)
 
-    def _forged(self, vectors: Tensor, nodes: Tensor, topic: str, step: int, part: Part, mean: Tensor | None = None) -> Tensor:
+    def _forged(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int, mean: Tensor | None = None) -> Tensor:
         """The vectors with those of its own nodes replaced."""
         mine, others = self._sides(nodes)
         if not len(mine):
             return vectors
         if mean is not None or self.sees == "nothing":
             one = vectors[:1] if mean is None else mean[None]
-            return self._replaced(vectors, nodes, mine, one, nodes[:0], topic, step, part)
+            return self._replaced(vectors, nodes, mine, one, nodes[:0], topic, step)
         honest = vectors.index_select(0, others)
         if not all_finite(honest):
             sane = is_finite_row(honest)
             honest, others = honest[sane], others[sane]
         if not len(honest):
             return vectors
-        return self._replaced(vectors, nodes, mine, honest, nodes[others], topic, step, part)
+        return self._replaced(vectors, nodes, mine, honest, nodes[others], topic, step)
 
     def _replaced(
-        self, vectors: Tensor, nodes: Tensor, mine: Tensor, honest: Tensor, whose: Tensor, topic: str, step: int, part: Part
+        self, vectors: Tensor, nodes: Tensor, mine: Tensor, honest: Tensor, whose: Tensor, topic: Topic, step: int
     ) -> Tensor:
         assert isinstance(self.attack, VectorAttack)
         own = nodes[mine]
-        fresh = stream(self.seed, f"attack {topic}", node=own, step=step, device=vectors.device)
-        moment = Moment(part, whose, own, self.members, self.seed)
+        fresh = stream(self.seed, f"attack {topic.stream_name()}", node=own, step=step, device=vectors.device)
+        moment = Moment(topic.part, whose, own, self.members, self.seed)
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph, receivers: Tensor) -> Tensor:

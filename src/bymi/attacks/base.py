@@ -10,9 +10,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bymi.attacks.levels import Level, Part
+from bymi.attacks.levels import Level
 from bymi.parts import Checked
 from bymi.streams import Stream, stream
+from bymi.topic import Part
 
 
 @dataclass(frozen=True, eq=False)

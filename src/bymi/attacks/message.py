@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,9 @@ import torch
 from torch import Tensor
 
 from bymi.parts import Checked
+
+Sent = Mapping[int, Tensor | None] | Tensor
+"""Messages that are not what their sender holds, by row, None for silence; or all messages in one stack."""
 
 
 class MessageAttack(Checked, ABC):
@@ -23,7 +27,7 @@ class MessageAttack(Checked, ABC):
     @abstractmethod
     def __call__(self, vector: Tensor) -> Tensor | None: ...
 
-    def put_on(self, vectors: Tensor, rows: Tensor) -> dict[int, Tensor | None] | Tensor:
+    def put_on(self, vectors: Tensor, rows: Tensor) -> Sent:
         """What is on the wire of nodes that hold vectors [J, D], of whom some rows [b] are attackers."""
         told = self(vectors.index_select(0, rows)) if self.stacks else None
         return {row: self(vectors[row]) for row in rows.tolist()} if told is None else vectors.index_copy(0, rows, told)
@@ -74,3 +78,19 @@ class Silent(MessageAttack):
 
     def __call__(self, vector: Tensor) -> None:
         return None
+
+
+def put_on_wire(own: Tensor, sent: Sent) -> tuple[Tensor, Tensor | None]:
+    """Messages [J, D] of senders that hold `own` [J, D], and which of them [J] send what they hold; None for all.
+
+    Silence and messages of the wrong shape are rows of NaN: a receiver cannot use them either.
+    """
+    if isinstance(sent, Tensor):
+        return sent, (sent == own).all(1) if sent is not own else None
+    if not sent:
+        return own, None
+    rows, same = own.clone(), torch.ones(len(own), dtype=torch.bool, device=own.device)
+    for row, message in sent.items():
+        rows[row] = torch.nan if message is None or message.shape != own[row].shape else message
+        same[row] = False
+    return rows, same

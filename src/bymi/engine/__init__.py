@@ -1,7 +1,1 @@
-"""Where a run happens: all nodes in one process, or spread over many under torchrun."""
-
-from __future__ import annotations
-
-from bymi.engine.simulate import simulate
-
-__all__ = ["simulate"]
+"""Where a run happens: the nodes of a graph over many processes under torchrun."""

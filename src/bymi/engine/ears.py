@@ -12,9 +12,8 @@ from bymi.faces import Faces, ListedFaces
 from bymi.graph import Graph
 from bymi.inbox import Inbox, fold
 from bymi.lists import Lists
+from bymi.network import Messages
 from bymi.sparse import SparseGraph
-
-Messages = Tensor | list[Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -58,3 +60,18 @@ class Host:
     def threads_beside(self, others: int) -> int:
         """Threads of one of `others` runs at a time."""
         return self.threads or max(1, (os.cpu_count() or 1) // max(1, others))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One torch thread inside the block, then as many as before.
+
+    Sums come out in an order that depends on the number of threads, so a run that is to give the same bits alone and beside
+    others fixes it; at these sizes one thread is also the fastest.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

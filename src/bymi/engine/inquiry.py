@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bymi.engine.ears import arcs_to
-from bymi.faces import Sent
 from bymi.inbox import Inbox
-from bymi.network import LONG, Answer, Say
+from bymi.network import LONG, Answer, Received
 from bymi.staying import DEEDS, Replies
+from bymi.topic import Topic
 
 if TYPE_CHECKING:
     from bymi.engine.distributed import ShardNetwork
@@ -26,7 +26,7 @@ class Told(NamedTuple):
 
     asker: int
     nodes: Tensor  # [q]
-    vectors: Mapping[str, Tensor]  # [q, D] each
+    vectors: Mapping[Topic | str, Tensor]  # [q, D] each
 
 
 class Inquiry:
@@ -38,11 +38,10 @@ class Inquiry:
     def __init__(
         self,
         network: ShardNetwork,
-        step: int,
         points: Tensor,
         answer: Answer,
         asks: Tensor,
-        say: Say | None = None,
+        received: Received | None = None,
         deeds: tuple[Tensor, Tensor] | None = None,
         *,
         visits: bool = False,
@@ -52,7 +51,7 @@ class Inquiry:
         `deeds`: of these nodes what others saw of each, and what it did [B, D] each. `visits`: nobody answers about a point.
         What nodes have sent comes as it is, and points stay where they are.
         """
-        self._network, self._step, self._points, self._answer, self._say = network, step, points, answer, say
+        self._network, self._points, self._answer, self._received = network, points, answer, received
         self._deeds, self._visits = deeds, visits
         layout = network.wires.board.layout
         counts = 1 + network.wires.whole.hears.sum(1)  # how many answer each asker, which is one of them itself
@@ -129,14 +128,11 @@ class Inquiry:
         shard = self._network.shard
         asked = {asker: nodes for (asker, where), nodes in questions.items() if where == shard and len(nodes)}
         if self._alone:  # one point for all who answer one question, without a copy for each
-            return [
-                Told(
-                    asker,
-                    nodes,
-                    self._answer(points[asker].expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker)),
-                )
-                for asker, nodes in asked.items()
-            ]
+            told = []
+            for asker, nodes in asked.items():
+                found = self._answer(points[asker].expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker))
+                told.append(Told(asker, nodes, dict(found.items())))
+            return told
         if not asked:
             return []
         counts = [len(nodes) for nodes in asked.values()]
@@ -181,9 +177,10 @@ class Inquiry:
             for out in (True, False)
         )
         pairs = [pair for rank in others for pair in coming[rank]]
-        vectors: dict[tuple[int, int], dict[str, Tensor]] = {pair: {} for pair in pairs}
+        vectors: dict[tuple[int, int], dict[Topic | str, Tensor]] = {pair: {} for pair in pairs}
         # Deeds are more precise than what they come with.
-        for some in [[topic for topic in topics if topic != DEEDS], *([[DEEDS]] if self._deeds is not None else [])]:
+        batches: list[list[Topic | str]] = [[topic for topic in topics if topic != DEEDS]]
+        for some in batches + [[DEEDS]] * (self._deeds is not None):
             counts, expected = (
                 [len(some) * sum(len(questions[pair]) for pair in by_rank.get(rank, ())) for rank in range(group.size)]
                 for by_rank in (going, coming)
@@ -215,14 +212,14 @@ class Inquiry:
         nodes = torch.cat([part.nodes for part in told])
         nodes = nodes[self._order(nodes, asker)]
         weight = self._network.wires.weight[asker, columns][None]
-        topics = [topic for topic in told[0].vectors if topic != DEEDS]
+        topics = [topic for topic in told[0].vectors if isinstance(topic, Topic)]
         return Inbox.together([self._reply(self._in_order(told, topic), nodes, weight, asker, topic) for topic in topics])
 
     def _order(self, nodes: Tensor, asker: int) -> Tensor:
         """Those asked by number, as the columns are, and last the asker itself."""
         return torch.argsort(torch.where(nodes == asker, self._network.size, nodes))
 
-    def _in_order(self, told: list[Told], topic: str) -> Tensor:
+    def _in_order(self, told: list[Told], topic: Topic | str) -> Tensor:
         """The vectors of one topic [J + 1, D]."""
         order = self._order(torch.cat([part.nodes for part in told]), told[0].asker)
         places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
@@ -232,28 +229,16 @@ class Inquiry:
             vectors.index_copy_(0, at, part.vectors[topic])
         return vectors
 
-    def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: str) -> Inbox:
+    def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: Topic) -> Inbox:
         """The inbox of one receiver: answers of those asked, and its own in the last row."""
-        wires, step, senders = self._network.wires, self._step, who[:-1]
-        adversary = wires.adversary
-        sent: Sent = {}
-        # Here all answers to one question come together: only now can those who lie know what the others say.
-        vectors = vectors if self._say is None else self._say(vectors, who, asker, topic)
-        if adversary is not None and not self._visits:
-            sent = adversary.tamper(vectors[:-1], senders, topic, step)
-            if wires.faces is not None and adversary.differs(topic):
-                sent = adversary.reply(vectors[:-1], senders, asker, topic, step)
-        messages: Tensor | list[Tensor | None] = vectors[:-1]
-        if isinstance(sent, Tensor):
-            messages = sent
-        elif sent:
-            messages = [sent.get(row, vector) for row, vector in enumerate(vectors[:-1])]
+        # All answers to one question have come together here.
+        vectors = vectors if self._received is None else self._received(vectors, who, asker, topic)
         return Inbox.receive(
             vectors[-1:],
-            messages,
-            expected=torch.ones(1, len(senders), dtype=torch.bool, device=vectors.device),
+            vectors[:-1],
+            expected=torch.ones(1, len(vectors) - 1, dtype=torch.bool, device=vectors.device),
             weight=weight,
-            self_weight=wires.self_weight[asker][None],
+            self_weight=self._network.wires.self_weight[asker][None],
         )
 
 

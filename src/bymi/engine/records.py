@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from bymi.dense_inbox import DenseInbox
 from bymi.detection import Verdict
-from bymi.engine.distributed import ShardNetwork, Spread
+from bymi.engine.distributed import Spread
 from bymi.engine.wires import Wires
 from bymi.inbox import Inbox
 from bymi.list_inbox import ListInbox
-from bymi.network import LocalNetwork
+from bymi.network import LocalNetwork, Observable
 from bymi.plan import Plan
 from bymi.state import Snapshot, State
 from bymi.vectors import norms
@@ -136,8 +136,8 @@ def _assemble(parts: list[Snapshot], wires: Wires, theta: Tensor, flags: dict[st
     verdict, network = None, None
     if first.verdict is not None:
         verdict = _verdict([part.verdict for part in parts if part.verdict is not None], wires)
-        assert isinstance(first.network, ShardNetwork)
-        network = LocalNetwork(first.network.graph)
+        # Of a simulation every rank knows the whole graph.
+        network = LocalNetwork(cast(Observable, first.network).graph)
     return Snapshot(
         first.step,
         first.phase,

@@ -13,10 +13,12 @@ from torch import Tensor
 from bymi.engine.strips import Strips
 from bymi.errors import InputError
 from bymi.hearing import OVERFLOW, heard, usable
-from bymi.inbox import Inbox, Mixture, PairMakers, Sides, T, stack
+from bymi.inbox import Inbox, Mixture, PairMakers, Sides, T
 from bymi.list_inbox import ListInbox
 from bymi.neighbourhoods import Need, Neighbourhoods, Trial, Work
+from bymi.network import Outgoing
 from bymi.staying import Replies
+from bymi.topic import Topic
 from bymi.vectors import Rows, norms
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class StripedInbox(ListInbox):
 
     nodes: Tensor  # [B] numbers of the receivers, upwards
     sent: Tensor = field(repr=False)  # [B, D] as it is on the wire
-    topic: str
+    topic: Topic
     strips: Strips = field(repr=False)
     seat: int  # of the shard, among those held by its process
     network: ShardNetwork | None = field(default=None, repr=False)
@@ -121,12 +123,13 @@ class StripedInbox(ListInbox):
         return self.network.visit(topics, asks, deeds)
 
 
-def striped(wires: Wires, parts: list[Tensor], topic: str, step: int) -> list[Inbox]:
-    """The inboxes of each shard held here, of vectors [B, D] that its nodes hold. Lies are made where their senders are."""
-    adversary, own_lengths = wires.adversary, [norms(part) for part in parts]
+def striped(wires: Wires, outgoing: list[Outgoing], topic: Topic) -> list[Inbox]:
+    """The inboxes of each shard held here, of what its nodes hold and send."""
+    parts = [one.own for one in outgoing]
+    own_lengths = [norms(part) for part in parts]
     rows, true, lengths = parts, None, own_lengths
-    if adversary is not None and adversary.lies(topic, step):
-        rows, true = _sent(wires, parts, topic, step)
+    if any(one.sent is not None for one in outgoing):
+        rows, true = [one.messages for one in outgoing], [_same(one) for one in outgoing]
         lengths = [norms(row) for row in rows]
     told = wires.gather([torch.stack(pair, 1) for pair in zip(lengths, own_lengths, strict=True)], "lengths")
     length, own_length = told.unbind(1)
@@ -167,14 +170,9 @@ def striped(wires: Wires, parts: list[Tensor], topic: str, step: int) -> list[In
     return inboxes
 
 
-def _sent(wires: Wires, parts: list[Tensor], topic: str, step: int) -> tuple[list[Tensor], list[Tensor]]:
-    """What the nodes of each shard held here send, not a number where it is nothing, and who of them sends what it holds."""
-    rows, whole = [], []
-    for part, (messages, true) in zip(parts, wires.tampered(parts, topic, step), strict=True):
-        row, came = stack(messages, part)
-        rows.append(row if came is None else torch.where(came[:, None], row, torch.nan))
-        whole.append(torch.ones(len(part), dtype=torch.bool, device=part.device) if true is None else true)
-    return rows, whole
+def _same(given: Outgoing) -> Tensor:
+    """Which nodes [B] send what they hold."""
+    return torch.ones(len(given.own), dtype=torch.bool, device=given.own.device) if given.same is None else given.same
 
 
 @dataclass(frozen=True, eq=False)

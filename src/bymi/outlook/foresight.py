@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bymi.engine.simulate import one_thread
+from bymi.engine.host import one_thread
 from bymi.outlook.ideal import JUDGES, Judge, Row, Ways, draw, found, rates
 from bymi.outlook.question import Question
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bymi.errors import InputError
 from bymi.streams import stream
+from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,9 +21,9 @@ class Split:
     second: Tensor  # [B, n / 2]
 
     @property
-    def halves(self) -> dict[str, Tensor]:
+    def halves(self) -> dict[Topic, Tensor]:
         """The identification set by topic of the message that it makes."""
-        return {"first half": self.first, "second half": self.second}
+        return {FIRST_HALF: self.first, SECOND_HALF: self.second}
 
     def again(self, nodes: Tensor, *, seed: int, step: int) -> Split:
         """The same sets with other random halves of the identification set, for a further detection before round `step`."""
@@ -46,10 +47,10 @@ def split_samples(nodes: Tensor, *, samples: int, identification: int, seed: int
     return Split(order[:, 2 * half :], order[:, :half], order[:, half : 2 * half])
 
 
-def fresh_halves(nodes: Tensor, *, samples: int, count: int, seed: int, step: int) -> dict[str, Tensor]:
+def fresh_halves(nodes: Tensor, *, samples: int, count: int, seed: int, step: int) -> dict[Topic, Tensor]:
     """`count` random samples of each node, drawn anew for every step, as two halves [B, count / 2] by topic."""
     half = count // 2
     if half < 1 or count > samples:
         raise InputError(f"sample: got {count} of {samples} samples, need at least 2 and no more than there are")
     order = stream(seed, "fresh halves", node=nodes, step=step).permutation(samples)
-    return {"first half": order[:, :half], "second half": order[:, half : 2 * half]}
+    return {FIRST_HALF: order[:, :half], SECOND_HALF: order[:, half : 2 * half]}

@@ -9,20 +9,20 @@ from typing import Protocol
 
 from torch import Tensor
 
-from bymi.engine import simulate
-from bymi.engine.distributed import Spread
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.records import Due, Held, Models, Moment, Scattered, whole_rounds
-from bymi.engine.simulate import local_network
 from bymi.errors import BymiError, error_of, system_refusal
+from bymi.network import LocalNetwork
 from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder
 from bymi.runs.outcome import is_lost
 from bymi.runs.packing import Frame
 from bymi.runs.scene import Scene, build_scene
 from bymi.runs.sheet import Sheet
+from bymi.runs.simulate import local_network, sharded_run, simulate
 from bymi.state import State
+from bymi.topic import PARAMETERS
 
 
 class Course(Protocol):
@@ -50,7 +50,7 @@ class Alone:
 
     def __init__(self, scene: Scene, sheet: Sheet) -> None:
         self.scene, self.group = scene, Group()
-        self.places: Sequence[Place] = [Place(local_network(scene.graph, scene.adversary).nodes)]
+        self.places: Sequence[Place] = [Place(LocalNetwork(scene.graph).nodes)]
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[Moment]:
         scene = self.scene
@@ -71,8 +71,11 @@ class Together:
         assert scene.layout is not None
         scene = replace(scene, yardstick=scene.yardstick.shared(group, scene.layout))
         self.scene, self.group, self._sheet = scene, group, sheet
-        self._spread = Spread(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
-        networks, columns = self._spread.networks, self._spread.wires.columns("parameters")
+        self._spread = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
+        networks, columns = (
+            self._spread.networks,
+            self._spread.wires.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS)),
+        )
         self.places: Sequence[Place] = [
             Place(network.nodes, network.shard, self._spread.shards, some)
             for network, some in zip(networks, columns, strict=True)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.engine.simulate import local_network
 from bymi.graph import Graph
 from bymi.network import LocalNetwork
 from bymi.phases import cut_off
@@ -67,7 +66,7 @@ class Logbook:
 
         def prune(flagged: Tensor) -> Graph:
             assert judged is not None
-            network = cut_off(local_network(scene.graph, scene.adversary), scene.plan, flagged, scene.adversary, step=judged)
+            network = cut_off(LocalNetwork(scene.graph), scene.plan, flagged, scene.adversary, step=judged)
             assert isinstance(network, LocalNetwork)
             return network.graph
 

@@ -12,7 +12,6 @@ from torch import Tensor
 from bymi.detection import REASONS, Verdict
 from bymi.engine.records import Held, Models
 from bymi.graph import Core, Graph
-from bymi.network import LocalNetwork
 from bymi.phases import Snapshot
 from bymi.runs.averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
@@ -162,9 +161,10 @@ class Recorder:
             self._fuse_rounds += 1
             self._fused += (snapshot.inbox.by_sender(snapshot.blown, self._graph.size) & self._honest_arcs).sum()
         if snapshot.verdict is not None:
-            if not isinstance(snapshot.network, LocalNetwork):
-                raise TypeError("the recorder needs the whole pruned graph, which only a LocalNetwork holds")
-            self.verdict, self._pruned = snapshot.verdict, snapshot.network.graph
+            pruned = getattr(snapshot.network, "graph", None)
+            if not isinstance(pruned, Graph):
+                raise TypeError("the recorder needs the whole pruned graph, which a network of real nodes does not have")
+            self.verdict, self._pruned = snapshot.verdict, pruned
             self._core = self._pruned.core()
             self._detections += 1
             cut = self._honest_arcs & ~self._pruned.hears

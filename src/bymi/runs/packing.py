@@ -10,12 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from bymi.attacks import SimulatedAdversary
 from bymi.detection import Record, Trail
 from bymi.network import LocalNetwork
 from bymi.plan import Plan
 from bymi.problems import Problem
 from bymi.runs.tensorfile import UnusableError
 from bymi.state import State
+from bymi.topic import PARAMETERS
 
 Axis = Literal["node", "column"]
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -55,10 +57,10 @@ class Frame:
     columns: int
 
     @staticmethod
-    def of(problem: Problem, network: LocalNetwork, plan: Plan) -> Frame:
+    def of(problem: Problem, network: LocalNetwork | SimulatedAdversary, plan: Plan) -> Frame:
         """That of a run in one process."""
         start = problem.initial(network.nodes[:1])
-        columns = network.columns("parameters")
+        columns = network.columns(PARAMETERS) if isinstance(network, SimulatedAdversary) else network.size
         return Frame(plan, network.size, network.arcs.shape[1], start.shape[1], start.dtype, columns)
 
 

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 import bymi
-from bymi.engine.host import Host
+from bymi.engine.host import Host, one_thread
 from bymi.engine.parent import die_with_parent
-from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError, OutOfMemoryError, system_refusal
 from bymi.memory import available, keep_memory, let_go
 from bymi.problems import LinearProblem, ModuleProblem
