@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bymi.datasets.deal import apportion, deal
 from bymi.errors import require
-from bymi.parts import Checked
+from bymi.parts import Checked, Table
 from bymi.streams import stream
 
 
@@ -130,8 +130,9 @@ class LabelShards(Partition):
         return torch.stack(taken)[dealt].reshape(nodes, size)
 
 
-PARTITIONS: dict[str, type[Partition]] = {
+_PARTITIONS: dict[str, type[Partition]] = {
     "stratified": Stratified,
     "dirichlet": Dirichlet,
     "label-shards": LabelShards,
 }
+PARTITIONS: Table[Partition] = Table(Partition, _PARTITIONS, "bymi.partitions")

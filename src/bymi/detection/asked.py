@@ -13,7 +13,6 @@ from bymi.aggregation.base import SetRule
 from bymi.detection.identify import Detector, Verdict
 from bymi.detection.products import Products, multiply, weigh
 from bymi.detection.reasons import REASONS
-from bymi.detection.threshold import threshold
 from bymi.staying import Replies
 from bymi.vectors import inner
 
@@ -49,7 +48,7 @@ def identify_asked(replies: Iterable[Replies], detector: Detector, arcs: Tensor)
         found = [detector.scale.scores(*pair)[0, :-1] for pair in _centred(clouds, detector)]
         judged = _pad([cloud.heard for cloud in clouds], False)
         some = _pad(found, 0.0)
-        limits = threshold(some, judged, fdr_level=detector.fdr_level, offset=detector.offset)
+        limits = detector.threshold(some, judged, fdr_level=detector.fdr_level, offset=detector.offset)
         for cloud, score, bound in zip(clouds, found, limits, strict=True):
             row, columns, heard = cloud.receiver, cloud.senders, cloud.heard
             by_score = heard & (score >= bound)

@@ -14,8 +14,8 @@ from bymi.detection.panel import Panel
 from bymi.detection.products import Centre, multiply, multiply_sets
 from bymi.detection.reasons import REASONS, reason
 from bymi.detection.scale import Identity, Scale
-from bymi.detection.tables import CENTRES, SCALES
-from bymi.detection.threshold import threshold
+from bymi.detection.tables import CENTRES, SCALES, THRESHOLDS
+from bymi.detection.threshold import PublishedThreshold, Threshold
 from bymi.errors import require
 from bymi.inbox import Inbox
 from bymi.parts import check_fields, part_by_name
@@ -28,9 +28,9 @@ Pruning = Literal["directed", "mutual"]
 
 @dataclass(frozen=True)
 class Detector:
-    """How to judge: level of the false discovery rate, offset of the threshold, robust mean and Omega.
+    """How to judge: level of the false discovery rate, threshold and its offset, robust mean and Omega.
 
-    `centre` and `scale` may be names in CENTRES and SCALES with parameters: "trimmed-mean:share=0.2", "pca".
+    `centre`, `scale` and `threshold` may be names in CENTRES, SCALES and THRESHOLDS: "trimmed-mean:share=0.2", "pca".
     `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
     still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
     `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
@@ -55,10 +55,12 @@ class Detector:
     pruning: Pruning = "directed"
     exile: float | None = 0.5
     every: int | None = None
+    threshold: Threshold = field(default_factory=PublishedThreshold)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "centre", part_by_name("centre", self.centre, Centre, CENTRES, ALIASES))
         object.__setattr__(self, "scale", part_by_name("scale", self.scale, Scale, SCALES, {}))
+        object.__setattr__(self, "threshold", part_by_name("threshold", self.threshold, Threshold, THRESHOLDS, {}))
         check_fields(self)
         require(0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
         require(self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
@@ -72,6 +74,8 @@ class Detector:
         else:
             require(self.every is None, "every", self.every, "none with a panel: Watch(every=...) repeats its detection")
             require(isinstance(self.scale, Identity), "scale", type(self.scale).__name__, "identity with a panel")
+            published = isinstance(self.threshold, PublishedThreshold)
+            require(published, "threshold", type(self.threshold).__name__, "published with a panel, which has its own bounds")
             require(isinstance(self.centre, SetRule), "centre", type(self.centre).__name__, "a weighted mean with a panel")
 
 
@@ -131,7 +135,7 @@ def _identify_by_lists(first: Inbox, second: Inbox, how: Detector) -> Verdict:
     for some in sets(first):
         products = multiply_sets(first.rows, second.rows, some.at, some.valid, how.centre, cross_fit=how.cross_fit)
         found, heard = how.scale.scores(products, some.valid)[:, :-1], some.valid[:, :-1]
-        bound = threshold(found, heard, fdr_level=how.fdr_level, offset=how.offset)
+        bound = how.threshold(found, heard, fdr_level=how.fdr_level, offset=how.offset)
         limit[some.receivers] = bound
         scores[some.receivers, : heard.shape[1]] = torch.where(heard, found, torch.nan)
         flagged[some.receivers, : heard.shape[1]] = heard & (found >= bound[:, None])
@@ -142,6 +146,6 @@ def _identify_by_lists(first: Inbox, second: Inbox, how: Detector) -> Verdict:
 def _judge(first: Rows, second: Rows, member: Tensor, judged: Tensor, how: Detector) -> tuple[Tensor, Tensor, Tensor]:
     products = multiply(first, second, member, how.centre, cross_fit=how.cross_fit)
     scores = how.scale.scores(products, member)
-    limit = threshold(scores, judged, fdr_level=how.fdr_level, offset=how.offset)
+    limit = how.threshold(scores, judged, fdr_level=how.fdr_level, offset=how.offset)
     flagged = judged & (scores >= limit[:, None])
     return torch.where(judged, scores, torch.nan), limit, flagged

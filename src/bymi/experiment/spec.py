@@ -18,6 +18,7 @@ from bymi.runs.sheet import LARGEST_SEED, Sheet
 RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
 ScalePart = Annotated[Part, PartOf(detection.SCALES, {})]
+ThresholdPart = Annotated[Part, PartOf(detection.THRESHOLDS, {})]
 GraphPart = Annotated[Part, PartOf(topology.TOPOLOGIES, topology.ALIASES)]
 AttackPart = Annotated[Part, PartOf(attacks.ATTACKS, attacks.ALIASES)]
 DataPart = Annotated[Part, PartOf(tasks.TASKS, tasks.ALIASES, unnamed="linear")]
@@ -68,7 +69,7 @@ class Alone(Section):
 
 
 class Detection(Section):
-    """Level of the false discovery rate, offset of the threshold, robust mean, Omega, where gradients are taken, pruning."""
+    """Level of the false discovery rate, threshold and its offset, robust mean, Omega, where gradients are taken, pruning."""
 
     fdr_level: float = Field(0.2, gt=0, lt=1)
     offset: Literal[0, 1] = 0
@@ -81,6 +82,7 @@ class Detection(Section):
     pruning: Literal["directed", "mutual"] = "directed"
     exile: Annotated[Annotated[float, Field(gt=0, le=1)] | None, Off] = 0.5
     every: Annotated[Annotated[int, Field(ge=1)] | None, Off] = None
+    threshold: ThresholdPart = written("published")
 
     @field_validator("offset", mode="before")
     @classmethod
@@ -208,6 +210,8 @@ class Spec(Section):
         if self.panel is not None:
             if self.detection.every is not None:
                 raise ValueError(f"detection.every: got {self.detection.every}, allowed: off with a panel; set watch.every")
+            if self.detection.threshold != _DEFAULTS["threshold"]:
+                raise ValueError(f"detection.threshold: got {self.detection.threshold.name!r}, allowed: published with a panel")
             if self.detection.scale.name != "identity":
                 raise ValueError(f"detection.scale: got {self.detection.scale.name!r}, allowed: identity with a panel")
             ignored = [
@@ -225,8 +229,8 @@ class Spec(Section):
     def _check_attack(self) -> None:
         """A data attack knows one kind of data, and it is done before the first round."""
         attack, task = attacks.ATTACKS[self.attack.name], tasks.TASKS[self.data.name]
-        if issubclass(attack, attacks.DataAttack) and not issubclass(task, tasks.TASKS_OF[attack.kind]):
-            fitting = [name for name, entry in tasks.TASKS.items() if issubclass(entry, tasks.TASKS_OF[attack.kind])]
+        if issubclass(attack, attacks.DataAttack) and not issubclass(task.kind, attack.kind):
+            fitting = [name for name, entry in tasks.TASKS.items() if issubclass(entry.kind, attack.kind)]
             raise ValueError(
                 f"attack: got {self.attack.name!r} with data {self.data.name!r}, allowed: with {', '.join(fitting)}"
             )
@@ -256,8 +260,11 @@ class Spec(Section):
 
     @property
     def sheet(self) -> Sheet:
-        """The spec as plain values."""
-        return Sheet(self.model_dump(mode="json"))
+        """The spec as plain values. The published threshold is not written down: older sheets, digests and folders lack it."""
+        values = self.model_dump(mode="json")
+        if self.detection.threshold == _DEFAULTS["threshold"]:
+            del values["detection"]["threshold"]
+        return Sheet(values)
 
     def expand(self) -> list[Spec]:
         """One spec a method; the published one once, if it is also what the profile says."""
@@ -269,7 +276,7 @@ class Spec(Section):
         return list({spec.digest: spec for spec in specs}.values())
 
 
-_DEFAULTS: dict[str, Any] = {"centre": Detection().centre}
+_DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detection().threshold}
 
 
 def read_spec(values: dict[str, Any]) -> Spec:

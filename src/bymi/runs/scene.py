@@ -21,6 +21,7 @@ from bymi.parts import build_part
 from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
 from bymi.problems import Problem
 from bymi.runs import footprint
+from bymi.runs.foreign import refuse_imports
 from bymi.runs.sheet import LARGEST_SEED, Sheet, make, require_types
 from bymi.runs.tasks import TASKS, Task
 from bymi.runs.yardsticks import Yardstick
@@ -105,6 +106,7 @@ def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
     parts = {
         "centre": build_part(detection.CENTRES, judging["centre"]),
         "scale": build_part(detection.SCALES, judging["scale"]),
+        "threshold": build_part(detection.THRESHOLDS, judging.get("threshold", {"name": "published"})),
         "panel": None if sheet["panel"] is None else detection.Panel(**sheet["panel"]),
     }
     whole = sheet.method == "drsgd-bymi"
@@ -138,17 +140,20 @@ _TYPES: dict[str, Any] = {
     "byzantine_placement": attacks.Placement,
 }
 _WARM_UP = {**get_type_hints(WarmUp), "steps": int | None, "rule": dict, "step_size": float, "schedule": str}
-_DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict}
+_DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict, "threshold": dict}
 _OPTIMISATION = {**get_type_hints(Optimisation), "step_size": float | Literal["theorem"], "schedule": str}
 
 
-def check_sheet(sheet: Sheet, where: str) -> None:
+def check_sheet(sheet: Sheet, where: str, *, imports: bool = False) -> None:
     """Refuse a sheet that no spec could have written, in one line that begins with `where`: it may come from anywhere.
 
-    Types, bounds and names of all keys; what depends on data or on the graph shows when the run begins.
+    Types, bounds and names of all keys; what depends on data or on the graph shows when the run begins. Unless `imports` are
+    allowed, nothing that it names is imported.
     """
     try:
         require_types(sheet.values, _TYPES)
+        if not imports:
+            refuse_imports(sheet.values, where)
         lowest = {"nodes": 2, "steps": 2, "record_every": 1, "byzantine_start": 0}
         for key, least in lowest.items():
             require(sheet[key] >= least, key, sheet[key], f"{least} or more")
@@ -170,6 +175,6 @@ def check_sheet(sheet: Sheet, where: str) -> None:
         sheet.digest  # noqa: B018 - names the method and its rule, too
         sheet.label  # noqa: B018
     except BymiError as problem:
-        raise InputError(f"{where}: {problem}") from None
+        raise InputError(f"{where}: {str(problem).removeprefix(f'{where}: ')}") from None
     except (LookupError, TypeError, ValueError, AttributeError) as problem:
         raise InputError(f"{where}: {type(problem).__name__} {problem}") from None
