@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from bymi.errors import BymiError, InputError, is_integer, is_number, require
 
-
 Entry = TypeVar("Entry")
 
 _IMPORTED = re.compile(r"\s*([A-Za-z_][\w.]*:[A-Z_]\w*)\s*")  # module:Name

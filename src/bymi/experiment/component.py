@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Union, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_type_hints
 
 from pydantic import (
     BaseModel,
@@ -63,7 +63,7 @@ class PartOf:
         self._unnamed = unnamed  # what a table of parameters without a name is of
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        plainly: Any = SerializeAsAny()
+        plainly: Any = cast(Any, SerializeAsAny)()
         tagged: Any = Annotated[Union[self.models], Field(discriminator="name")]  # noqa: UP007 - built at run time
         return handler.generate_schema(Annotated[tagged, plainly, WrapValidator(self._validate)])
 

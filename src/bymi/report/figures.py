@@ -142,7 +142,7 @@ def _accuracy(row: dict[str, Any]) -> Any:
 
 
 def describe(values: Mapping[str, Any]) -> str:
-    """The scene of a resolved spec in a few words. Plain values, as a run folder has them: nothing that they name is imported."""
+    """The scene of a resolved spec in a few words, from its plain values: nothing that they name is imported."""
     attack, data = dict(values["attack"]), values["data"]
     name = attack.pop("name")
     detail = f" ({', '.join(f'{key} {value}' for key, value in attack.items())})" if attack else ""

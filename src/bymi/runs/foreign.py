@@ -1,7 +1,8 @@
 """The parts that a spec names, and the source of those that are not bymi's own, as a part of a run's name.
 
-A spec names its parts. What a name of bymi's own stands for is fixed by the version of bymi; what a name that a user added to
-a table, installed as an entry point or wrote as "module:Name" stands for is its source, so that a changed rule is not taken for the one that made the results in a run folder.
+A spec names its parts. What a name of bymi's own stands for is fixed by the version of bymi; what "module:Name", the name of
+an entry point or a name that a user added to a table stands for is its source, so that a changed rule is not taken for the one
+that made the results in a run folder.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def foreign_source(values: Mapping[str, Any]) -> bytes:
     that are not of bymi, torch, numpy, networkx or Python. What is reached in another way, such as through a module or a file,
     is not seen.
     """
-    texts = {text for entry in _entries(values) for text in _sources(entry)}
+    texts = {text for entry in _entries(values) for text in sources_of(entry)}
     return hashlib.sha256("\0".join(sorted(texts)).encode()).digest() if texts else b""
 
 
@@ -72,13 +73,13 @@ def _named(values: Mapping[str, Any]) -> Iterator[tuple[Table[Any], str]]:
 
 
 @cache
-def _sources(entry: Any) -> frozenset[str]:
-    """Source texts of a class that is not bymi's own; read once, for a file may change while its old code runs."""
+def sources_of(entry: Any) -> frozenset[str]:
+    """Source texts of a class or function that is not bymi's own; read once, for a file may change while its old code runs."""
     found: dict[int, str] = {}
     waiting = [entry]
     while waiting:
         thing = waiting.pop()
-        if id(thing) in found or thing.__module__.partition(".")[0] in _KNOWN:
+        if id(thing) in found or (thing.__module__ or "bymi").partition(".")[0] in _KNOWN:
             continue
         found[id(thing)] = text = _text(thing)
         space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}

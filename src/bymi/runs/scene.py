@@ -42,17 +42,27 @@ class Scene:
     layout: Layout | None = None  # who holds which nodes; None: this process all of them, and all at once
 
 
-def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = None) -> Scene:
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A caller's objects in place of parts of a sheet, which names them by their content. None: as the sheet says."""
+
+    task: Task | None = None
+    graph: Graph | SparseGraph | None = None
+    byzantine: Tensor | None = None  # [M] bool
+
+
+def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = None, given: Given | None = None) -> Scene:
     """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was.
 
-    In a process of a `group` it is a part of it: only its nodes have data.
+    In a process of a `group` it is a part of it: only its nodes have data. `given`: objects in place of parts of the sheet.
     """
+    given = given or Given()
     host = host or Host()
     footprint.check(sheet, host, 1 if group is None else group.size)
     seed = sheet.seed
     attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
-    task: Task = build_part(TASKS, sheet["data"])
-    byzantine, graph = _roles_and_graph(sheet)
+    task: Task = given.task or build_part(TASKS, sheet["data"])
+    byzantine, graph = _roles_and_graph(sheet, given)
     require(graph.size == sheet["nodes"], "graph", f"{graph.size} nodes", f"nodes = {sheet['nodes']}")
     if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
@@ -84,17 +94,18 @@ def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: Sheet) -> Adver
     return Adversary(byzantine, sent, seed=sheet.seed, **options)
 
 
-def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph | SparseGraph]:
-    """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it."""
+def _roles_and_graph(sheet: Sheet, given: Given) -> tuple[Tensor, Graph | SparseGraph]:
+    """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it, unless they are given."""
     nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
     count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)
     recipe: topology.Topology = build_part(topology.TOPOLOGIES, sheet["graph"])
-    if how != "random":
-        graph = recipe.draw(nodes, seed=seed)
+    if given.byzantine is None and how != "random":
+        graph = given.graph or recipe.draw(nodes, seed=seed)
         return attacks.place(graph, count, how, seed=seed), graph
-    byzantine = torch.zeros(nodes, dtype=torch.bool)
-    byzantine[stream(seed, "roles").permutation(nodes)[:count]] = True
-    return byzantine, recipe.draw(nodes, seed=seed, must_connect=~byzantine)
+    byzantine = torch.zeros(nodes, dtype=torch.bool) if given.byzantine is None else given.byzantine
+    if given.byzantine is None:
+        byzantine[stream(seed, "roles").permutation(nodes)[:count]] = True
+    return byzantine, given.graph or recipe.draw(nodes, seed=seed, must_connect=~byzantine)
 
 
 def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
