@@ -41,7 +41,9 @@ def main() -> None:
     graph = bymi.Graph.from_networkx(nx.random_regular_graph(30, 60, seed=1))
     byzantine = torch.arange(60) < 9
     problem = linear_problem(linear_shard(torch.arange(60), dim=10, samples=100, seed=0), seed=0)
-    plan = bymi.Plan(steps=600, warm_up_steps=100, warm_up=bymi.WarmUp(Nearest(), bymi.StepSize(0.05)))
+    plan = bymi.Plan(
+        steps=600, warm_up_steps=100, warm_up=bymi.WarmUp(Nearest(), bymi.StepSize(0.05)), detector=bymi.Detector()
+    )
     adversary = bymi.Adversary(byzantine, Push())
     clean = (~byzantine).nonzero().flatten()
     best = problem.minimiser(clean)
