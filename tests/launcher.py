@@ -39,6 +39,7 @@ from bymi import sparse
 from bymi.engine.group import Group
 from bymi.engine.host import Host
 from bymi.engine.launch import ranks
+from bymi.engine.simulate import one_thread
 from bymi.errors import BymiError
 from bymi.runs import read_sheets, tensorfile
 from bymi.runs.ranks import run_apart, run_together
@@ -102,7 +103,7 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
                     (Path(job["out"]) / f"largest-{rank}.json").write_text(json.dumps(seen.entries))
             raise SystemExit(0)
         if "golden" in job:
-            with ranks() as group:
+            with one_thread(), ranks() as group:
                 seen_of = {name: asdict(play(RUNS[name], group)) for name in job["golden"]}
             (Path(job["out"]) / f"golden-{job['size']}-{rank}.json").write_text(json.dumps(seen_of))
             raise SystemExit(0)

@@ -347,6 +347,6 @@ def test_the_writer_of_reports_is_the_same(tmp_path: Path, monkeypatch: pytest.M
         run(spec, tmp_path)
     cells = [studies.Cell(30, "BALANCE", spec.attack.share, spec) for spec in specs]
     written.clear()
-    paths = draw(studies.Study("small", "A small study", "s_r", (0.4, 0.8), cells), tmp_path)
+    paths = draw(studies.Study("small", "A small study", "s_r", (0.4, 0.8), cells), tmp_path, "bymi reproduce small")
     assert sorted(written) == sorted(path.name for path in paths)
     assert {"small.png", "small.svg", "medians.md", "values.json"} == set(written)

@@ -273,7 +273,7 @@ def test_wrongly_typed_sheets_are_one_line_or_fit(path: tuple[str, ...]) -> None
         (("method",), [], "list index out of range"),
         (("attack",), "ipm", "attack: got 'ipm', allowed: dict"),
         (("attack",), {"name": "ipm", "a": "2"}, "a: got '2', allowed: float"),
-        (("attack",), {"name": "ipm", "b": 2}, "not one of "),
+        (("attack",), {"name": "ipm", "b": 2}, "unexpected keyword argument 'b'"),
         (("data", "dim"), 2.5, "dim: got 2.5, allowed: int"),
         (("warm_up", "rule", "name"), 3, "not one of "),
         (("warm_up", "batch"), None, "warm_up.batch: got None, allowed: int"),

@@ -23,7 +23,9 @@ def interrupted(words: list[str], ready: Path | float, prelude: str = "") -> tup
 
     `ready`: a file that says when, or seconds after the start.
     """
-    program = f"{prelude}\nimport sys; sys.argv[0] = 'bymi'\nfrom bymi.__main__ import main; main()"
+    # A shell starts what it puts in the background with the signal ignored; nobody at a terminal has that.
+    heed = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    program = f"{heed}\n{prelude}\nimport sys; sys.argv[0] = 'bymi'\nfrom bymi.__main__ import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-c", program, *words],
         stdout=subprocess.DEVNULL,

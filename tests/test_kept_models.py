@@ -178,7 +178,7 @@ def test_none_is_kept_if_asked_for(tmp_path: Path) -> None:
 
 
 def test_the_models_of_a_run_that_diverged_are_kept(tmp_path: Path) -> None:
-    spec = spec_of("profile=paper", "method=dsgd", "warm_up.step_size=1e3", "warm_up.schedule=constant")
+    spec = spec_of("profile=paper", "method=dsgd", "alone.step_size=1e3", "alone.schedule=constant")
     summary = run(spec, tmp_path)
     assert summary["outcome"] == "diverged"
     assert summary["model_finite"] is True, "far away, and numbers all the same"

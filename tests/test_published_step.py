@@ -85,7 +85,7 @@ def test_the_committed_table_says_that_cap_and_falling_step_are_needed() -> None
     """What profiles.py, the README and docs/hardened.md say of the published optimisation, in the committed runs."""
     place = ROOT / "docs/results/published-step"
     data = json.loads((place / "published-step.json").read_text())
-    assert (place / "published-step.md").read_text() == report.page(data)
+    assert (place / "published-step.md").read_text().startswith(report.page(data))
     runs = {setting["setting"]: setting["runs"] for setting in data["settings"]}
     assert list(runs) == list(SETTINGS)
     for name, found in runs.items():

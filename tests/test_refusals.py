@@ -240,7 +240,7 @@ def bytes_of(*words: str) -> dict[str, int]:
 
 def test_the_estimate_counts_what_it_says() -> None:
     """By hand: rows of 100 samples in 30 dimensions and a target, and a draw of 128 nodes at a time."""
-    found = bytes_of("nodes=1000", "graph=complete", "warm_up.batch=8")
+    found = bytes_of("nodes=1000", "graph=complete", "warm_up.batch=8", "optimisation.batch=4")
     assert found["data"] == 8 * 1000 * 100 * 31 + 3 * 8 * 128 * 100 * 30
     assert found["graph"] == 20 * 1000**2 + 100 * 1000 * 999
     assert found["models"] == 4 * 1000 * 30 * 8
@@ -272,6 +272,7 @@ def test_the_estimate_is_no_more_than_what_a_run_takes(words: list[str], tmp_pat
         "from bymi.runs.footprint import needs\n"
         "def peak(): return int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
         "sheet = load(None, sys.argv[2:]).sheet\n"
+        "run(load(None, ['nodes=3', 'method=dsgd', 'steps=2', 'warm_up.steps=1']).sheet, Path(sys.argv[1]))  # imports\n"
         "before = peak(); run(sheet, Path(sys.argv[1])); print(peak() - before, sum(needs(sheet).values()))"
     )
     command = [sys.executable, "-c", program, str(tmp_path), "method=dsgd", "steps=8", "warm_up.steps=2", *words]

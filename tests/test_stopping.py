@@ -48,7 +48,7 @@ def test_a_run_ends_where_most_nodes_rest(kind: str, on: Any) -> None:
     by_step = {0: start.numpy()} | {one.step: one.theta.numpy() for one in whole if one.phase != "detection"}
     thetas = [by_step[step] for step in range(first, 121)]
     if kind == "rule":
-        rates = [plan.warm_up.step_size.at(step, 120) for step in range(120)]
+        rates = [plan.rule_step(step, 20) for step in range(120)]
     else:
         rates = [plan.optimisation.step_size.at(step, 100) * (20 if "sum" in kind else 1) for step in range(100)]
     some = {"on": on, "patience": 10}
@@ -76,11 +76,12 @@ def test_the_estimate_is_the_gradient_norm() -> None:
         dim, samples = 4, 10
         initial = staticmethod(lambda nodes: torch.zeros(len(nodes), 4, dtype=torch.float64))
         gradient = staticmethod(lambda theta, nodes, chosen: theta - target)
+        losses = None
 
     rule = WarmUp(Average(), StepSize(0.01), 2)
     norm = float(target.norm()) * 0.99**90  # after 90 rounds; in the next 10 it falls by another tenth
     for tolerance, end in ((0.9 * norm, None), (1.0 * norm, 100)):
-        plan = Plan(100, 50, rule, None, stop=Stop(tolerance, "gradient", 10))
+        plan = Plan(100, 100, rule, None, stop=Stop(tolerance, "gradient", 10))
         last = list(simulate(Problem(), Complete().draw(6), plan))[-1]  # type: ignore[arg-type]
         assert (last.step, last.stopped) == (100, end == 100)
 
@@ -93,6 +94,7 @@ def test_a_minority_neither_ends_a_run_nor_keeps_it_going(count: int) -> None:
     class Problem:
         dim, samples = scene.problem.dim, scene.problem.samples
         initial = staticmethod(lambda nodes: torch.zeros(len(nodes), 4, dtype=torch.float64))
+        losses = None
         gradient = staticmethod(lambda theta, nodes, chosen: (1e6 * (nodes >= count)).double()[:, None].expand_as(theta))
 
     class Lonely:
@@ -100,6 +102,7 @@ def test_a_minority_neither_ends_a_run_nor_keeps_it_going(count: int) -> None:
 
         gradients = staticmethod(lambda vectors, nodes, topic, step: vectors)
         keep = staticmethod(lambda inbox, aggregated, nodes, *, averaged, step: inbox.own)
+        asks = prune = None
 
     plan = replace(scene.plan, stop=Stop(1.0, "gradient", 10))
     last = list(drsgd_bymi(Problem(), local_network(scene.graph), plan, Lonely()))[-1]  # type: ignore[arg-type]
@@ -128,7 +131,7 @@ def test_there_is_nothing_after_the_end() -> None:
 @pytest.mark.parametrize("checkpoint_every", [None, 10])
 def test_the_folder_of_a_run_that_was_ended(checkpoint_every: int | None, tmp_path: Path) -> None:
     """The last round has its row, and the summary says so."""
-    spec = load(None, [*SMALL, *KINDS["rule"], "stop.tolerance=1.0", "stop.on=movement", "stop.patience=55"])
+    spec = load(None, [*SMALL, *KINDS["rule"], "stop.tolerance=2.0", "stop.on=movement", "stop.patience=55"])
     told: list[int] = []
     summary = run(spec, tmp_path, told.append, Host(checkpoint_every=checkpoint_every))
     assert (summary["outcome"], summary["steps_done"]) == ("finished", 55)

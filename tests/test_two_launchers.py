@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_ranks_of_two_launchers_are_one_run(tmp_path: Path) -> None:
-    spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=drsgd-bymi", "attack=ipm"]
+    spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=drsgd-bymi", "attack=silent"]
     meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--nnodes", "2", "--nproc-per-node", "2"]
     run = ["-m", "bymi", "run", *spec, "--out", str(tmp_path / "ranks")]
     started = [

@@ -131,6 +131,15 @@ def _heard_by_half() -> Iterator[tuple[str, Run]]:
         yield f"hardened | heard by half | {form}", Run(words, FORMS[form])
 
 
+def _again() -> Iterator[tuple[str, Run]]:
+    """The published detection repeated, and a criterion that ends the run."""
+    for form in FORMS:
+        for method, attack in (("paper", "ipm"), ("paper at the receiver", "two faces on halves")):
+            name, run = _run(method, attack, form)
+            words = (*run.words, "detection.every=1", "stop.tolerance=1e9", "stop.patience=2")
+            yield f"{name} | again", replace(run, words=words)
+
+
 def _placed() -> Iterator[tuple[str, Run]]:
     for place in ("high-degree", "neighbourhood"):
         for form in ("dense", "lists, sharded"):
@@ -170,6 +179,7 @@ RUNS: dict[str, Run] = {
     **dict(_answers()),
     **dict(_heard_by_half()),
     **dict(_placed()),
+    **dict(_again()),
     **dict(_run(*names) for names in (*_ON_RANKS, *_CHECKPOINTS)),
 }
 ON_RANKS = [_run(*names)[0] for names in _ON_RANKS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -71,8 +70,7 @@ class Dirichlet(Partition):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        allowed = "a finite number above 0"
-        require(0 < self.dirichlet_alpha < math.inf, "dirichlet_alpha", self.dirichlet_alpha, allowed)
+        require(0 < self.dirichlet_alpha <= 1e300, "dirichlet_alpha", self.dirichlet_alpha, "above 0, up to 1e300")
 
     def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
         left = torch.bincount(labels)

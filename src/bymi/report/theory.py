@@ -110,7 +110,8 @@ def write_page(data: Data, name: str) -> str:
     """The page of a study from its JSON."""
     lines = [f"# {THEORY_STUDIES[data['study']].split(' Paper:')[0]}", ""]
     lines += [f"`{data['command']}`; versions and every value: [{name}.json]({name}.json).", ""]
-    lines += _PAGES[data["study"]](data, name)
+    complete = any(cell["runs"] for cell in data["cells"])
+    lines += _PAGES[data["study"]](data, name) if complete else ["Complete runs: none yet."]
     return "\n".join(lines) + "\n"
 
 

@@ -40,13 +40,16 @@ def needs(sheet: Sheet, ranks: int = 1) -> dict[str, int]:
     else:
         return {}
     size = task.dtype.itemsize
-    batch = max(sheet[phase]["batch"] for phase in ("warm_up", "optimisation")[: 1 + (sheet.method == "drsgd-bymi")])
-    picked = 2 * 8 * min(_DRAWS, sheet.steps) + (size * sample if nodes < _MANY and isinstance(task, Linear) else 0)
+    kept = size * sample if nodes < _MANY and isinstance(task, Linear) else 0
+    rounds = {"warm_up": sheet.warm_up_steps, "optimisation": sheet.steps - sheet.warm_up_steps}
+    if sheet.method != "drsgd-bymi" and sheet["alone"] is not None:
+        rounds = {"alone": sheet.steps}
+    picked = max(sheet[phase]["batch"] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
     return {
         "graph": _graph(sheet),
         "data": data,
         "models": 4 * here * numbers * size,  # parameters, gradients, messages, averages
-        "mini-batches": here * batch * picked,
+        "mini-batches": here * picked,
     }
 
 
