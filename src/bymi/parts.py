@@ -6,16 +6,20 @@ import dataclasses
 import difflib
 import importlib
 import importlib.metadata
+import operator
 import re
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bymi.errors import BymiError, InputError, is_integer, is_number, require
 
 Entry = TypeVar("Entry")
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
+_WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 _IMPORTED = re.compile(r"\s*([A-Za-z_][\w.]*:[A-Z_]\w*)\s*")  # module:Name
 
@@ -128,8 +132,13 @@ def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]]
         raise InputError(f"{key}: got {value!r} ({problem})") from None
 
 
+def bounded(default: Any = dataclasses.MISSING, **bounds: float) -> Any:
+    """A field of a dataclass with bounds on its numbers (ge, gt, le, lt), which `check_fields` enforces and specs derive."""
+    return dataclasses.field(default=default, metadata=bounds)
+
+
 def check_fields(part: Any) -> None:
-    """Raise an InputError unless every field of a dataclass holds what its annotation says.
+    """Raise an InputError unless every field of a dataclass holds what its annotation says, within its bounds.
 
     A float field takes any finite real number, an int field any integer; True and False are neither. Literals, unions and
     classes are checked, other annotations are not. Call it first in `__post_init__`: comparisons may then trust the types.
@@ -137,6 +146,11 @@ def check_fields(part: Any) -> None:
     for name, kind in _annotations(part.__class__).items():
         value = getattr(part, name)
         require(_fits(value, kind), name, value, _describe(kind))
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if field.metadata and value is not None and not isinstance(value, str):
+            within = all(_COMPARE[name](value, bound) for name, bound in field.metadata.items())
+            require(within, field.name, value, ", ".join(f"{_WORDS[name]} {bound}" for name, bound in field.metadata.items()))
 
 
 class Checked:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule
 from bymi.detection import Detector, Panel, Watch
 from bymi.errors import InputError, is_number, require, shown
-from bymi.parts import check_fields, part_by_name
+from bymi.parts import bounded, check_fields, part_by_name
 
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
@@ -92,15 +92,13 @@ class WarmUp:
 
     rule: Rule = field(default_factory=lambda: BALANCE(gamma=1.0))
     step_size: StepSize = StepSize(0.05, "sqrt")
-    batch: int = 8
-    cool_down: float = 0.0
+    batch: int = bounded(8, ge=1)
+    cool_down: float = bounded(0.0, ge=0, le=1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", part_by_name("rule", self.rule, Rule, RULES, ALIASES))
         object.__setattr__(self, "step_size", _step_size(self.step_size))
         check_fields(self)
-        require(self.batch >= 1, "batch", self.batch, "1 or more")
-        require(0 <= self.cool_down <= 1, "cool_down", self.cool_down, "0 to 1")
 
     def cooling(self, step: int, rounds: int) -> float:
         """What the cool-down leaves of the step size in round `step` (from 0) of a warm-up of `rounds`."""
@@ -123,21 +121,16 @@ class Optimisation:
     """
 
     step_size: StepSize = StepSize(0.0625, "linear")
-    batch: int = 32
+    batch: int = bounded(32, ge=1)
     convention: Literal["paper", "mean"] = "mean"
-    max_local_step: float = 0.08
-    min_weight: float = 0.1
-    premix_rounds: int | None = None
+    max_local_step: float = bounded(0.08, gt=0)
+    min_weight: float = bounded(0.1, gt=0, le=1)
+    premix_rounds: int | None = bounded(None, ge=0, le=10**6)
     order: Order = "combine-then-adapt"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_size", _step_size(self.step_size))
         check_fields(self)
-        require(self.batch >= 1, "batch", self.batch, "1 or more")
-        require(self.max_local_step > 0, "max_local_step", self.max_local_step, "above 0")
-        require(0 < self.min_weight <= 1, "min_weight", self.min_weight, "above 0, up to 1")
-        rounds = self.premix_rounds
-        require(rounds is None or rounds >= 0, "premix_rounds", rounds, "0 or more, or None")
 
     def usual_step(self, step: int, steps: int, nodes: int) -> float:
         """The local step of a node with [y]_ii = 1 / m in round `step` of `steps`: what DSGD would call its step size."""
@@ -157,14 +150,12 @@ class Stop:
     Only the optimisation is looked at; of a rule alone, all rounds. Schedules of step sizes still count the planned rounds.
     """
 
-    tolerance: float
+    tolerance: float = bounded(gt=0)
     on: Literal["gradient", "movement"] = "gradient"
-    patience: int = 50
+    patience: int = bounded(50, ge=1)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(0 < self.tolerance < math.inf, "tolerance", self.tolerance, "above 0, finite")
-        require(self.patience >= 1, "patience", self.patience, "1 or more")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from bymi.detection.tables import CENTRES, SCALES, THRESHOLDS
 from bymi.detection.threshold import PublishedThreshold, Threshold
 from bymi.errors import require
 from bymi.inbox import Inbox
-from bymi.parts import check_fields, part_by_name
+from bymi.parts import bounded, check_fields, part_by_name
 from bymi.vectors import Rows
 
 Point = Literal["sender", "receiver"]
@@ -43,18 +43,18 @@ class Detector:
     flags the other; `exile`: a node that more than this share of its neighbours have cut goes on listening to those it trusts.
     """
 
-    fdr_level: float = 0.2
-    offset: int = 0
+    fdr_level: float = bounded(0.2, gt=0, lt=1)
+    offset: Literal[0, 1] = 0
     centre: Centre = field(default_factory=Filtering)
     scale: Scale = field(default_factory=Identity)
     point: Point = "sender"
     cross_fit: bool = False
     panel: Panel | None = None
     probe: bool = False
-    sample: int | Literal["identification", "all"] = "identification"
+    sample: int | Literal["identification", "all"] = bounded("identification", ge=2)
     pruning: Pruning = "directed"
-    exile: float | None = 0.5
-    every: int | None = None
+    exile: float | None = bounded(0.5, gt=0, le=1)
+    every: int | None = bounded(None, ge=1)
     threshold: Threshold = field(default_factory=PublishedThreshold)
 
     def __post_init__(self) -> None:
@@ -62,13 +62,8 @@ class Detector:
         object.__setattr__(self, "scale", part_by_name("scale", self.scale, Scale, SCALES, {}))
         object.__setattr__(self, "threshold", part_by_name("threshold", self.threshold, Threshold, THRESHOLDS, {}))
         check_fields(self)
-        require(0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
-        require(self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
-        require(isinstance(self.sample, str) or self.sample >= 2, "sample", self.sample, "2 or more, identification, all")
         if self.cross_fit:
             require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")
-        require(self.exile is None or 0 < self.exile <= 1, "exile", self.exile, "above 0, up to 1, or none")
-        require(self.every is None or self.every >= 1, "every", self.every, "1 or more, or none for one detection")
         if self.panel is None:
             require(not self.probe, "probe", self.probe, "with a panel only")
         else:
