@@ -16,6 +16,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    PrivateAttr,
     SerializeAsAny,
     ValidationError,
     WrapValidator,
@@ -31,19 +32,20 @@ from bymi.parts import Table, full_name, read_shorthand
 
 
 class Part(Bounded, BaseModel):
-    """One entry of a table with its parameters; `build` makes the object."""
+    """One entry of a table with its parameters, and the object that they make: it is built once, to check them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     name: str
+    _built: Any = PrivateAttr(None)
 
     def build(self) -> Any:
-        return _CLASSES[type(self)](**self.model_dump(exclude={"name"}))
+        return self._built
 
     @model_validator(mode="after")
-    def _try_to_build(self) -> Part:
+    def _build(self) -> Part:
         try:
-            self.build()
+            self._built = _CLASSES[type(self)](**self.model_dump(exclude={"name"}))
         except InputError as problem:
             raise ValueError(str(problem)) from None
         return self
