@@ -10,7 +10,6 @@ import re
 import runpy
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,14 +136,14 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) < 150
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
-def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [str(path)])
+def test_the_example_with_a_model_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = ROOT / "examples" / "own_model.py"
+    assert len(path.read_text().splitlines()) <= 20
+    monkeypatch.chdir(tmp_path)
     runpy.run_path(str(path), run_name="__main__")
-    out = capsys.readouterr().out
-    if path.name == "own_model.py":
-        assert "all liars found by 19 of 19 nodes" in out
-        assert float(out.split()[-1]) > 0.9
-        return
-    assert "attackers found by 51 of 51 honest nodes" in out
-    assert float(out.split()[-1]) < 1e-3
+    found = re.search(r"found 100% of the attackers, accuracy (.*), see (.*)", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1]) > 0.9
+    assert (tmp_path / found[2] / "summary.json").exists()

@@ -171,7 +171,7 @@ def test_without_its_source_a_part_is_new_in_every_process(monkeypatch: pytest.M
     here = sheet(warm_up__rule={"name": "own"}).digest
     assert sheet(warm_up__rule={"name": "own"}).digest == here
     monkeypatch.setattr(foreign, "_WITHOUT_SOURCE", "another process")
-    foreign._sources.cache_clear()
+    foreign.sources_of.cache_clear()
     assert sheet(warm_up__rule={"name": "own"}).digest != here
 
 

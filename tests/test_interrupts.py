@@ -128,12 +128,31 @@ def imported_by(*words: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "words", [["-m", "bymi", "--help"], ["-m", "bymi", "run", "--help"], ["-c", "import bymi; bymi.InputError"]]
+    "words",
+    [
+        ["-m", "bymi", "--help"],
+        ["-m", "bymi", "-h"],
+        ["-m", "bymi", "--version"],
+        ["-m", "bymi", "run", "-h"],
+        ["-m", "bymi", "run", "--help"],
+        ["-c", "import bymi; bymi.InputError"],
+    ],
 )
 def test_help_and_errors_do_not_wait_for_torch(words: list[str]) -> None:
     found = imported_by(*words)
     assert "bymi" in found
     assert not found & {"torch", "numpy", "networkx", "matplotlib"}
+
+
+@pytest.mark.parametrize("word", ["-h", "--help", "--version"])
+def test_what_the_short_answers_say(word: str) -> None:
+    """In a process that then says whether torch was imported."""
+    code = f"import sys; sys.argv = ['bymi', {word!r}]\nfrom bymi.cli import main\ntry:\n    main()\nfinally:\n    "
+    code += "print([name for name in ('torch', 'numpy', 'networkx', 'pydantic') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, *_, last = done.stdout.splitlines()
+    assert first == f"bymi {package.__version__}" if word == "--version" else first.startswith("Usage: ")
+    assert last == "[]"
 
 
 def test_the_public_names_are_what_they_always_were() -> None:

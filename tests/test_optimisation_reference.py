@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Graph, LocalNetwork, Optimisation, Plan, StepSize
+from bymi import Detector, Graph, LocalNetwork, Optimisation, Plan, StepSize
 from bymi.phases import NoForge, local_steps, optimise, premix
 from tests.reference import graphs, optimisation
 from tests.reference.scenes import Scene, draw_scene
@@ -60,7 +60,7 @@ def test_rounds_of_optimisation(settings: dict[str, Any], premix_rounds: int, di
     rate = 0.002 if settings["convention"] == "paper" else 0.05
     how = Optimisation(StepSize(rate, "linear"), batch=2, premix_rounds=premix_rounds, order=order, **settings)
     problem = Slopes(scene.targets)
-    plan = Plan(steps=9, warm_up_steps=3, optimisation=how)
+    plan = Plan(steps=9, warm_up_steps=3, optimisation=how, detector=Detector())
 
     trackers = np.eye(14)
     for _ in range(premix_rounds):

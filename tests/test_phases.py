@@ -15,6 +15,7 @@ from bymi import (
     Adversary,
     Average,
     Complete,
+    Detector,
     ErdosRenyi,
     Graph,
     LocalNetwork,
@@ -71,7 +72,7 @@ def test_without_gradients_nodes_draw_together_every_round(name: str, topology: 
     """Learning rate zero on a connected graph: the largest distance between nodes shrinks in every round."""
     start = stream(1, "start").normal(10, 4)
     problem = Targets(torch.zeros(10, 4, dtype=torch.float64), start)
-    plan = Plan(20, 10, WarmUp(RULES[name](), StepSize(0.0), 2))
+    plan = Plan(20, 10, WarmUp(RULES[name](), StepSize(0.0), 2), detector=Detector())
     network = LocalNetwork(topology.draw(10, seed=0))
     pool = torch.arange(10).expand(10, -1)
     distances = [spread(start)]
@@ -92,7 +93,7 @@ def test_self_centred_rules_draw_together_when_they_accept(rule: object) -> None
 
     start = stream(1, "start").normal(10, 4)
     problem = Flat(torch.zeros(10, 4, dtype=torch.float64), start)
-    plan = Plan(20, 10, WarmUp(rule, StepSize(0.0), 2))  # type: ignore[arg-type]
+    plan = Plan(20, 10, WarmUp(rule, StepSize(0.0), 2), detector=Detector())  # type: ignore[arg-type]
     pool = torch.arange(10).expand(10, -1)
     network = LocalNetwork(Complete().draw(10))
     rounds = warm_up(problem, network, plan, pool, NoForge(), rounds=8)
@@ -106,7 +107,7 @@ def test_order_of_gradient_and_mixing(order: str) -> None:
     graph = Ring().draw(5)
     targets, start = stream(0, "targets").normal(5, 2), stream(1, "start").normal(5, 2)
     rule = Average() if order == "average" else RULES["ios"](share=0.0)  # type: ignore[call-arg]
-    plan = Plan(10, 5, WarmUp(rule, StepSize(0.3), 1))
+    plan = Plan(10, 5, WarmUp(rule, StepSize(0.3), 1), detector=Detector())
     pool = torch.arange(10).expand(5, -1)
     (snapshot,) = warm_up(Targets(targets, start), LocalNetwork(graph), plan, pool, NoForge(), rounds=1)
     step = 0.3 * (start - targets)
@@ -132,7 +133,7 @@ def test_a_common_tracker_start_would_never_change() -> None:
 
 
 def run_optimise(graph: Graph, problem: Targets, how: Optimisation, rounds: int) -> Tensor:
-    plan = Plan(rounds + 1, 1, optimisation=how)
+    plan = Plan(rounds + 1, 1, detector=Detector(), optimisation=how)
     *_, last = optimise(problem, LocalNetwork(graph), plan, problem.initial(torch.arange(graph.size)), NoForge())
     return last.theta
 
@@ -146,7 +147,7 @@ def test_rescaling_finds_the_plain_mean_and_without_it_the_perron_weighted_one()
     assert (rescaled - targets.mean(0)).abs().max() < 4e-3
 
     weighted = graph.core().perron @ targets
-    plan = Plan(6001, 1, WarmUp(Average(), StepSize(0.02, "linear"), 1))
+    plan = Plan(6001, 1, WarmUp(Average(), StepSize(0.02, "linear"), 1), detector=Detector())
     pool = torch.arange(10).expand(12, -1)
     *_, plain = warm_up(Targets(targets), LocalNetwork(graph), plan, pool, NoForge(), rounds=6000)
     assert (plain.theta - weighted).abs().max() < 4e-3
@@ -207,7 +208,7 @@ def test_after_a_cool_down_honest_nodes_agree() -> None:
 
     def apart(cool_down: float, **phases: Any) -> float:
         how = WarmUp(Average(), StepSize(0.3), batch=1, cool_down=cool_down)
-        plan = Plan(40, 20, how, identification=4, **phases)
+        plan = Plan(40, 20, how, **{"detector": Detector(), "identification": 4, **phases})
         rounds = [shot.theta for shot in drsgd_bymi(Targets(targets), network, plan) if shot.step == 20]
         return spread(rounds[0])
 
@@ -237,7 +238,9 @@ def test_both_orders_reach_the_optimum_of_the_linear_problem() -> None:
     gaps = []
     for order in ("combine-then-adapt", "adapt-then-combine"):
         how = Optimisation(StepSize(0.05, "linear"), 16, max_local_step=1.0, order=order)  # type: ignore[arg-type]
-        *_, last = optimise(problem, LocalNetwork(graph), Plan(1501, 1, optimisation=how), start, NoForge())
+        *_, last = optimise(
+            problem, LocalNetwork(graph), Plan(1501, 1, detector=Detector(), optimisation=how), start, NoForge()
+        )
         gaps.append(float(problem.excess(last.theta.mean(0), best, nodes)))
         assert spread(last.theta) < 0.02
     before = float(problem.excess(start.mean(0), best, nodes))
@@ -251,7 +254,9 @@ def test_a_node_that_nobody_hears_is_floored_and_capped_and_counted() -> None:
     deaf = torch.zeros(6, 6, dtype=torch.bool)
     deaf[1:, 0] = True
     problem = Targets(stream(3, "targets").normal(6, 2))
-    plan = Plan(101, 1, optimisation=Optimisation(StepSize(0.05), 1, "mean", max_local_step=0.1, min_weight=0.1))
+    plan = Plan(
+        101, 1, detector=Detector(), optimisation=Optimisation(StepSize(0.05), 1, "mean", max_local_step=0.1, min_weight=0.1)
+    )
     rounds = list(optimise(problem, LocalNetwork(graph.prune(deaf)), plan, problem.initial(torch.arange(6)), NoForge()))
     for snapshot in rounds:
         assert snapshot.floored is not None
@@ -264,7 +269,7 @@ def test_a_node_that_nobody_hears_is_floored_and_capped_and_counted() -> None:
 def test_each_phase_uses_its_own_samples() -> None:
     nodes = torch.arange(12)
     problem = Targets(stream(3, "targets").normal(12, 3))
-    plan = Plan(30, 10, WarmUp(Average(), StepSize(0.1), 4), identification=6, seed=5)
+    plan = Plan(30, 10, WarmUp(Average(), StepSize(0.1), 4), detector=Detector(), identification=6, seed=5)
     list(drsgd_bymi(problem, LocalNetwork(pruned_graph()), plan))
     split = split_samples(nodes, samples=10, identification=6, seed=5)
     warm, first, second, rest = problem.asked[:10], problem.asked[10], problem.asked[11], problem.asked[12:]
@@ -305,7 +310,7 @@ def test_the_minimiser_has_no_gradient_and_excess_is_the_difference_of_risks() -
 
 def test_an_adversary_without_members_changes_nothing() -> None:
     problem = linear_problem(linear_shard(torch.arange(10), dim=4, samples=20, seed=1), seed=1)
-    plan = Plan(12, 4, WarmUp(Average(), StepSize(0.1), 4), identification=10)
+    plan = Plan(12, 4, WarmUp(Average(), StepSize(0.1), 4), detector=Detector(), identification=10)
     network = LocalNetwork(Complete().draw(10))
     nobody = Adversary(torch.zeros(10, dtype=torch.bool), None)
     *_, with_forge = drsgd_bymi(problem, network, plan, nobody)

@@ -9,7 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import IOS, UBAR, Adversary, Average, ErdosRenyi, Graph, LocalNetwork, Optimisation, Plan, Rule, StepSize, WarmUp
+from bymi import (
+    IOS,
+    UBAR,
+    Adversary,
+    Average,
+    Detector,
+    ErdosRenyi,
+    Graph,
+    LocalNetwork,
+    Optimisation,
+    Plan,
+    Rule,
+    StepSize,
+    WarmUp,
+)
 from bymi.aggregation import BALANCE
 from bymi.attacks import ATTACKS
 from bymi.phases import NoForge, detect, dgd_rs, optimise, warm_up
@@ -77,7 +91,7 @@ def test_a_round_of_optimisation_is_the_printed_update() -> None:
     graph, problem, eta = one_way_cuts(), Pulls(), 0.01
     how = Optimisation(StepSize(eta), 1, "paper", max_local_step=1e9, min_weight=1e-9, premix_rounds=0)
     start = problem.initial(torch.arange(NODES))
-    found = list(optimise(problem, LocalNetwork(graph), Plan(3, 1, optimisation=how), start, NoForge()))
+    found = list(optimise(problem, LocalNetwork(graph), Plan(3, 1, detector=Detector(), optimisation=how), start, NoForge()))
     mixing, theta, y = graph.mixing.numpy(), start.numpy(), np.eye(NODES)
     for snapshot in found:
         gradient = theta - problem.targets.numpy()
@@ -97,7 +111,8 @@ def spreads(rule: Rule, step_size: StepSize, marks: tuple[int, ...]) -> list[flo
     problem: LinearProblem = linear_problem(linear_shard(torch.arange(30), dim=6, samples=60, seed=5), seed=5)
     adversary = Adversary(byzantine, ATTACKS["sign-flip"](), seed=5)
     network = local_network(graph, adversary)
-    plan = Plan(10 * marks[-1], marks[-1], WarmUp(rule, step_size, 8), seed=5)  # k_0 = 0.1 K, as in the paper
+    # k_0 = 0.1 K, as in the paper
+    plan = Plan(10 * marks[-1], marks[-1], WarmUp(rule, step_size, 8), detector=Detector(), seed=5)
     pool = torch.arange(60).expand(30, -1)
     found = []
     for snapshot in warm_up(problem, network, plan, pool, adversary, rounds=marks[-1]):
@@ -145,6 +160,6 @@ def test_the_published_detection_sends_the_two_half_gradients() -> None:
             return super().exchange(step, topics)
 
     split = split_samples(torch.arange(NODES), samples=4, identification=2, seed=0)
-    detect(problem, Counted(graph), Plan(3, 1), split, problem.initial(torch.arange(NODES)), NoForge())
+    detect(problem, Counted(graph), Plan(3, 1, detector=Detector()), split, problem.initial(torch.arange(NODES)), NoForge())
     assert sent == list(split.halves)
     assert len(sent) == 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from bymi import Plan
 from bymi.errors import InputError
 from bymi.experiment import load
 from bymi.experiment.profiles import PROFILES
@@ -134,3 +136,20 @@ def test_mutual_pruning_needs_edges_both_ways(tmp_path: Path) -> None:
 def test_a_sample_larger_than_there_is_says_so() -> None:
     with pytest.raises(InputError, match=r"detection\.sample: got 80, .* 2 to 40, all that a node has"):
         build_scene(load(None, [*SMALL, "detection.sample=80"]).sheet)
+
+
+@pytest.mark.parametrize("profile", ["hardened", "paper"])
+def test_plans_of_profiles_are_those_of_specs(profile: str) -> None:
+    by_spec = build_scene(load(None, [f"profile={profile}", "method=drsgd-bymi"]).sheet).plan
+    make = {"hardened": Plan.hardened, "paper": Plan.paper}[profile]
+    assert make(3000, 300) == by_spec
+    changed = make(3000, 300, detection={"fdr_level": 0.1}, seed=3, identification=10)
+    assert changed.detector is not None
+    assert by_spec.detector is not None
+    detector = replace(by_spec.detector, fdr_level=0.1)
+    assert changed == replace(by_spec, detector=detector, seed=3, identification=10)
+
+
+def test_no_plan_without_saying_which_detection() -> None:
+    with pytest.raises(InputError, match=r"detector: got 'nothing', allowed: .*Plan.hardened\(...\) and Plan.paper\(...\)"):
+        Plan(10, 2)

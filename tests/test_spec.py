@@ -360,7 +360,7 @@ def test_defaults_are_those_of_the_plan() -> None:
     # The profile cools down, and its scene needs a wider BALANCE than the default; all else is the same in both places.
     warm_up = replace(WarmUp(), rule=BALANCE(gamma=1.0), cool_down=0.4)
     assert build_scene(spec.sheet).plan == Plan(3000, 300, warm_up, Detector(), Optimisation(), identification=50, seed=0)
-    assert Plan(3000, 300) == replace(build_scene(spec.sheet).plan, warm_up=WarmUp())
+    assert Plan(3000, 300, detector=Detector()) == replace(build_scene(spec.sheet).plan, warm_up=WarmUp())
     hardened = build_scene(load(None, ["method=drsgd-bymi", "nodes=20"]).sheet).plan
     assert hardened.detector is not None
     assert hardened.detector.panel == detection.Panel()

@@ -29,7 +29,7 @@ MASK = torch.arange(NODES) < 2
 GRAPH = bymi.Complete().draw(NODES)
 SHARD = linear_shard(torch.arange(NODES), dim=3, samples=8, seed=0)
 LINEAR = linear_problem(SHARD, seed=0)
-PLAN = bymi.Plan(4, 2, identification=4)
+PLAN = bymi.Plan(4, 2, detector=bymi.Detector(), identification=4)
 IMAGES = bymi.Shards(torch.zeros(NODES, 4, 3), torch.zeros(NODES, 4, dtype=torch.int64))
 MODEL, LOSS = nn.Linear(3, 2), nn.functional.cross_entropy
 VECTORS = torch.zeros(NODES, 3)
@@ -106,18 +106,18 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("step_size", lambda: bymi.StepSize(10**400)),
     ("schedule", lambda: bymi.StepSize(0.1, "cosine")),  # type: ignore[arg-type]
     ("steps", lambda: bymi.Plan(0, 0, detector=None)),
-    ("steps", lambda: bymi.Plan("10", 2)),  # type: ignore[arg-type]
-    ("warm_up_steps", lambda: bymi.Plan(10, 10)),
-    ("warm_up_steps", lambda: bymi.Plan(10, 2.5)),  # type: ignore[arg-type]
-    ("warm_up", lambda: bymi.Plan(10, 2, warm_up="balance")),  # type: ignore[arg-type]
-    ("warm_up", lambda: bymi.Plan(10, 2, warm_up=bymi.WarmUp)),  # type: ignore[arg-type]
+    ("steps", lambda: bymi.Plan("10", 2, detector=bymi.Detector())),  # type: ignore[arg-type]
+    ("warm_up_steps", lambda: bymi.Plan(10, 10, detector=bymi.Detector())),
+    ("warm_up_steps", lambda: bymi.Plan(10, 2.5, detector=bymi.Detector())),  # type: ignore[arg-type]
+    ("warm_up", lambda: bymi.Plan(10, 2, detector=bymi.Detector(), warm_up="balance")),  # type: ignore[arg-type]
+    ("warm_up", lambda: bymi.Plan(10, 2, detector=bymi.Detector(), warm_up=bymi.WarmUp)),  # type: ignore[arg-type]
     ("detector", lambda: bymi.Plan(10, 2, detector="hardened")),  # type: ignore[arg-type]
     ("detector", lambda: bymi.Plan(10, 2, detector=bymi.Detector)),  # type: ignore[arg-type]
-    ("optimisation", lambda: bymi.Plan(10, 2, optimisation=0.1)),  # type: ignore[arg-type]
-    ("watch", lambda: bymi.Plan(10, 2, watch=True)),  # type: ignore[arg-type]
-    ("identification", lambda: bymi.Plan(10, 2, identification=1)),
-    ("seed", lambda: bymi.Plan(10, 2, seed=None)),  # type: ignore[arg-type]
-    ("seed", lambda: bymi.Plan(10, 2, seed=-1)),
+    ("optimisation", lambda: bymi.Plan(10, 2, detector=bymi.Detector(), optimisation=0.1)),  # type: ignore[arg-type]
+    ("watch", lambda: bymi.Plan(10, 2, detector=bymi.Detector(), watch=True)),  # type: ignore[arg-type]
+    ("identification", lambda: bymi.Plan(10, 2, detector=bymi.Detector(), identification=1)),
+    ("seed", lambda: bymi.Plan(10, 2, detector=bymi.Detector(), seed=None)),  # type: ignore[arg-type]
+    ("seed", lambda: bymi.Plan(10, 2, detector=bymi.Detector(), seed=-1)),
     # Detection.
     ("fdr_level", lambda: bymi.Detector(fdr_level=NAN)),
     ("fdr_level", lambda: bymi.Detector(fdr_level="0.2")),  # type: ignore[arg-type]
@@ -256,7 +256,7 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("adversary", lambda: bymi.simulate(LINEAR, GRAPH, PLAN, Adversary(MASK[:3], "ipm"))),
     ("state", lambda: bymi.simulate(LINEAR, GRAPH, PLAN, None, 3)),  # type: ignore[arg-type]
     ("state", lambda: bymi.simulate(LINEAR, GRAPH, PLAN, None, bymi.State(1, "warm-up", VECTORS[:2]))),
-    ("identification", lambda: bymi.simulate(LINEAR, GRAPH, bymi.Plan(4, 2, identification=8))),
+    ("identification", lambda: bymi.simulate(LINEAR, GRAPH, bymi.Plan(4, 2, detector=bymi.Detector(), identification=8))),
     ("network", lambda: bymi.drsgd_bymi(LINEAR, GRAPH, PLAN)),  # type: ignore[arg-type]
     ("network", lambda: bymi.drsgd_bymi(LINEAR, bymi.LocalNetwork, PLAN)),  # type: ignore[arg-type]
     ("graph", lambda: bymi.drsgd_bymi(LINEAR, bymi.LocalNetwork(TWO_RINGS), PLAN)),

@@ -1,6 +1,6 @@
 """bymi: decentralised learning in which some nodes lie, and the others find out who.
 
-The names here need torch, numpy and networkx only. Experiments, with their files and figures, are in `bymi.experiment`. Names
+The names here need torch, numpy and networkx only; `train` also needs pydantic, as all of `bymi.experiment` does. Names
 are looked up at their first use (PEP 562), so that `import bymi` and `bymi --help` do not wait for torch.
 """
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bymi.attacks import ATTACKS, Adversary, SimulatedAdversary
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
     from bymi.errors import BymiError, GraphError, InputError
+    from bymi.experiment.train import TrainedRun, train
     from bymi.graph import Core, Graph, MatrixGraph
     from bymi.inbox import Inbox, Mixture, Round
     from bymi.network import LocalNetwork, Network, Outgoing
@@ -100,6 +101,7 @@ __all__ = [
     "Stream",
     "Topic",
     "TrMean",
+    "TrainedRun",
     "Verdict",
     "WarmUp",
     "Watch",
@@ -109,11 +111,12 @@ __all__ = [
     "load_model",
     "simulate",
     "stream",
+    "train",
 ]
 
 _ROOMS = (
     *("errors", "streams", "graph", "sparse", "topology", "inbox", "topic", "network", "aggregation", "problems", "detection"),
-    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models", "runs.simulate"),
+    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models", "runs.simulate", "experiment.train"),
 )
 """Where the names are; the first room that has one counts."""
 

@@ -16,7 +16,7 @@ from bymi.network import Network
 from bymi.phases import Forge, NoForge, cut_off, detect, judge, optimise, warm_up
 from bymi.plan import Plan
 from bymi.preflight import check_run
-from bymi.problems import Problem, Split, split_samples
+from bymi.problems import Problem, Split, all_samples, sizes_of, split_samples
 from bymi.state import Snapshot, State
 from bymi.vectors import norms
 
@@ -45,7 +45,8 @@ def _rounds(problem: Problem, network: Network, plan: Plan, forge: Forge, state:
     if here.flagged is not None and here.judged is not None:
         network = cut_off(network, plan, here.flagged, forge, step=here.judged)
     last = plan.steps if plan.detector is None else plan.warm_up_steps
-    for snapshot in warm_up(problem, network, plan, split.warm_up, forge, rounds=last, start=here.step, theta=here.theta):
+    pool, sizes = split.warm_up, split.sizes
+    for snapshot in warm_up(problem, network, plan, pool, forge, rounds=last, start=here.step, theta=here.theta, sizes=sizes):
         # No deeds to judge yet: under a robust rule good nodes stand apart, too, those whom it makes refuse most others.
         here = _after(snapshot, here, network, plan)
         yield replace(snapshot, state=here, stopped=here.stopped)
@@ -87,9 +88,9 @@ def _split(problem: Problem, network: Network, plan: Plan) -> Split:
     """Which samples serve the warm-up and which the detection; where they are drawn anew each time, all warm up."""
     nodes = network.nodes
     if plan.detector is None or plan.watch is not None:
-        everything = torch.arange(problem.samples, device=nodes.device).expand(len(nodes), -1)
-        return Split(everything, everything[:, :0], everything[:, :0])
-    return split_samples(nodes, samples=problem.samples, identification=plan.identification, seed=plan.seed)
+        return all_samples(problem, nodes)
+    sizes = sizes_of(problem, nodes)
+    return split_samples(nodes, samples=problem.samples, identification=plan.identification, seed=plan.seed, sizes=sizes)
 
 
 def _judged(

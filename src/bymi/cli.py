@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bymi import __version__
 from bymi.errors import BymiError, InputError, StorageError, require, system_refusal
 from bymi.files import refuse_link
 from bymi.interrupts import INTERRUPTED, SENTENCE, raise_again
@@ -19,10 +20,21 @@ from bymi.memory import keep_memory
 
 app = typer.Typer(
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Decentralised learning in which some nodes lie: find out who, cut them off, converge.",
 )
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        print(f"bymi {__version__}")
+        raise typer.Exit
+
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the run folders.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one a core.")]
@@ -65,6 +77,9 @@ def run(
     checkpoint_every: CheckpointEvery = None,
     keep_models: KeepModels = "mean",
     again: Annotated[bool, typer.Option("--again", help="Run from the first round even what is complete.")] = False,
+    imports: Annotated[
+        bool, typer.Option("--allow-imports", help="Import module:Name parts of a run folder's spec.json: runs their code.")
+    ] = False,
     timeout: Timeout = 60.0,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A. Under torchrun: over all ranks."""
@@ -74,10 +89,11 @@ def run(
     from bymi.runs import store
     from bymi.runs.outcome import worst
 
+    sys.path.append(os.getcwd())  # parts of one's own, module:Name; last, so that nothing installed is shadowed
     words = words or []
     source = words.pop(0) if words and "=" not in words[0] else None
     with ranks(timeout, device=device) as group:
-        specs = load(source, words, seed).expand()
+        specs = load(source, words, seed, imports=imports).expand()
         where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
         results = _run_all(specs, out, jobs, {**where, "keep_models": keep_models}, group, again=again)
     if group is not None and group.rank:
@@ -91,7 +107,7 @@ def run(
         figures.draw_run(folder)
 
     console = _console()
-    console.print(tables.terminal_table(summaries, title=figures.describe(specs[0])))
+    console.print(tables.terminal_table(summaries, title=figures.describe(specs[0].sheet.values)))
     for line in (line for summary in summaries for line in tables.remarks(summary)):
         _say(console, line)
     if len(folders) > 1:

@@ -26,7 +26,7 @@ from bymi.forge import Forge, NoForge
 from bymi.inbox import Inbox, Round
 from bymi.network import Network, Settles
 from bymi.plan import Optimisation, Plan
-from bymi.problems import Problem, Split, fresh_halves
+from bymi.problems import Problem, Split, all_samples, fresh_halves, sizes_of
 from bymi.state import Snapshot
 from bymi.staying import Replies
 from bymi.streams import stream
@@ -48,16 +48,18 @@ def warm_up(
     rounds: int,
     start: int = 0,
     theta: Tensor | None = None,
+    sizes: Tensor | None = None,
 ) -> Iterator[Snapshot]:
     """`rounds` rounds of a rule with gradient steps on samples from `pool` [B, P]. Paper: asp:warm_up.
 
-    `start`: how many of them are behind, with nodes at `theta`. A rule alone goes on after the plan's `handover`.
+    `sizes` [B]: how many entries of its row of `pool` each node has; None: all. `start`: how many rounds are behind, with nodes
+    at `theta`. A rule alone goes on after the plan's `handover`.
     """
     nodes, rule = network.nodes, plan.warm_up.rule
     theta = problem.initial(nodes) if theta is None else theta
     early, late = range(start, min(rounds, plan.handover)), range(max(start, plan.handover), rounds)
     batches = ((plan.warm_up.batch, early), (plan.optimisation.batch, late))
-    for step, chosen in chain.from_iterable(_draw(pool, nodes, batch, plan.seed, some) for batch, some in batches):
+    for step, chosen in chain.from_iterable(_draw(pool, sizes, nodes, batch, plan.seed, some) for batch, some in batches):
         rate = plan.rule_step(step, network.size)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
 
@@ -138,8 +140,9 @@ def judge(
     assert watch is not None
     count = plan.identification if detector.sample == "identification" else detector.sample
     count = problem.samples if count == "all" else count
-    halves = fresh_halves(nodes, samples=problem.samples, count=count, seed=plan.seed, step=step)
-    unasked = 1 - count / problem.samples
+    sizes = sizes_of(problem, nodes)
+    halves = fresh_halves(nodes, samples=problem.samples, count=count, seed=plan.seed, step=step, sizes=sizes)
+    unasked = 1 - count / getattr(problem, "largest", problem.samples)
 
     def told(points: Tensor, *, at_start: bool) -> dict[Topic, Tensor]:
         topics = {replace(topic, at_start=at_start): some for topic, some in halves.items()}
@@ -219,14 +222,14 @@ def optimise(
     so there is none.
     """
     nodes, settings = network.nodes, plan.optimisation
-    pool = torch.arange(problem.samples, device=theta.device).expand(len(nodes), -1)
+    everything = all_samples(problem, nodes)
     first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
     even = plan.detector is not None and plan.detector.pruning == "mutual"
     fuse = None if plan.watch is None or plan.watch.fuse is None else Fuse(plan.watch.fuse)
     steps = range(first, plan.steps) if steps is None else steps
     if tracker is None and not even:
         tracker, settled = premix(network, settings, step=steps.start)
-    for step, chosen in _draw(pool, nodes, settings.batch, plan.seed, steps):
+    for step, chosen in _draw(everything.warm_up, everything.sizes, nodes, settings.batch, plan.seed, steps):
         rate = settings.step_size.at(step - first, rounds)
         gradient = forge.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
         adapt_first = settings.order == "adapt-then-combine"
@@ -316,13 +319,19 @@ def dgd_rs(theta: Tensor, tracker: Tensor, gradients: Tensor, mixing: Tensor, st
     return mixing @ theta - step_size * gradients / tracker.diagonal()[:, None], mixing @ tracker
 
 
-def _draw(pool: Tensor, nodes: Tensor, batch: int, seed: int, steps: range) -> Iterator[tuple[int, Tensor]]:
-    """Each step with a mini-batch of each node [B, batch], drawn with replacement from its row of `pool` [B, P]."""
+def _draw(
+    pool: Tensor, sizes: Tensor | None, nodes: Tensor, batch: int, seed: int, steps: range
+) -> Iterator[tuple[int, Tensor]]:
+    """Each step with a mini-batch of each node [B, batch], drawn with replacement from its row of `pool` [B, P].
+
+    `sizes` [B]: how many entries of its row each node has; None: all.
+    """
+    high = pool.shape[1] if sizes is None else sizes[:, None]
     everything = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
     for start in range(steps.start, steps.stop, _STEPS_AT_ONCE):
         some = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
         moments = torch.arange(some.start, some.stop, device=nodes.device)[:, None]
-        places = stream(seed, "batch", node=nodes, step=moments, device=nodes.device).integers(pool.shape[1], batch)
+        places = stream(seed, "batch", node=nodes, step=moments, device=nodes.device).integers(high, batch)
         for step, place in zip(some, places, strict=True):
             yield step, place if everything else torch.gather(pool, 1, place)
 

@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule
-from bymi.detection import Detector, Watch
+from bymi.detection import Detector, Panel, Watch
 from bymi.errors import InputError, is_number, require, shown
-from bymi.parts import check_fields, part_by_name
+from bymi.parts import bounded, check_fields, part_by_name
 
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
+PROFILES: dict[str, dict[str, Any]] = {
+    "paper": {
+        "warm_up": {"cool_down": 0.4},
+        "detection": {
+            "point": "sender",
+            "cross_fit": False,
+            "probe": False,
+            "sample": "identification",
+            "pruning": "directed",
+        },
+        "panel": None,
+        "watch": None,
+    },
+    "hardened": {
+        "warm_up": {"cool_down": 0.0},
+        "detection": {
+            "point": "receiver",
+            "cross_fit": True,
+            "probe": True,
+            "sample": "all",
+            "pruning": "mutual",
+            "every": None,
+        },
+        "panel": {},
+        "watch": {},
+    },
+}
+"""The published method: its detection and the form of each update as printed; and the one that expects to be attacked.
+
+What the paper does not print, and the optimisation needs to converge, is ours in both: the cap on local steps, the floor under
+the tracker, the falling step size, and a tracker that starts at its limit. `bymi reproduce published-step` has runs without.
+"""
+
+_UNSAID: Any = object()
 _RISE, _FALL = 0.1, 0.2  # the parts of all rounds in which a trapezoid rises and falls
 _STILL = 3  # rounds without a step at the end of a cool-down
 
@@ -57,15 +92,13 @@ class WarmUp:
 
     rule: Rule = field(default_factory=lambda: BALANCE(gamma=1.0))
     step_size: StepSize = StepSize(0.05, "sqrt")
-    batch: int = 8
-    cool_down: float = 0.0
+    batch: int = bounded(8, ge=1)
+    cool_down: float = bounded(0.0, ge=0, le=1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", part_by_name("rule", self.rule, Rule, RULES, ALIASES))
         object.__setattr__(self, "step_size", _step_size(self.step_size))
         check_fields(self)
-        require(self.batch >= 1, "batch", self.batch, "1 or more")
-        require(0 <= self.cool_down <= 1, "cool_down", self.cool_down, "0 to 1")
 
     def cooling(self, step: int, rounds: int) -> float:
         """What the cool-down leaves of the step size in round `step` (from 0) of a warm-up of `rounds`."""
@@ -88,21 +121,16 @@ class Optimisation:
     """
 
     step_size: StepSize = StepSize(0.0625, "linear")
-    batch: int = 32
+    batch: int = bounded(32, ge=1)
     convention: Literal["paper", "mean"] = "mean"
-    max_local_step: float = 0.08
-    min_weight: float = 0.1
-    premix_rounds: int | None = None
+    max_local_step: float = bounded(0.08, gt=0)
+    min_weight: float = bounded(0.1, gt=0, le=1)
+    premix_rounds: int | None = bounded(None, ge=0, le=10**6)
     order: Order = "combine-then-adapt"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "step_size", _step_size(self.step_size))
         check_fields(self)
-        require(self.batch >= 1, "batch", self.batch, "1 or more")
-        require(self.max_local_step > 0, "max_local_step", self.max_local_step, "above 0")
-        require(0 < self.min_weight <= 1, "min_weight", self.min_weight, "above 0, up to 1")
-        rounds = self.premix_rounds
-        require(rounds is None or rounds >= 0, "premix_rounds", rounds, "0 or more, or None")
 
     def usual_step(self, step: int, steps: int, nodes: int) -> float:
         """The local step of a node with [y]_ii = 1 / m in round `step` of `steps`: what DSGD would call its step size."""
@@ -122,19 +150,17 @@ class Stop:
     Only the optimisation is looked at; of a rule alone, all rounds. Schedules of step sizes still count the planned rounds.
     """
 
-    tolerance: float
+    tolerance: float = bounded(gt=0)
     on: Literal["gradient", "movement"] = "gradient"
-    patience: int = 50
+    patience: int = bounded(50, ge=1)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        require(0 < self.tolerance < math.inf, "tolerance", self.tolerance, "above 0, finite")
-        require(self.patience >= 1, "patience", self.patience, "1 or more")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` rounds in all, of which `warm_up_steps` warm up.
+    """`steps` rounds in all, of which `warm_up_steps` warm up: `Plan.hardened(...)`, `Plan.paper(...)`, or with a detector.
 
     Without a detector the plan is the warm-up rule alone, a baseline: it takes the step sizes and batches of the warm-up, then
     those of the optimisation, as the method does round by round. With `warm_up_steps` = `steps` it keeps those of the warm-up.
@@ -145,14 +171,29 @@ class Plan:
     steps: int
     warm_up_steps: int
     warm_up: WarmUp = field(default_factory=WarmUp)
-    detector: Detector | None = field(default_factory=Detector)
+    detector: Detector | None = _UNSAID
     optimisation: Optimisation = field(default_factory=Optimisation)
     watch: Watch | None = None
     identification: int = 50
     seed: int = 0
     stop: Stop | None = None
 
+    @staticmethod
+    def hardened(steps: int, warm_up_steps: int, *, detection: Mapping[str, Any] | None = None, **settings: Any) -> Plan:
+        """The plan of profile "hardened", which expects to be attacked and is what `bymi run` runs.
+
+        `detection`: fields of the Detector to set otherwise; `settings`: other fields of the plan, instead of the profile's.
+        """
+        return _by_profile("hardened", steps, warm_up_steps, detection or {}, settings)
+
+    @staticmethod
+    def paper(steps: int, warm_up_steps: int, *, detection: Mapping[str, Any] | None = None, **settings: Any) -> Plan:
+        """The plan of profile "paper", the published method; arguments as those of `Plan.hardened`."""
+        return _by_profile("paper", steps, warm_up_steps, detection or {}, settings)
+
     def __post_init__(self) -> None:
+        allowed = "a Detector, or None for the rule alone; Plan.hardened(...) and Plan.paper(...) have those of the profiles"
+        require(self.detector is not _UNSAID, "detector", "nothing", allowed)
         check_fields(self)
         require(self.steps >= 1, "steps", self.steps, "1 or more")
         require(self.warm_up_steps >= 0, "warm_up_steps", self.warm_up_steps, "0 or more")
@@ -208,6 +249,14 @@ class Plan:
         # judged: few rounds, with short steps.
         soon, last = self.warm_up_steps + every // 4, self.steps - max(1, every // 10)
         return sorted({*regular, *(moment for moment in (soon, last) if regular[0] < moment < self.steps)})
+
+
+def _by_profile(name: str, steps: int, warm_up_steps: int, detection: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
+    preset = PROFILES[name]
+    panel, watch = (None if preset[key] is None else kind(**preset[key]) for key, kind in (("panel", Panel), ("watch", Watch)))
+    detector = Detector(**{**preset["detection"], "panel": panel, **detection})
+    given = {"warm_up": WarmUp(**preset["warm_up"]), "watch": watch, **settings}
+    return Plan(steps, warm_up_steps, detector=detector, **given)
 
 
 def _step_size(value: object) -> StepSize:

@@ -89,8 +89,8 @@ class Stream:
         """Float64 in the open interval (0, 1)."""
         return (_shift(self.bits(*shape), 11).to(torch.float64) + 0.5) * 2.0**-53
 
-    def integers(self, high: int, *shape: int) -> Tensor:
-        """Integers in [0, high), with replacement."""
+    def integers(self, high: int | Tensor, *shape: int) -> Tensor:
+        """Integers in [0, high), with replacement; a tensor `high` broadcasts with the result."""
         return self.bits(*shape).bitwise_and_(_LARGEST).remainder_(high)
 
     def normal(self, *shape: int) -> Tensor:
@@ -105,6 +105,13 @@ class Stream:
     def permutation(self, count: int) -> Tensor:
         """A uniformly random order of 0..count-1 for each key."""
         return torch.argsort(self.bits(count), dim=-1, stable=True)
+
+    def permutations(self, counts: Tensor) -> Tensor:
+        """Random orders [B, n] for B keys, n the largest of `counts` [B]: of 0..counts[b]-1 first, then what is beyond."""
+        words = self.bits(int(counts.max()))
+        beyond = torch.arange(words.shape[-1], device=words.device) >= counts[:, None]
+        order = torch.argsort(words, dim=-1, stable=True)
+        return order.gather(-1, torch.argsort(beyond.gather(-1, order).to(torch.int8), dim=-1, stable=True))
 
 
 def _are_integers(value: object) -> bool:

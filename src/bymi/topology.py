@@ -14,7 +14,7 @@ from torch import Tensor
 from bymi.errors import GraphError, is_integer, require
 from bymi.graph import Graph, read_edges
 from bymi.lists import Lists
-from bymi.parts import Checked
+from bymi.parts import Checked, Table
 from bymi.sparse import SparseGraph, connected, lists_pay
 from bymi.streams import Stream, stream
 
@@ -142,13 +142,14 @@ class EdgeFile(Topology):
         return graph if lists_pay(size, graph.lists.at.shape[1]) else Graph.read(self.path, directed=self.directed)
 
 
-TOPOLOGIES: dict[str, type[Topology]] = {
+_TOPOLOGIES: dict[str, type[Topology]] = {
     "erdos-renyi": ErdosRenyi,
     "regular": Regular,
     "ring": Ring,
     "complete": Complete,
     "file": EdgeFile,
 }
+TOPOLOGIES: Table[Topology] = Table(Topology, _TOPOLOGIES, "bymi.topologies")
 
 ALIASES: dict[str, str] = {"er": "erdos-renyi"}
 

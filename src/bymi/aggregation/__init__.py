@@ -12,8 +12,9 @@ from bymi.aggregation.mean import Mean
 from bymi.aggregation.median import Median
 from bymi.aggregation.trimmed_mean import TrMean
 from bymi.aggregation.ubar import UBAR
+from bymi.parts import Table
 
-RULES: dict[str, type[Rule]] = {
+_RULES: dict[str, type[Rule]] = {
     "average": Average,
     "ubar": UBAR,
     "ios": IOS,
@@ -24,6 +25,7 @@ RULES: dict[str, type[Rule]] = {
     "geometric-median": GeometricMedian,
     "filtering": Filtering,
 }
+RULES: Table[Rule] = Table(Rule, _RULES, "bymi.rules")
 
 ALIASES: dict[str, str] = {
     "dsgd": "average",

@@ -12,8 +12,9 @@ from bymi.attacks.parameters import Dissensus, Isolation, Poison
 from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
 from bymi.attacks.statistical import ALIE, Mimic, MinMax
 from bymi.attacks.tracker import TrackerPoison
+from bymi.parts import Table
 
-ATTACKS: dict[str, type[Attack]] = {
+_ATTACKS: dict[str, type[Attack]] = {
     "parameter": ParameterAttack,
     "covariate": CovariateAttack,
     "ood": OutOfDistribution,
@@ -45,6 +46,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "misshapen": Misshapen,
     "silent": Silent,
 }
+ATTACKS: Table[Attack] = Table(Attack, _ATTACKS, "bymi.attacks")
 
 ALIASES: dict[str, str] = {
     "scenario-a": "parameter",

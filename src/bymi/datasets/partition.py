@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi.datasets.deal import apportion, deal
 from bymi.errors import require
-from bymi.parts import Checked
+from bymi.parts import Checked, Table
 from bymi.streams import stream
 
 
@@ -30,7 +30,7 @@ class Partition(Checked, ABC):
         size = self._size(len(labels), nodes) if samples is None else samples
         require(1 <= size <= len(labels) // nodes, "samples", size, f"1 to {len(labels) // nodes} for {nodes} nodes")
         ordered = torch.unique(labels, return_inverse=True)[1]
-        rows = self._rows(ordered, nodes, size, seed)
+        rows = self.rows(ordered, nodes, size, seed)
         everyone = torch.arange(nodes, device=labels.device)
         shuffle = stream(seed, "partition-order", node=everyone, device=labels.device).permutation(size)
         return rows.gather(1, shuffle)
@@ -39,15 +39,15 @@ class Partition(Checked, ABC):
         return total // nodes
 
     @abstractmethod
-    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
-        """[M, n] for labels 0..C-1 that all occur; the order within a row does not matter."""
+    def rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+        """Sample numbers [M, n] for labels [N] in 0..C-1 that all occur; the order within a row does not matter."""
 
 
 @dataclass(frozen=True)
 class Stratified(Partition):
     """Every node has the label proportions of the whole set: of each label, any two nodes' counts differ by at most 1."""
 
-    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+    def rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
         used = apportion(torch.bincount(labels)[None], torch.tensor([nodes * size], device=labels.device))[0]
         # The used samples in order of the labels are dealt like cards: node m gets places m, m + M, m + 2M, ...
         ends = used.cumsum(0)
@@ -72,7 +72,7 @@ class Dirichlet(Partition):
         super().__post_init__()
         require(0 < self.dirichlet_alpha <= 1e300, "dirichlet_alpha", self.dirichlet_alpha, "above 0, up to 1e300")
 
-    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+    def rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
         left = torch.bincount(labels)
         wanted = self._proportions(nodes, len(left), seed).to(left.device)
         counts = torch.zeros_like(wanted)
@@ -112,7 +112,7 @@ class LabelShards(Partition):
         require(nodes * self.shards <= total, "shards", self.shards, f"1 to {total // nodes} for {nodes} nodes")
         return total // (nodes * self.shards) * self.shards
 
-    def _rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
+    def rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
         require(size % self.shards == 0, "samples", size, f"a multiple of shards, {self.shards}")
         pieces, total, device = nodes * self.shards, len(labels), labels.device
         shuffled = stream(seed, "shards", device=device).permutation(total)
@@ -128,8 +128,9 @@ class LabelShards(Partition):
         return torch.stack(taken)[dealt].reshape(nodes, size)
 
 
-PARTITIONS: dict[str, type[Partition]] = {
+_PARTITIONS: dict[str, type[Partition]] = {
     "stratified": Stratified,
     "dirichlet": Dirichlet,
     "label-shards": LabelShards,
 }
+PARTITIONS: Table[Partition] = Table(Partition, _PARTITIONS, "bymi.partitions")

@@ -12,8 +12,8 @@ from bymi.detection.products import Centre
 from bymi.detection.reasons import REASONS
 from bymi.detection.record import Record
 from bymi.detection.scale import Identity, Principal, Scale
-from bymi.detection.tables import CENTRES, SCALES
-from bymi.detection.threshold import threshold
+from bymi.detection.tables import CENTRES, SCALES, THRESHOLDS
+from bymi.detection.threshold import PublishedThreshold, Threshold, threshold
 from bymi.detection.trail import Trail
 from bymi.detection.tribunal import sit
 from bymi.detection.watch import Watch
@@ -23,6 +23,7 @@ __all__ = [
     "PANEL",
     "REASONS",
     "SCALES",
+    "THRESHOLDS",
     "Answers",
     "ArrayVerdict",
     "Centre",
@@ -33,8 +34,10 @@ __all__ = [
     "Panel",
     "Principal",
     "ProbeMakers",
+    "PublishedThreshold",
     "Record",
     "Scale",
+    "Threshold",
     "Trail",
     "Verdict",
     "Watch",

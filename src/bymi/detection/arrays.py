@@ -70,7 +70,8 @@ def identify(
     """
     require(profile in get_args(Profile), "profile", profile, ", ".join(get_args(Profile)))
     given = Filtering() if centre is None else centre, Identity() if scale is None else scale
-    detector = Detector(fdr_level, 0 if offset is None else offset, *given)  # refuses what is out of range, finds names
+    level: Any = 0 if offset is None else offset
+    detector = Detector(fdr_level, level, *given)  # refuses what is out of range, finds names
     options = {"offset": offset, "cross_fit": cross_fit, "centre": centre, "scale": scale}
     for name, value in options.items() if profile == "hardened" else [("panel", panel)]:
         other = "published" if profile == "hardened" else "hardened"

@@ -14,7 +14,6 @@ from bymi.dense_inbox import DenseInbox
 from bymi.detection.identify import Detector, Verdict
 from bymi.detection.products import Products, multiply, multiply_sets, weigh
 from bymi.detection.reasons import reason
-from bymi.detection.threshold import threshold
 from bymi.inbox import Inbox
 from bymi.list_inbox import ListInbox
 from bymi.staying import Replies
@@ -72,7 +71,7 @@ def _judge(found: Iterable[Scored], detector: Detector, arcs: Tensor) -> Verdict
     flagged = torch.zeros(shape, dtype=torch.bool, device=device)
     why = torch.zeros(shape, dtype=torch.int8, device=device)
     for some in found:
-        bound = threshold(some.scores, some.judged, fdr_level=detector.fdr_level, offset=detector.offset)
+        bound = detector.threshold(some.scores, some.judged, fdr_level=detector.fdr_level, offset=detector.offset)
         limit[some.receivers] = bound
         by_score = some.judged & (some.scores >= bound[:, None])
         codes = torch.where(some.judged, by_score.to(torch.int8), reason("not heard")).to(torch.int8)

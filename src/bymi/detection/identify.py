@@ -13,10 +13,11 @@ from bymi.detection.panel import Panel
 from bymi.detection.products import Centre
 from bymi.detection.reasons import reason
 from bymi.detection.scale import Identity, Scale
-from bymi.detection.tables import CENTRES, SCALES
+from bymi.detection.tables import CENTRES, SCALES, THRESHOLDS
+from bymi.detection.threshold import PublishedThreshold, Threshold
 from bymi.errors import require
 from bymi.inbox import Inbox
-from bymi.parts import check_fields, part_by_name
+from bymi.parts import bounded, check_fields, part_by_name
 
 Point = Literal["sender", "receiver"]
 
@@ -25,9 +26,9 @@ Pruning = Literal["directed", "mutual"]
 
 @dataclass(frozen=True)
 class Detector:
-    """How to judge: level of the false discovery rate, offset of the threshold, robust mean and Omega.
+    """How to judge: level of the false discovery rate, threshold and its offset, robust mean and Omega.
 
-    `centre` and `scale` may be names in CENTRES and SCALES with parameters: "trimmed-mean:share=0.2", "pca".
+    `centre`, `scale` and `threshold` may be names in CENTRES, SCALES and THRESHOLDS: "trimmed-mean:share=0.2", "pca".
     `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
     still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
     `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
@@ -40,35 +41,34 @@ class Detector:
     flags the other; `exile`: a node that more than this share of its neighbours have cut goes on listening to those it trusts.
     """
 
-    fdr_level: float = 0.2
-    offset: int = 0
+    fdr_level: float = bounded(0.2, gt=0, lt=1)
+    offset: Literal[0, 1] = 0
     centre: Centre = field(default_factory=Filtering)
     scale: Scale = field(default_factory=Identity)
     point: Point = "sender"
     cross_fit: bool = False
     panel: Panel | None = None
     probe: bool = False
-    sample: int | Literal["identification", "all"] = "identification"
+    sample: int | Literal["identification", "all"] = bounded("identification", ge=2)
     pruning: Pruning = "directed"
-    exile: float | None = 0.5
-    every: int | None = None
+    exile: float | None = bounded(0.5, gt=0, le=1)
+    every: int | None = bounded(None, ge=1)
+    threshold: Threshold = field(default_factory=PublishedThreshold)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "centre", part_by_name("centre", self.centre, Centre, CENTRES, ALIASES))
         object.__setattr__(self, "scale", part_by_name("scale", self.scale, Scale, SCALES, {}))
+        object.__setattr__(self, "threshold", part_by_name("threshold", self.threshold, Threshold, THRESHOLDS, {}))
         check_fields(self)
-        require(0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
-        require(self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
-        require(isinstance(self.sample, str) or self.sample >= 2, "sample", self.sample, "2 or more, identification, all")
         if self.cross_fit:
             require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")
-        require(self.exile is None or 0 < self.exile <= 1, "exile", self.exile, "above 0, up to 1, or none")
-        require(self.every is None or self.every >= 1, "every", self.every, "1 or more, or none for one detection")
         if self.panel is None:
             require(not self.probe, "probe", self.probe, "with a panel only")
         else:
             require(self.every is None, "every", self.every, "none with a panel: Watch(every=...) repeats its detection")
             require(isinstance(self.scale, Identity), "scale", type(self.scale).__name__, "identity with a panel")
+            published = isinstance(self.threshold, PublishedThreshold)
+            require(published, "threshold", type(self.threshold).__name__, "published with a panel, which has its own bounds")
             require(isinstance(self.centre, SetRule), "centre", type(self.centre).__name__, "a weighted mean with a panel")
 
 

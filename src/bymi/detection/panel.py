@@ -17,8 +17,7 @@ from bymi.detection.noise_edge import Centre, NoiseEdge
 from bymi.detection.reasons import reason
 from bymi.detection.rejects import absurd, duplicates
 from bymi.detection.threshold import threshold
-from bymi.errors import require
-from bymi.parts import Checked
+from bymi.parts import Checked, bounded
 
 _MANY = 60  # neighbours from which on bounds hold as they are
 _SEVERE = 3.0  # times the bound of a strong score: no good node's bad luck
@@ -40,29 +39,20 @@ class Panel(Checked):
     plain arrays; off in networks, whose bounds were chosen without it.
     """
 
-    absurd: float | None = 1e3
-    duplicate: float | None = 1e-3
-    high: float | None = 5.0
-    low: float | None = 6.0
-    alike: float | None = 6.0
-    edge: float | None = 1.2
-    most: float = 0.49
-    strong: float | None = 8.0
-    weak: float = 5.0
-    direction: float | None = 4.5
-    joint: float = 2.5
-    guard: float | None = 0.5
-    widen: float = 10.0
+    absurd: float | None = bounded(1e3, gt=0)
+    duplicate: float | None = bounded(1e-3, gt=0)
+    high: float | None = bounded(5.0, gt=0)
+    low: float | None = bounded(6.0, gt=0)
+    alike: float | None = bounded(6.0, gt=0)
+    edge: float | None = bounded(1.2, ge=1)
+    most: float = bounded(0.49, ge=0, lt=0.5)
+    strong: float | None = bounded(8.0, gt=0)
+    weak: float = bounded(5.0, gt=0)
+    direction: float | None = bounded(4.5, gt=0)
+    joint: float = bounded(2.5, gt=0)
+    guard: float | None = bounded(0.5, gt=0)
+    widen: float = bounded(10.0, ge=0)
     dimension_free: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("absurd", "duplicate", "high", "low", "alike", "strong", "weak", "direction", "joint", "guard"):
-            value = getattr(self, name)
-            require(value is None or value > 0, name, value, "above 0, or none to switch it off")
-        require(self.edge is None or self.edge >= 1, "edge", self.edge, "1 or above, or none to switch it off")
-        require(self.widen >= 0, "widen", self.widen, "0 or above")
-        require(0 <= self.most < 0.5, "most", self.most, "0 <= most < 0.5")
 
     def wider(self, neighbours: Tensor) -> Tensor:
         """The factor of all bounds with so many neighbours: medians and spreads of few are worth little."""

@@ -1,11 +1,31 @@
-"""The data-driven threshold: negative scores estimate how many of the positive ones are false."""
+"""Thresholds on scores. The published one: negative scores estimate how many of the positive ones are false."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bymi.parts import Checked
 from bymi.vectors import ascending
+
+
+class Threshold(Checked, ABC):
+    """The smallest score at which a receiver flags a neighbour. To add one: write it and list it in THRESHOLDS."""
+
+    @abstractmethod
+    def __call__(self, scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:
+        """Thresholds [B], float64, for rows of scores [B, n]; +inf flags nobody. `scored` [B, n] marks entries that count."""
+
+
+@dataclass(frozen=True)
+class PublishedThreshold(Threshold):
+    """The data-driven threshold of the paper: see `threshold`. Paper: eq:thold."""
+
+    def __call__(self, scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:
+        return threshold(scores, scored, fdr_level=fdr_level, offset=offset)
 
 
 def threshold(scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:

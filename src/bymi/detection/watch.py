@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bymi.errors import require
-from bymi.parts import Checked
+from bymi.parts import Checked, bounded
 
 
 @dataclass(frozen=True)
@@ -21,20 +20,10 @@ class Watch(Checked):
     for what they did: no time is left to heal.
     """
 
-    every: int | None = 300
-    fuse: float | None = 3.0
-    fuse_share: float = 0.2
-    drift: float | None = 5.0
-    deed: float | None = 5.0
-    longest: int = 16
-    retreat: float | None = 0.05
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("every", "fuse", "drift", "deed"):
-            value = getattr(self, name)
-            require(value is None or value > 0, name, value, "above 0, or none to switch it off")
-        require(0 < self.fuse_share < 1, "fuse_share", self.fuse_share, "strictly between 0 and 1")
-        if self.retreat is not None:
-            require(0 < self.retreat < 1, "retreat", self.retreat, "strictly between 0 and 1, or none to switch it off")
-        require(self.longest >= 1, "longest", self.longest, "1 or more")
+    every: int | None = bounded(300, ge=1)
+    fuse: float | None = bounded(3.0, gt=0)
+    fuse_share: float = bounded(0.2, gt=0, lt=1)
+    drift: float | None = bounded(5.0, gt=0)
+    deed: float | None = bounded(5.0, gt=0)
+    longest: int = bounded(16, ge=1)
+    retreat: float | None = bounded(0.05, gt=0, lt=1)

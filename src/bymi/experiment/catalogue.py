@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -15,6 +14,7 @@ from bymi.errors import EXIT_CODES
 from bymi.experiment.component import Part
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
+from bymi.parts import Table
 from bymi.runs import tasks
 
 Row = tuple[str, str, str]
@@ -32,6 +32,7 @@ def catalogue() -> dict[str, list[Row]]:
         "data.partition": _rows(datasets.PARTITIONS),
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
+        "detection.threshold": _rows(detection.THRESHOLDS),
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
 
@@ -57,8 +58,9 @@ def _default(field: FieldInfo) -> str:
     return "must be set" if field.is_required() else json.dumps(field.default)
 
 
-def _rows(table: Mapping[str, type[Any]]) -> list[Row]:
-    return [(name, _parameters(entry), _first_line(entry)) for name, entry in table.items()]
+def _rows(table: Table[Any]) -> list[Row]:
+    listed = [(name, _parameters(entry), _first_line(entry)) for name, entry in table.items()]
+    return listed + [(name, "", "from an installed package") for name in table.installed() if name not in set(table)]
 
 
 def _parameters(entry: type[Any]) -> str:

@@ -11,7 +11,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from bymi.errors import InputError
-from bymi.experiment.component import PartOf
 
 
 def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputError:
@@ -32,7 +31,8 @@ def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputErro
         line = f"{key}: got {name!r}{_nearest(name, allowed.split(', '))}; allowed: {allowed}"
     elif kind == "value_error":
         line = str(context.get("error", first["msg"]))
-        line = line if line.startswith(key) or key == "spec" else f"{key}.{line}"
+        if not line.startswith(key) and key != "spec":
+            line = f"{key}: {line}" if line.startswith("got ") else f"{key}.{line}"
     elif kind == "missing":
         line = f"{key}: missing, and it has no default"
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -74,8 +74,8 @@ def _tag(section: type[BaseModel]) -> str | None:
 def _options(field: FieldInfo) -> list[Any]:
     """The types that a field may have: the entries of its table, or its annotation with unions opened."""
     for mark in field.metadata:
-        if isinstance(mark, PartOf):
-            return list(mark.models)
+        if (models := getattr(mark, "models", None)) is not None:  # a PartOf, which imports this module
+            return list(models)
     return [option for option in _open(field.annotation) if get_origin(option) is not Literal]
 
 

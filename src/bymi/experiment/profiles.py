@@ -6,40 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from bymi.plan import PROFILES
+
 Profile = Literal["hardened", "paper"]
-
-PROFILES: dict[str, dict[str, Any]] = {
-    "paper": {
-        "warm_up": {"cool_down": 0.4},
-        "detection": {
-            "point": "sender",
-            "cross_fit": False,
-            "probe": False,
-            "sample": "identification",
-            "pruning": "directed",
-        },
-        "panel": None,
-        "watch": None,
-    },
-    "hardened": {
-        "warm_up": {"cool_down": 0.0},
-        "detection": {
-            "point": "receiver",
-            "cross_fit": True,
-            "probe": True,
-            "sample": "all",
-            "pruning": "mutual",
-            "every": None,
-        },
-        "panel": {},
-        "watch": {},
-    },
-}
-"""The published method: its detection and the form of each update as printed; and the one that expects to be attacked.
-
-What the paper does not print, and the optimisation needs to converge, is ours in both: the cap on local steps, the floor under
-the tracker, the falling step size, and a tracker that starts at its limit. `bymi reproduce published-step` has runs without.
-"""
 
 
 def under(values: dict[str, Any], profile: str) -> dict[str, Any]:

@@ -12,16 +12,22 @@ from bymi.experiment.profiles import over
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, read_spec
 from bymi.parts import read_shorthand, read_value
+from bymi.runs import store
+from bymi.runs.foreign import refuse_imports
 
 _SPEC_LIMIT = files.MEBIBYTE
 
 
-def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None) -> Spec:
-    """The spec of a recipe name or a .toml/.json file (default: scenario-a), with `key=value` or `section.key=value` set."""
+def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None, *, imports: bool = False) -> Spec:
+    """The spec of a recipe name or a .toml/.json file (default: scenario-a), with `key=value` or `section.key=value` set.
+
+    A part written as "module:Name" is imported, which runs the code of that module. The spec.json of a run folder may come
+    from anybody: it may name such parts only if `imports` are allowed.
+    """
     require(source is None or isinstance(source, str), "source", source, "the name of a recipe or file, or None")
     words = isinstance(overrides, (list, tuple)) and all(isinstance(word, str) for word in overrides)
     require(words, "overrides", overrides, 'a list of strings such as "nodes=50"')
-    values = _base(source or "scenario-a")
+    values = _base(source or "scenario-a", imports)
     given = [_read(override) for override in overrides]
     for key, value in given:  # a profile first: the other keys are set beside it
         if key == "profile":
@@ -44,7 +50,7 @@ def _read(override: str) -> tuple[str, Any]:
     return key.strip(), read_value(text.strip())
 
 
-def _base(source: str) -> dict[str, Any]:
+def _base(source: str, imports: bool) -> dict[str, Any]:
     if source in RECIPES:
         return RECIPES[source]().model_dump(mode="json")
     path = Path(source)
@@ -58,6 +64,8 @@ def _base(source: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise InputError(f"{path}: expected a table of keys, got {type(given).__name__}")
     base = Spec().model_dump(mode="json")
+    if not imports and (path.parent / store.SUMS).exists():
+        refuse_imports(given, str(path))
     return _merge(over(base, str(given["profile"])) if "profile" in given else base, given)
 
 

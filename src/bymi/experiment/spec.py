@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
-from bymi import aggregation, attacks, detection, topology
+from bymi import aggregation, attacks, detection, plan, topology
 from bymi.errors import InputError
-from bymi.experiment.bounds import Bounded
 from bymi.experiment.component import Part, PartOf
 from bymi.experiment.mistakes import first_mistake
 from bymi.experiment.profiles import Profile, published, under
+from bymi.experiment.sections import Off, Section, derived
 from bymi.runs import tasks
 from bymi.runs.sheet import LARGEST_SEED, Sheet
 
 RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
 ScalePart = Annotated[Part, PartOf(detection.SCALES, {})]
+ThresholdPart = Annotated[Part, PartOf(detection.THRESHOLDS, {})]
 GraphPart = Annotated[Part, PartOf(topology.TOPOLOGIES, topology.ALIASES)]
 AttackPart = Annotated[Part, PartOf(attacks.ATTACKS, attacks.ALIASES)]
 DataPart = Annotated[Part, PartOf(tasks.TASKS, tasks.ALIASES, unnamed="linear")]
@@ -29,115 +30,62 @@ def written(text: str) -> Part:
 
 
 Method = Literal["dsgd", "rule", "published", "drsgd-bymi"]
-Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
 
-class Section(Bounded, BaseModel):
-    """Strict and frozen: an unknown key or a wrong type is an error, never ignored. Numbers without a bound get one."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True, allow_inf_nan=False)
-
-
-def _off(value: Any) -> Any:
-    return None if value == "off" else value
-
-
-Off = BeforeValidator(_off)
-"""TOML has no word for nothing: "off" switches a part or a test off."""
-Bound = Annotated[Annotated[float, Field(gt=0)] | None, Off]
-"""Of a test; "off" to leave it out."""
-
-
+@derived(plan.WarmUp)
 class WarmUp(Section):
     """`steps` rounds of a rule, a tenth of all by default; `cool_down`: share of them in which the step falls to zero."""
 
     steps: int | None = Field(None, ge=1)
     rule: RulePart = written("balance:gamma=1.0")
     step_size: float = Field(0.05, ge=0)
-    schedule: Schedule = "sqrt"
-    batch: int = Field(8, ge=1)
-    cool_down: float = Field(0.0, ge=0, le=1)
+    schedule: plan.Schedule = "sqrt"
 
 
+@derived(plan.WarmUp, without={"rule", "cool_down"})
 class Alone(Section):
     """Steps of a rule alone over all rounds, where it should not take those of the method round by round."""
 
     step_size: float = Field(0.05, ge=0)
-    schedule: Schedule = "sqrt"
-    batch: int = Field(8, ge=1)
+    schedule: plan.Schedule = "sqrt"
 
 
+@derived(detection.Detector, without={"panel"})
 class Detection(Section):
-    """Level of the false discovery rate, offset of the threshold, robust mean, Omega, where gradients are taken, pruning."""
+    """Level of the false discovery rate, threshold and its offset, robust mean, Omega, where gradients are taken, pruning."""
 
-    fdr_level: float = Field(0.2, gt=0, lt=1)
-    offset: Literal[0, 1] = 0
     centre: CentrePart = written("filtering")
     scale: ScalePart = written("identity")
-    point: Literal["sender", "receiver"] = "sender"
-    cross_fit: bool = False
-    probe: bool = False
-    sample: Annotated[int, Field(ge=2)] | Literal["identification", "all"] = "identification"
-    pruning: Literal["directed", "mutual"] = "directed"
-    exile: Annotated[Annotated[float, Field(gt=0, le=1)] | None, Off] = 0.5
-    every: Annotated[Annotated[int, Field(ge=1)] | None, Off] = None
+    threshold: ThresholdPart = written("published")
 
-    @field_validator("offset", mode="before")
+    @field_validator("offset", mode="before", check_fields=False)
     @classmethod
     def _no_truth_value(cls, value: Any) -> Any:
         # True == 1, so a Literal lets it through.
         return str(value) if isinstance(value, bool) else value
 
 
+@derived(detection.Panel, without={"dimension_free"})
 class Panel(Section):
     """Bounds of the tests on half gradients, in spreads or units of noise; off leaves one out. Hardened profile."""
 
-    absurd: Bound = 1e3
-    duplicate: Bound = 1e-3
-    high: Bound = 5.0
-    low: Bound = 6.0
-    alike: Bound = 6.0
-    edge: Annotated[Annotated[float, Field(ge=1)] | None, Off] = 1.2
-    most: float = Field(0.49, ge=0, lt=0.5)
-    strong: Bound = 8.0
-    weak: float = Field(5.0, gt=0)
-    direction: Bound = 4.5
-    joint: float = Field(2.5, gt=0)
-    guard: Bound = 0.5
-    widen: float = Field(10.0, ge=0)
 
-
+@derived(detection.Watch)
 class Watch(Section):
     """After the first detection: rounds to the next, fuse, tests on deeds, how long a flag lasts. Hardened profile."""
 
-    every: Annotated[Annotated[int, Field(ge=1)] | None, Off] = 300
-    fuse: Bound = 3.0
-    fuse_share: float = Field(0.2, gt=0, lt=1)
-    drift: Bound = 5.0
-    deed: Bound = 5.0
-    longest: int = Field(16, ge=1)
-    retreat: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Off] = 0.05
 
-
+@derived(plan.Optimisation)
 class Optimisation(Section):
     """Step convention, size and schedule; cap on local steps; floor on the tracker; rounds of premixing."""
 
-    convention: Literal["paper", "mean"] = "mean"
     step_size: Annotated[float, Field(ge=0)] | Literal["theorem"] = Field(0.0625, union_mode="left_to_right")
-    schedule: Schedule = "linear"
-    batch: int = Field(32, ge=1)
-    max_local_step: float = Field(0.08, gt=0)
-    min_weight: float = Field(0.1, gt=0, le=1)
-    premix_rounds: int | None = Field(None, ge=0, le=10**6)
-    order: Literal["combine-then-adapt", "adapt-then-combine"] = "combine-then-adapt"
+    schedule: plan.Schedule = "linear"
 
 
+@derived(plan.Stop)
 class Stop(Section):
     """End before the last round: when most nodes moved no farther than `tolerance` in `patience` rounds; off by default."""
-
-    on: Literal["gradient", "movement"] = "gradient"
-    tolerance: float = Field(gt=0)
-    patience: int = Field(50, ge=1)
 
 
 class Spec(Section):
@@ -151,7 +99,7 @@ class Spec(Section):
     """
 
     profile: Profile = "hardened"
-    method: Method | list[Method] = ["dsgd", "rule", "published", "drsgd-bymi"]
+    method: Method | list[Method] = Field(["dsgd", "rule", "published", "drsgd-bymi"])
     nodes: int = Field(150, ge=2)
     byzantine_ratio: float = Field(0.2, ge=0, lt=0.5)
     byzantine_mixing: Literal["plain", "none", "rule"] = "plain"
@@ -208,6 +156,8 @@ class Spec(Section):
         if self.panel is not None:
             if self.detection.every is not None:
                 raise ValueError(f"detection.every: got {self.detection.every}, allowed: off with a panel; set watch.every")
+            if self.detection.threshold != _DEFAULTS["threshold"]:
+                raise ValueError(f"detection.threshold: got {self.detection.threshold.name!r}, allowed: published with a panel")
             if self.detection.scale.name != "identity":
                 raise ValueError(f"detection.scale: got {self.detection.scale.name!r}, allowed: identity with a panel")
             ignored = [
@@ -225,8 +175,8 @@ class Spec(Section):
     def _check_attack(self) -> None:
         """A data attack knows one kind of data, and it is done before the first round."""
         attack, task = attacks.ATTACKS[self.attack.name], tasks.TASKS[self.data.name]
-        if issubclass(attack, attacks.DataAttack) and not issubclass(task, tasks.TASKS_OF[attack.kind]):
-            fitting = [name for name, entry in tasks.TASKS.items() if issubclass(entry, tasks.TASKS_OF[attack.kind])]
+        if issubclass(attack, attacks.DataAttack) and not issubclass(task.kind, attack.kind):
+            fitting = [name for name, entry in tasks.TASKS.items() if issubclass(entry.kind, attack.kind)]
             raise ValueError(
                 f"attack: got {self.attack.name!r} with data {self.data.name!r}, allowed: with {', '.join(fitting)}"
             )
@@ -256,8 +206,11 @@ class Spec(Section):
 
     @property
     def sheet(self) -> Sheet:
-        """The spec as plain values."""
-        return Sheet(self.model_dump(mode="json"))
+        """The spec as plain values. The published threshold is not written down: older sheets, digests and folders lack it."""
+        values = self.model_dump(mode="json")
+        if self.detection.threshold == _DEFAULTS["threshold"]:
+            del values["detection"]["threshold"]
+        return Sheet(values)
 
     def expand(self) -> list[Spec]:
         """One spec a method; the published one once, if it is also what the profile says."""
@@ -269,7 +222,7 @@ class Spec(Section):
         return list({spec.digest: spec for spec in specs}.values())
 
 
-_DEFAULTS: dict[str, Any] = {"centre": Detection().centre}
+_DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detection().threshold}
 
 
 def read_spec(values: dict[str, Any]) -> Spec:

@@ -6,7 +6,7 @@ from bymi.problems.base import Problem
 from bymi.problems.linear import LinearProblem, LinearShard, linear_problem, linear_shard
 from bymi.problems.models import lenet, start_of
 from bymi.problems.module import ModuleProblem, Shards
-from bymi.problems.split import Split, fresh_halves, split_samples
+from bymi.problems.split import Split, all_samples, fresh_halves, sizes_of, split_samples
 
 __all__ = [
     "LinearProblem",
@@ -15,10 +15,12 @@ __all__ = [
     "Problem",
     "Shards",
     "Split",
+    "all_samples",
     "fresh_halves",
     "lenet",
     "linear_problem",
     "linear_shard",
+    "sizes_of",
     "split_samples",
     "start_of",
 ]

@@ -8,9 +8,10 @@ from torch import Tensor
 
 
 class Problem(Protocol):
-    """One model, many nodes, each with `samples` local samples that others never see.
+    """One model, many nodes, each with local samples that others never see: `samples` of them, or more.
 
-    `nodes` [B] are node numbers; `chosen` [B, s] are sample numbers of each of these nodes.
+    `nodes` [B] are node numbers; `chosen` [B, s] are sample numbers of each of these nodes. Where nodes have different numbers
+    of samples, `samples` is the smallest, an attribute `largest` the largest, and `sizes(nodes)` those of some nodes [B].
     """
 
     @property

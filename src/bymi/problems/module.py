@@ -1,10 +1,10 @@
-"""A learning task from any torch module, any loss and data in equal shards."""
+"""A learning task from any torch module, any loss and data in shards."""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, get_args
 
 import torch
@@ -30,8 +30,10 @@ class Shards(NamedTuple):
 class ModuleProblem:
     """`loss(model(inputs), targets)` on each node's shard; every node starts from `start` [D], or from the model's own values.
 
-    The shards are those of nodes 0, 1, 2, ...; with `numbers` [M] those of these nodes alone, and it answers for no others.
-    Everything lives where the shards live, parameters in the model's dtype. `gradients` picks the way they are computed:
+    `shards`: tensors [M, n, ...] of all nodes, or a list of a pair of tensors [n, ...] per node, of any numbers n of samples;
+    mini-batches are of one size for all nodes. They are those of nodes 0, 1, 2, ...; with `numbers` [M] those of these nodes
+    alone, and it answers for no others. Everything lives where the shards live, parameters in the model's dtype. `gradients`
+    picks the way they are computed:
     "auto" takes the fastest for the device and falls back, with a warning, when a model does not allow it; a named way is
     taken or fails. Use it for models whose state is all in their parameters.
     """
@@ -40,7 +42,7 @@ class ModuleProblem:
         self,
         model: nn.Module,
         loss: Loss,
-        shards: Shards,
+        shards: Shards | Sequence[Shards],
         *,
         start: Tensor | None = None,
         numbers: Tensor | None = None,
@@ -52,28 +54,23 @@ class ModuleProblem:
         require(threads is None or (is_integer(threads) and threads >= 1), "threads", threads, "an integer, 1 or more, or None")
         require(isinstance(model, nn.Module), "model", model, "an instance of torch.nn.Module")
         require(callable(loss) and not isinstance(loss, type), "loss", loss, "a function (outputs, targets) -> mean loss")
-        shards = _check_shards(shards)
-        if shards.inputs.ndim < 2 or shards.targets.ndim < 2:
-            shapes = f"{list(shards.inputs.shape)} and {list(shards.targets.shape)}"
-            raise InputError(f"shards: got inputs and targets of shapes {shapes}, allowed: [nodes, samples, ...] each")
-        nodes, samples = shards.inputs.shape[:2]
-        if shards.targets.shape[:2] != (nodes, samples):
-            got = f"inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}"
-            raise InputError(f"shards: {got}, allowed: as many of both")
-        device = shards.inputs.device
+        joined, counts = _join(shards)
+        nodes, device = len(counts), joined.inputs.device
         if gradients == "captured" and device.type != "cuda":
             raise InputError(f"gradients: got 'captured' on {device.type}, allowed: a CUDA device only")
         if gradients == "stacked" and not Stacked.fits(model):
             raise InputError("gradients: got 'stacked', allowed for a Sequential of layers that it knows; take loop or batched")
-        self._together = _refuse_state(model, loss, shards)
+        self._together = _refuse_state(model, loss, Shards(joined.inputs[:2], joined.targets[:2]))
         self._models = Models(copy.deepcopy(model).to(device).requires_grad_(False), loss)
         dtype = next(model.parameters()).dtype
         own = Layout.of(model).join(dict(model.named_parameters()))
         if start is not None:
             check_tensor("start", start, (self.dim,))
         self._start = (own if start is None else start).detach().to(device, dtype)
-        self._inputs, self._targets = shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)
-        self._samples = samples
+        self._inputs, self._targets = joined
+        self._samples, self.largest = min(counts), max(counts)
+        self._counts = torch.tensor(counts, device=device)
+        self._first = torch.cumsum(self._counts, 0) - self._counts  # [M] where each node's samples begin
         if numbers is not None:
             check_numbers("numbers", numbers, nodes)
         self.node_numbers = torch.arange(nodes, device=device) if numbers is None else numbers
@@ -88,7 +85,13 @@ class ModuleProblem:
 
     @property
     def samples(self) -> int:
+        """Samples of the node that has fewest."""
         return self._samples
+
+    @property
+    def sizes(self) -> Callable[[Tensor], Tensor] | None:
+        """Samples of nodes [B], as [B]; None where all nodes have as many."""
+        return None if self._samples == self.largest else lambda nodes: self._counts[self._at(nodes)]
 
     @property
     def way(self) -> str:
@@ -144,8 +147,7 @@ class ModuleProblem:
 
     def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
-        everything = torch.arange(self._samples, device=nodes.device).expand(len(nodes), -1)
-        places = self._rows(nodes, everything)
+        places = self._all_rows(nodes)
         parts = places.split(_POOLED)
         found = theta.new_zeros(len(parts), self.dim)
 
@@ -157,6 +159,22 @@ class ModuleProblem:
 
         self._loop.spread(work, len(parts))
         return found.sum(0, dtype=torch.float64)
+
+    def pooled_loss(self, theta: Tensor, nodes: Tensor) -> Tensor:
+        """Mean loss of one model [D] over all samples of the nodes, float64."""
+        places = self._all_rows(nodes)
+        with torch.no_grad():
+            found = [
+                self._models.loss(self.outputs(theta, self._inputs[some]), self._targets[some]).double() * len(some)
+                for some in places.split(_POOLED)
+            ]
+        return torch.stack(found).sum() / len(places)
+
+    def _all_rows(self, nodes: Tensor) -> Tensor:
+        """Where all samples of nodes stand, flat."""
+        everything = torch.arange(self.largest, device=nodes.device).expand(len(nodes), -1)
+        rows = self._rows(nodes, everything)
+        return rows if self.sizes is None else rows[(everything < self.sizes(nodes)[:, None]).flatten()]
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """What one model [D] says of inputs [s, ...]."""
@@ -179,8 +197,11 @@ class ModuleProblem:
 
     def _rows(self, nodes: Tensor, chosen: Tensor) -> Tensor:
         """Where the chosen samples [B, s] of nodes [B] stand, flat."""
-        places = nodes if self._places is None else self._places[nodes]
-        return (places[:, None] * self._samples + chosen).flatten()
+        return (self._first[self._at(nodes)][:, None] + chosen).flatten()
+
+    def _at(self, nodes: Tensor) -> Tensor:
+        """Which of the shards are those of nodes [B]."""
+        return nodes if self._places is None else self._places[nodes]
 
     def _order(self, path: Path, device: torch.device) -> list[Gradients]:
         """The ways to try, best first."""
@@ -213,23 +234,48 @@ class ModuleProblem:
         self._loop.spread(work, len(vectors))
 
 
-def _check_shards(shards: Shards) -> Shards:
+def _join(shards: Shards | Sequence[Shards]) -> tuple[Shards, list[int]]:
+    """All samples, one node after the other, and how many each node has."""
+    if isinstance(shards, list) and shards and not isinstance(shards[0], Tensor):
+        pairs = [_check_shards(shard) for shard in shards]
+        for node, (inputs, targets) in enumerate(pairs):
+            fits = inputs.ndim > 0 and targets.ndim > 0 and len(inputs) == len(targets)
+            got = f"inputs of shape {list(inputs.shape)} and targets of shape {list(targets.shape)}"
+            require(fits, f"shards[{node}]", got, "as many of both")
+        try:
+            joined = Shards(torch.cat([pair.inputs for pair in pairs]), torch.cat([pair.targets for pair in pairs]))
+        except (RuntimeError, TypeError) as problem:
+            raise InputError(f"shards: samples of nodes do not go together ({_first_line(problem)})") from None
+        return joined, [len(pair.inputs) for pair in pairs]
+    shards = _check_shards(shards)
+    if shards.inputs.ndim < 2 or shards.targets.ndim < 2:
+        shapes = f"{list(shards.inputs.shape)} and {list(shards.targets.shape)}"
+        raise InputError(f"shards: got inputs and targets of shapes {shapes}, allowed: [nodes, samples, ...] each")
+    nodes, samples = shards.inputs.shape[:2]
+    if shards.targets.shape[:2] != (nodes, samples):
+        got = f"inputs are of {nodes} x {samples} samples, targets of {list(shards.targets.shape[:2])}"
+        raise InputError(f"shards: {got}, allowed: as many of both")
+    return Shards(shards.inputs.flatten(0, 1), shards.targets.flatten(0, 1)), [samples] * nodes
+
+
+def _check_shards(shards: object) -> Shards:
     """Inputs and targets as tensors, not empty, without NaN."""
     pair = isinstance(shards, (tuple, list)) and len(shards) == 2 and all(isinstance(part, Tensor) for part in shards)
     require(pair, "shards", shards, "Shards(inputs, targets), tensors [nodes, samples, ...] each")
+    assert isinstance(shards, (tuple, list))
     for name, part in zip(Shards._fields, shards, strict=True):
         require(part.numel() > 0, f"shards.{name}", part, "one sample or more for each node")
         require(not part.is_floating_point() or all_finite(part), f"shards.{name}", "NaN or infinite numbers", "finite numbers")
     return Shards(*shards)
 
 
-def _refuse_state(model: nn.Module, loss: Loss, shards: Shards) -> bool:
+def _refuse_state(model: nn.Module, loss: Loss, some: Shards) -> bool:
     """Refuse models that cannot be averaged, and say which part is the matter: state outside of parameters, randomness.
 
-    Also models and losses that cannot be applied to the shards. Returns whether samples may be passed through the model
+    Also models and losses that cannot be applied to `some` samples. Returns whether samples may be passed through the model
     together, because none of them sees another.
     """
-    inputs = shards.inputs[0, :2].to("cpu")
+    inputs = some.inputs.to("cpu")
     if not any(True for _ in model.parameters()):
         raise InputError("model: it has no parameters, so there is nothing to learn")
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
@@ -256,7 +302,7 @@ def _refuse_state(model: nn.Module, loss: Loss, shards: Shards) -> bool:
         raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")
     if not isinstance(first, Tensor):
         return False
-    _try_loss(loss, first.to(shards.inputs.device), shards.targets[0, :2])
+    _try_loss(loss, first.to(some.inputs.device), some.targets)
     if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(again)):
         raise InputError("model: two forward passes on the same inputs differ; it must not draw random numbers")
     try:

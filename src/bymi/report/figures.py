@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 
 from bymi import files
 from bymi.errors import InputError
-from bymi.experiment.spec import Spec
 from bymi.runs import store
 
 _log = logging.getLogger("bymi")
@@ -124,12 +123,15 @@ def _worth_figure(folders: Sequence[Path]) -> Figure:
         axes.annotate(
             "detection", (detection, 1), xycoords=("data", "axes fraction"), xytext=(4, -12), textcoords="offset points"
         )
-    spec = Spec.model_validate(store.read_json(folders[0] / store.SPEC))
     if accuracy:
         axes.set(ylim=(0, 1))
     else:
         axes.set(yscale="log")
-    axes.set(xlabel="round", ylabel="test accuracy" if accuracy else "optimality gap", title=describe(spec))
+    axes.set(
+        xlabel="round",
+        ylabel="test accuracy" if accuracy else "optimality gap",
+        title=describe(store.read_json(folders[0] / store.SPEC)),
+    )
     axes.legend(frameon=False)
     return figure
 
@@ -139,14 +141,14 @@ def _accuracy(row: dict[str, Any]) -> Any:
     return row["acc_normal"] if row["acc_scc"] is None else row["acc_scc"]
 
 
-def describe(spec: Spec) -> str:
-    """The scene in a few words."""
-    attack = ", ".join(f"{key} {value}" for key, value in spec.attack.model_dump(exclude={"name"}).items())
-    detail = f" ({attack})" if attack else ""
-    nodes = f"{spec.nodes} nodes, {100 * spec.byzantine_ratio:g} % Byzantine"
-    data = spec.data.model_dump()
-    what = f"d = {data['dim']}" if "dim" in data else spec.data.name
-    return f"{nodes}, {spec.attack.name} attack{detail}, {what}"
+def describe(values: Mapping[str, Any]) -> str:
+    """The scene of a resolved spec in a few words, from its plain values: nothing that they name is imported."""
+    attack, data = dict(values["attack"]), values["data"]
+    name = attack.pop("name")
+    detail = f" ({', '.join(f'{key} {value}' for key, value in attack.items())})" if attack else ""
+    nodes = f"{values['nodes']} nodes, {100 * values['byzantine_ratio']:g} % Byzantine"
+    what = f"d = {data['dim']}" if "dim" in data else data["name"]
+    return f"{nodes}, {name} attack{detail}, {what}"
 
 
 def _scores_figure(folder: Path) -> Figure:
@@ -165,8 +167,8 @@ def _scores_figure(folder: Path) -> Figure:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     _score_histogram(axes, shares)
-    spec = Spec.model_validate(store.read_json(folder / store.SPEC))
-    axes.set(xlabel="score / threshold of the receiver", ylabel="arcs", title=describe(spec))
+    title = describe(store.read_json(folder / store.SPEC))
+    axes.set(xlabel="score / threshold of the receiver", ylabel="arcs", title=title)
     if any(shares.values()):  # else no receiver had a threshold
         axes.legend(frameon=False)
     return figure
@@ -190,9 +192,8 @@ def _reasons_figure(folder: Path, verdict: dict[str, Any], bad: set[int]) -> Fig
     axes.set_yticks(range(len(names)), names)
     axes.set_xscale("symlog", linthresh=10)
     axes.set_xlim(left=0, right=4 * max(max(pair) for pair in counts.values()))
-    spec = Spec.model_validate(store.read_json(folder / store.SPEC))
     axes.set_xlabel("arcs of honest receivers, last detection")
-    axes.set_title(describe(spec), fontsize=9, loc="left")
+    axes.set_title(describe(store.read_json(folder / store.SPEC)), fontsize=9, loc="left")
     figure.legend(frameon=False, loc="outside lower center", ncols=2)
     return figure
 

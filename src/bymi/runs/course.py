@@ -18,7 +18,7 @@ from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder
 from bymi.runs.outcome import is_lost
 from bymi.runs.packing import Frame
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.scene import Given, Scene, build_scene
 from bymi.runs.sheet import Sheet
 from bymi.runs.simulate import local_network, sharded_run, simulate
 from bymi.state import State
@@ -94,9 +94,9 @@ class Together:
         return Scattered([state.theta for state in states], self._spread.wires)
 
 
-def alone(sheet: Sheet, host: Host) -> Course:
+def alone(sheet: Sheet, host: Host, given: Given | None = None) -> Course:
     """The course of a run in this process."""
-    return Alone(build_scene(sheet, host), sheet)
+    return Alone(build_scene(sheet, host, given=given), sheet)
 
 
 def lay_out(sheet: Sheet, host: Host, group: Group) -> Course:

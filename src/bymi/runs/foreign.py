@@ -1,7 +1,8 @@
-"""The source of rules, attacks, graphs and tasks that are not bymi's own, as a part of a run's name.
+"""The parts that a spec names, and the source of those that are not bymi's own, as a part of a run's name.
 
-A spec names its parts. What a name of bymi's own stands for is fixed by the version of bymi; what a name that a user added to
-a table stands for is its source, so that a changed rule is not taken for the one that made the results in a run folder.
+A spec names its parts. What a name of bymi's own stands for is fixed by the version of bymi; what "module:Name", the name of
+an entry point or a name that a user added to a table stands for is its source, so that a changed rule is not taken for the one
+that made the results in a run folder.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from types import FunctionType
 from typing import Any
 
 from bymi import aggregation, attacks, datasets, detection, topology
-from bymi.parts import read_shorthand
+from bymi.errors import require
+from bymi.parts import Table, full_name, is_import, read_shorthand
 from bymi.runs.tasks import TASKS
 
 _KNOWN = {"bymi", "torch", "numpy", "networkx", *sys.stdlib_module_names}
@@ -33,35 +35,51 @@ def foreign_source(values: Mapping[str, Any]) -> bytes:
     that are not of bymi, torch, numpy, networkx or Python. What is reached in another way, such as through a module or a file,
     is not seen.
     """
-    texts = {text for entry in _entries(values) for text in _sources(entry)}
+    texts = {text for entry in _entries(values) for text in sources_of(entry)}
     return hashlib.sha256("\0".join(sorted(texts)).encode()).digest() if texts else b""
+
+
+def refuse_imports(values: Any, where: str) -> None:
+    """An InputError if any string in plain values is "module:Name", with or without parameters: that would run its code.
+
+    For specs that may come from anybody, such as a file of sheets or the spec of a run folder. `where`: the key so far.
+    """
+    if isinstance(values, str):
+        allowed = "a name without an import, or --allow-imports, which runs the code of that module"
+        require(not is_import(read_shorthand(values)["name"]), where, values, allowed)
+    elif isinstance(values, (dict, list)):
+        for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+            refuse_imports(value, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
 
 
 def _entries(values: Mapping[str, Any]) -> Iterator[Any]:
     """The classes of all parts of a spec."""
-    named: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
-        (aggregation.RULES, values["warm_up"]["rule"]),
-        (detection.CENTRES, values["detection"]["centre"]),
-        (detection.SCALES, values["detection"]["scale"]),
-        (topology.TOPOLOGIES, values["graph"]),
-        (attacks.ATTACKS, values["attack"]),
-        (TASKS, values["data"]),
-    ]
+    for table, name in _named(values):
+        if name in table:
+            yield table[name]
+
+
+def _named(values: Mapping[str, Any]) -> Iterator[tuple[Table[Any], str]]:
+    """Table and name of each part of a resolved spec."""
+    yield aggregation.RULES, values["warm_up"]["rule"]["name"]
+    for key, table in (("centre", detection.CENTRES), ("scale", detection.SCALES), ("threshold", detection.THRESHOLDS)):
+        if key in values["detection"]:
+            yield table, values["detection"][key]["name"]
+    yield topology.TOPOLOGIES, values["graph"]["name"]
+    yield attacks.ATTACKS, values["attack"]["name"]
+    yield TASKS, values["data"]["name"]
     if isinstance(partition := values["data"].get("partition"), str):
-        named.append((datasets.PARTITIONS, read_shorthand(partition)))
-    for table, part in named:
-        if part["name"] in table:
-            yield table[part["name"]]
+        yield datasets.PARTITIONS, full_name(read_shorthand(partition)["name"], datasets.ALIASES)
 
 
 @cache
-def _sources(entry: Any) -> frozenset[str]:
-    """Source texts of a class that is not bymi's own; read once, for a file may change while its old code runs."""
+def sources_of(entry: Any) -> frozenset[str]:
+    """Source texts of a class or function that is not bymi's own; read once, for a file may change while its old code runs."""
     found: dict[int, str] = {}
     waiting = [entry]
     while waiting:
         thing = waiting.pop()
-        if id(thing) in found or thing.__module__.partition(".")[0] in _KNOWN:
+        if id(thing) in found or (thing.__module__ or "bymi").partition(".")[0] in _KNOWN:
             continue
         found[id(thing)] = text = _text(thing)
         space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}

@@ -251,10 +251,10 @@ class Recorder:
         return Outcome("finished", "all rounds done")
 
     def summary(self, seconds: float, detection_seconds: float = 0.0) -> dict[str, Any]:
-        """All of SUMMARY_KEYS."""
+        """All of SUMMARY_KEYS, and those that the yardstick adds."""
         outcome = self.outcome()
         summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
-        summary.update({key: self._last.get(key) for key in SUMMARY_KEYS if key in self._last})
+        summary.update({key: self._last.get(key) for key in (*SUMMARY_KEYS, *self._yardstick.extra) if key in self._last})
         senders = self._unheard.nonzero().flatten().tolist()
         summary.update(
             outcome=outcome.ending,

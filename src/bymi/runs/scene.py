@@ -21,6 +21,7 @@ from bymi.parts import build_part
 from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
 from bymi.problems import Problem
 from bymi.runs import footprint
+from bymi.runs.foreign import refuse_imports
 from bymi.runs.sheet import LARGEST_SEED, Sheet, make, require_types
 from bymi.runs.tasks import TASKS, Task
 from bymi.runs.yardsticks import Yardstick
@@ -40,17 +41,27 @@ class Scene:
     layout: Layout | None = None  # who holds which nodes; None: this process all of them, and all at once
 
 
-def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = None) -> Scene:
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A caller's objects in place of parts of a sheet, which names them by their content. None: as the sheet says."""
+
+    task: Task | None = None
+    graph: Graph | None = None
+    byzantine: Tensor | None = None  # [M] bool
+
+
+def build_scene(sheet: Sheet, host: Host | None = None, group: Group | None = None, given: Given | None = None) -> Scene:
     """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was.
 
-    In a process of a `group` it is a part of it: only its nodes have data.
+    In a process of a `group` it is a part of it: only its nodes have data. `given`: objects in place of parts of the sheet.
     """
+    given = given or Given()
     host = host or Host()
     footprint.check(sheet, host, 1 if group is None else group.size)
     seed = sheet.seed
     attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
-    task: Task = build_part(TASKS, sheet["data"])
-    byzantine, graph = _roles_and_graph(sheet)
+    task: Task = given.task or build_part(TASKS, sheet["data"])
+    byzantine, graph = _roles_and_graph(sheet, given)
     require(graph.size == sheet["nodes"], "graph", f"{graph.size} nodes", f"nodes = {sheet['nodes']}")
     if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
@@ -82,17 +93,18 @@ def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: Sheet) -> Adver
     return Adversary(byzantine, sent, seed=sheet.seed, **options)
 
 
-def _roles_and_graph(sheet: Sheet) -> tuple[Tensor, Graph]:
-    """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it."""
+def _roles_and_graph(sheet: Sheet, given: Given) -> tuple[Tensor, Graph]:
+    """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it, unless they are given."""
     nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
     count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)
     recipe: topology.Topology = build_part(topology.TOPOLOGIES, sheet["graph"])
-    if how != "random":
-        graph = recipe.draw(nodes, seed=seed)
+    if given.byzantine is None and how != "random":
+        graph = given.graph or recipe.draw(nodes, seed=seed)
         return attacks.place(graph, count, how, seed=seed), graph
-    byzantine = torch.zeros(nodes, dtype=torch.bool)
-    byzantine[stream(seed, "roles").permutation(nodes)[:count]] = True
-    return byzantine, recipe.draw(nodes, seed=seed, must_connect=~byzantine)
+    byzantine = torch.zeros(nodes, dtype=torch.bool) if given.byzantine is None else given.byzantine
+    if given.byzantine is None:
+        byzantine[stream(seed, "roles").permutation(nodes)[:count]] = True
+    return byzantine, given.graph or recipe.draw(nodes, seed=seed, must_connect=~byzantine)
 
 
 def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
@@ -104,6 +116,7 @@ def _plan(sheet: Sheet, identification: int, samples: int) -> Plan:
     parts = {
         "centre": build_part(detection.CENTRES, judging["centre"]),
         "scale": build_part(detection.SCALES, judging["scale"]),
+        "threshold": build_part(detection.THRESHOLDS, judging.get("threshold", {"name": "published"})),
         "panel": None if sheet["panel"] is None else detection.Panel(**sheet["panel"]),
     }
     whole = sheet.method == "drsgd-bymi"
@@ -137,17 +150,20 @@ _TYPES: dict[str, Any] = {
     "byzantine_placement": attacks.Placement,
 }
 _WARM_UP = {**get_type_hints(WarmUp), "steps": int | None, "rule": dict, "step_size": float, "schedule": str}
-_DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict}
+_DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict, "threshold": dict}
 _OPTIMISATION = {**get_type_hints(Optimisation), "step_size": float | Literal["theorem"], "schedule": str}
 
 
-def check_sheet(sheet: Sheet, where: str) -> None:
+def check_sheet(sheet: Sheet, where: str, *, imports: bool = False) -> None:
     """Refuse a sheet that no spec could have written, in one line that begins with `where`: it may come from anywhere.
 
-    Types, bounds and names of all keys; what depends on data or on the graph shows when the run begins.
+    Types, bounds and names of all keys; what depends on data or on the graph shows when the run begins. Unless `imports` are
+    allowed, nothing that it names is imported.
     """
     try:
         require_types(sheet.values, _TYPES)
+        if not imports:
+            refuse_imports(sheet.values, where)
         lowest = {"nodes": 2, "steps": 2, "record_every": 1, "byzantine_start": 0}
         for key, least in lowest.items():
             require(sheet[key] >= least, key, sheet[key], f"{least} or more")
@@ -169,6 +185,6 @@ def check_sheet(sheet: Sheet, where: str) -> None:
         sheet.digest  # noqa: B018 - names the method and its rule, too
         sheet.label  # noqa: B018
     except BymiError as problem:
-        raise InputError(f"{where}: {problem}") from None
+        raise InputError(f"{where}: {str(problem).removeprefix(f'{where}: ')}") from None
     except (LookupError, TypeError, ValueError, AttributeError) as problem:
         raise InputError(f"{where}: {type(problem).__name__} {problem}") from None

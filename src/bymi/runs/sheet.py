@@ -65,7 +65,7 @@ class Sheet:
 
         With a panel BALANCE-hardened-ByMI; without one, but with gradients at the receiver's point, BALANCE-receiver-ByMI.
         """
-        rule = self.values["warm_up"]["rule"]["name"].upper()
+        rule = self.values["warm_up"]["rule"]["name"].rpartition(":")[2].upper()
         receiver = self.values["detection"]["point"] == "receiver"
         whole = "hardened" if self.values["panel"] is not None else "receiver" if receiver else "DRSGD"
         names = {"dsgd": "DSGD", "rule": rule, "published": f"{rule}-DRSGD-ByMI", "drsgd-bymi": f"{rule}-{whole}-ByMI"}

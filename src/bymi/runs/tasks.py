@@ -18,7 +18,7 @@ from bymi import datasets
 from bymi.attacks import Attack, DataAttack
 from bymi.engine.host import Host
 from bymi.errors import InputError, require
-from bymi.parts import Checked, build_part, read_shorthand
+from bymi.parts import Checked, Table, build_part, full_name, read_shorthand
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
 from bymi.problems.linear import draw_samples, linear_start
 from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
@@ -36,6 +36,9 @@ class Task(Checked, ABC):
 
     dtype: ClassVar[torch.dtype]
     """Of the models."""
+
+    kind: ClassVar[type] = object
+    """Of the data, for attacks that rewrite data of one kind."""
 
     identification: int | None
 
@@ -60,6 +63,7 @@ class Linear(Task):
 
     gains: ClassVar[bool] = False
     dtype: ClassVar[torch.dtype] = torch.float64
+    kind: ClassVar[type] = LinearShard
     dim: int = 30
     samples: int = 100
     identification: int | None = None
@@ -108,6 +112,7 @@ class Images(Task):
 
     gains: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float32
+    kind: ClassVar[type] = Shards
     dataset: ClassVar[str]
     samples: int | None = None
     identification: int | None = 200
@@ -123,7 +128,7 @@ class Images(Task):
 
     def _partition(self) -> datasets.Partition:
         part = read_shorthand(self.partition)
-        part["name"] = datasets.ALIASES.get(part["name"], part["name"])
+        part["name"] = full_name(part["name"], datasets.ALIASES)
         require(part["name"] in datasets.PARTITIONS, "partition", part["name"], ", ".join(datasets.PARTITIONS))
         entry: Any = datasets.PARTITIONS[part["name"]]
         known = {field.name: type(field.default) for field in fields(entry)}
@@ -242,8 +247,7 @@ def _read(name: str, folder: Path | None, environment: str | None) -> _Source:
 _read_once = lru_cache(maxsize=2)(_read)  # for many runs in one process
 
 
-TASKS: dict[str, type[Task]] = {"linear": Linear, "mnist": MNIST, "fashion-mnist": FashionMNIST, "digits": Digits}
-TASKS_OF: dict[type, type[Task]] = {LinearShard: Linear, Shards: Images}
-"""Which tasks hold data of a kind that attacks can rewrite."""
+_TASKS: dict[str, type[Task]] = {"linear": Linear, "mnist": MNIST, "fashion-mnist": FashionMNIST, "digits": Digits}
+TASKS: Table[Task] = Table(Task, _TASKS, "bymi.tasks")
 
 ALIASES: dict[str, str] = {"fmnist": "fashion-mnist", "fashion": "fashion-mnist"}

@@ -23,7 +23,12 @@ _NUMBERS = 1 << 23  # in the moments of all shards that a process has at a time
 
 
 class Yardstick(Protocol):
-    """Keys and values for a row of metrics.jsonl. `quick`: to measure takes no longer than a round."""
+    """Keys and values for a row of metrics.jsonl. `quick`: to measure takes no longer than a round.
+
+    `extra`: keys, beyond those that every summary has, whose last values belong into the summary.
+    """
+
+    extra: tuple[str, ...]
 
     @property
     def quick(self) -> bool: ...
@@ -50,6 +55,7 @@ class LinearYardstick:
     """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
 
     quick = True
+    extra: tuple[str, ...] = ()
 
     def __init__(self, problem: LinearProblem, byzantine: Tensor, sums: Tensor | None = None) -> None:
         """`sums` [d, d + 1]: the moments of all honest nodes, where the problem does not have the data of all."""
@@ -132,6 +138,7 @@ class ImageYardstick:
     """
 
     quick = False
+    extra: tuple[str, ...] = ()
     loss: Loss | None = None  # how smooth a network's loss is nobody knows
 
     def __init__(

@@ -1,0 +1,244 @@
+"""`bymi.train`: any torch module, loss, data and graph through the runner of `bymi run`, with its folder and resume."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from bymi import aggregation, attacks, datasets, runs
+from bymi.attacks import Attack
+from bymi.datasets import Partition
+from bymi.engine.host import Host
+from bymi.errors import InputError, is_integer, is_number, require, shown
+from bymi.experiment.spec import read_spec
+from bymi.graph import Graph
+from bymi.parts import Table, part_by_name
+from bymi.problems import Shards
+from bymi.problems.gradients import Loss
+from bymi.runs import store
+from bymi.runs.course import alone
+from bymi.runs.models import load_model
+from bymi.runs.own import Evaluate, OwnTask, digest_of
+from bymi.runs.scene import Given
+from bymi.sparse import GraphLike, as_graph
+
+Arrays = Tensor | np.ndarray[Any, Any]
+Data = Shards | tuple[Arrays, Arrays] | Sequence[tuple[Arrays, Arrays]] | Dataset[Any]
+
+_PROFILES = {"published": "paper"}  # as bymi.identify calls it
+
+
+class Rows(list[dict[str, Any]]):
+    """A table: a list of rows, each a dict from column to value."""
+
+    def to_pandas(self) -> Any:
+        """The table as a pandas.DataFrame; needs pandas."""
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError:
+            raise InputError("to_pandas: needs pandas, which is not installed") from None
+        return pandas.DataFrame(list(self))
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedRun:
+    """What a run left behind."""
+
+    folder: Path
+    """Its run folder: spec, metrics, verdict, summary, trained models, checksums."""
+    summary: dict[str, Any]
+    """How it ended: outcome, loss, evaluation, what was found and lost."""
+    metrics: Rows
+    """A row per recorded round."""
+    verdict: Rows | None
+    """A row per flag of the last detection: who (`receiver`) flagged whom (`sender`), why, at which score; None without one."""
+    model: nn.Module
+    """The trained module: the mean over the core, or over all honest nodes without a detection."""
+
+
+def train(
+    model: nn.Module,
+    loss: Loss,
+    shards: Data,
+    *,
+    graph: GraphLike | str,
+    steps: int,
+    rule: aggregation.Rule | str = "balance:gamma=1.0",
+    profile: str = "hardened",
+    attack: Attack | str | None = None,
+    byzantine: Iterable[int] | Tensor | float = (),
+    evaluate: Evaluate | None = None,
+    out: str | Path = "runs",
+    partition: Partition | str | None = None,
+    nodes: int | None = None,
+    samples: int | None = None,
+    identification: int | None = None,
+    seed: int = 0,
+    host: Host | None = None,
+    **settings: Any,
+) -> TrainedRun:
+    """Train a module on nodes of a graph, some of which may be Byzantine, and return metrics, verdict and the trained module.
+
+    `shards`: (inputs, targets) stacked as [M, n, ...] each, or a list of (inputs, targets) per node, of any sizes, tensors or
+    numpy arrays; or a torch Dataset with a `partition` ("stratified", "dirichlet:dirichlet_alpha=0.5", an instance) and, where
+    the graph does not say, the number of `nodes`; `samples` per node. `graph`: networkx, an adjacency matrix, a Graph, or a
+    topology by name ("erdos-renyi:p=0.5"). `rule`, `attack`: an instance, a name with parameters, or "module:Name".
+    `byzantine`: the attackers by number or as a mask, or their share. `evaluate(module)`: a number, or a dict of numbers, for
+    each row of the metrics. `identification`: samples per node for the published detection. `settings`: any other spec key,
+    such as `warm_up={"batch": 16}`, `optimisation={"step_size": 0.1}` or `record_every=10`. `host`: device and checkpoints.
+
+    Each call has a folder in `out`, named by a digest of its settings and of the content of model, loss, data and graph: the
+    same call reads it, or goes on from its checkpoint if it was interrupted. It computes what `bymi run` computes.
+    """
+    require(isinstance(model, nn.Module), "model", model, "an instance of torch.nn.Module")
+    require(isinstance(out, (str, Path)), "out", out, "the path of a folder")
+    own = None if isinstance(graph, str) else as_graph(graph)
+    count = nodes if own is None else own.size
+    pairs = _pairs(shards, model, partition, count, samples, seed)
+    require(count in (None, len(pairs)), "shards", f"those of {len(pairs)} nodes", f"those of {count} nodes, as the graph has")
+    share, members = _byzantine(byzantine, len(pairs))
+    require(attack is not None or not share, "attack", attack, "an attack by name or an instance, with byzantine nodes")
+    numbers = None if members is None else ",".join(map(str, members.nonzero().flatten().tolist()))
+    content = {"content": digest_of(model, loss, pairs, evaluate), "byzantine": numbers, "identification": identification}
+    values = {
+        "method": "drsgd-bymi",
+        **settings,
+        "profile": _PROFILES.get(profile, profile),
+        "nodes": len(pairs),
+        "byzantine_ratio": share,
+        "steps": steps,
+        "seed": seed,
+        "graph": graph if own is None else {"name": "bymi.runs.own:OwnGraph", "content": _digest_of_graph(own)},
+        "data": {"name": "bymi.runs.own:OwnData", **content},
+        "attack": "silent" if attack is None else _named("attack", attack, attacks.ATTACKS),
+        "warm_up": {"rule": _named("rule", rule, aggregation.RULES), **settings.get("warm_up", {})},
+    }
+    spec = read_spec(values)
+    require(len(spec.methods) == 1, "method", spec.methods, "one method per call")
+    task = OwnTask(**content, model=model, loss=loss, shards=pairs, evaluate=evaluate)  # type: ignore[arg-type]
+    given = Given(task, own, members)
+    sheet = spec.sheet
+    host = replace(host or Host(), keep_models="mean" if host is None or host.keep_models == "none" else host.keep_models)
+    summary = runs.run(sheet, out, None, host, partial(alone, given=given))
+    return _read(store.folder_of(Path(out), sheet), summary, model)
+
+
+def _read(folder: Path, summary: dict[str, Any], model: nn.Module) -> TrainedRun:
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(load_model(folder))
+    path = folder / store.VERDICT
+    verdict = _flags(store.read_json(path)["receivers"]) if path.exists() else None
+    return TrainedRun(folder, summary, Rows(store.read_rows(folder / store.METRICS)), verdict, trained)
+
+
+def _flags(receivers: list[dict[str, Any]]) -> Rows:
+    """A row per flag."""
+    return Rows(
+        {"receiver": one["node"], "sender": sender, "why": why, "score": score, "threshold": one["threshold"]}
+        for one in receivers
+        for sender, why, score in zip(one["neighbours"], one["why"], one["scores"], strict=True)
+        if sender in one["flagged"]
+    )
+
+
+def _named(key: str, part: Any, table: Table[Any]) -> Any:
+    """A part as a spec writes it: a name as it is, an instance by its class and its fields."""
+    if isinstance(part, str):
+        return part
+    part_by_name(key, part, table.kind, table, {})
+    kind = type(part)
+    name = next((name for name, entry in table.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
+    try:
+        known = name in table and table[name] is kind
+    except InputError:
+        known = False
+    require(known, key, part, "an instance of a dataclass at the top level of a module, which can be imported by its name")
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(part) if field.init}
+    for field, value in fields.items():
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        require(plain, f"{key}.{field}", value, "a number, a string, True, False or None")
+    return {"name": name, **fields}
+
+
+def _byzantine(given: Any, nodes: int) -> tuple[float, Tensor | None]:
+    """The share of Byzantine nodes, and which they are [M]; None leaves it to the spec to draw them."""
+    if is_number(given) and not is_integer(given):
+        return float(given), None
+    mask = torch.zeros(nodes, dtype=torch.bool)
+    if isinstance(given, (Tensor, np.ndarray)) and given.dtype in (torch.bool, np.dtype(bool)):
+        require(tuple(given.shape) == (nodes,), "byzantine", given, f"a mask of the {nodes} nodes")
+        mask = torch.as_tensor(given).cpu().clone()
+    else:
+        require(isinstance(given, Iterable), "byzantine", given, "node numbers, a mask of all nodes, or a share such as 0.2")
+        for node in given:
+            node = node.item() if isinstance(node, Tensor) else node
+            require(is_integer(node) and 0 <= node < nodes, "byzantine", node, f"node numbers 0 to {nodes - 1}")
+            mask[int(node)] = True
+    count = int(mask.sum())
+    require(2 * count < nodes, "byzantine", f"{count} of {nodes} nodes", "fewer than half of them")
+    return count / nodes, mask
+
+
+def _pairs(
+    shards: Any, model: nn.Module, partition: Partition | str | None, nodes: int | None, samples: int | None, seed: int
+) -> list[Shards]:
+    """The samples of each node, numbers as the model's parameters have them."""
+    dtype = next((value.dtype for value in model.parameters()), torch.float32)
+    if isinstance(shards, Dataset):
+        require(
+            partition is not None, "partition", partition, f"{', '.join(datasets.PARTITIONS)} or an instance, with a Dataset"
+        )
+        inputs, targets = _samples(shards)
+        require(nodes is not None, "nodes", nodes, "the number of nodes, with a Dataset and the name of a topology")
+        split = cast(Partition, part_by_name("partition", partition, Partition, datasets.PARTITIONS, datasets.ALIASES))
+        rows = split.split(targets, cast(int, nodes), samples=samples, seed=seed)
+        shards = [(inputs[some], targets[some]) for some in rows]
+    else:
+        require(partition is None, "partition", partition, "with a torch Dataset only")
+    if isinstance(shards, tuple) and len(shards) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in shards):
+        first, second = len(shards[0]), len(shards[1])
+        require(first == second, "shards", f"inputs of {first} nodes, targets of {second}", "as many of both")
+        shards = list(zip(*shards, strict=True))
+    allowed = "(inputs, targets) of all nodes, a list of (inputs, targets) per node, or a torch Dataset"
+    require(isinstance(shards, (list, tuple)) and len(shards) > 0, "shards", shards, allowed)
+    return [_pair(node, pair, dtype) for node, pair in enumerate(shards)]
+
+
+def _pair(node: int, pair: Any, dtype: torch.dtype) -> Shards:
+    fits = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in pair)
+    require(fits, f"shards[{node}]", pair, "(inputs, targets), tensors or numpy arrays with a row per sample")
+    parts = [part.detach() if isinstance(part, Tensor) else torch.from_numpy(np.ascontiguousarray(part)) for part in pair]
+    return Shards(*(part.to(dtype) if part.is_floating_point() else part for part in parts))
+
+
+def _samples(dataset: Any) -> tuple[Tensor, Tensor]:
+    """Inputs [N, ...] and targets [N, ...] of a Dataset with a length."""
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    require(hasattr(dataset, "__len__"), "shards", dataset, "a Dataset with a length")
+    try:
+        rows = [dataset[index] for index in range(len(dataset))]
+        inputs, targets = (torch.stack([torch.as_tensor(row[part]) for row in rows]) for part in (0, 1))
+    except (TypeError, ValueError, RuntimeError, IndexError) as problem:
+        raise InputError(
+            f"shards: got a Dataset, allowed: one of (input, target) pairs of one shape ({shown(problem)})"
+        ) from None
+    return inputs, targets
+
+
+def _digest_of_graph(graph: Graph) -> str:
+    """A digest of arcs and weights, whatever form the graph has."""
+    arcs = graph.hears
+    senders = graph.look(torch.arange(graph.size, device=arcs.device)).expand_as(arcs)
+    return digest_of(arcs.nonzero()[:, 0], senders[arcs], graph.weight[arcs], graph.self_weight)
