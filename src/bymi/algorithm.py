@@ -68,6 +68,7 @@ def _rounds(problem: Problem, network: Network, plan: Plan, forge: Forge, state:
         for snapshot in optimise(problem, network, plan, here.theta, forge, steps=left, tracker=tracker, settled=settled):
             if here.trail is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
+                assert snapshot.inbox is not None
                 here.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
             here = _after(snapshot, here, network, plan)
             yield replace(snapshot, state=here, stopped=here.stopped)
@@ -146,5 +147,6 @@ def _shorten(plan: Plan, snapshot: Snapshot) -> tuple[Tensor, Tensor]:
     if snapshot.share is not None and snapshot.blown is not None:
         return snapshot.share, snapshot.blown
     factor = None if plan.watch is None else plan.watch.fuse
+    assert snapshot.inbox is not None
     share, blown = shorten(snapshot.inbox, factor or _FUSE)
     return share, blown if factor is not None else torch.zeros_like(blown)

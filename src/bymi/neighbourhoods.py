@@ -126,11 +126,13 @@ def of_sets(rows: Rows, index: Tensor, valid: Tensor, need: Need) -> Neighbourho
 
 def over_rows(found: Iterable[tuple[Neighbourhoods, Tensor]], shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Weights of neighbourhoods [b, n], which together have all receivers, as weights of rows [B, R]."""
-    output = torch.zeros(shape, dtype=torch.float64, device=device)
+    output: Tensor | None = None
     for hood, weights in found:
         if hood.index is None:
             return weights
+        output = torch.zeros(shape, dtype=torch.float64, device=device) if output is None else output
         output[hood.receivers] = output[hood.receivers].scatter_add(1, hood.index, weights)
+    assert output is not None  # there is always a receiver
     return output
 
 

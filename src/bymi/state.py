@@ -55,13 +55,30 @@ class State:
 
 
 @dataclass(frozen=True, eq=False)
+class RoundCounts:
+    """What became of the messages of a round, on the arcs of a graph [M, P]."""
+
+    unheard: Tensor | None  # bool: not usable; None: all were
+    far_out: Tensor | None  # bool: far beyond all others; None where nobody looked
+
+    @staticmethod
+    def of(inbox: Inbox, blown: Tensor | None, size: int) -> RoundCounts:
+        """From an inbox of nodes of a graph of so many, and messages far beyond all others at its places [B, P]."""
+        unheard = None if inbox.complete else inbox.by_sender(inbox.unheard, size)
+        return RoundCounts(unheard, None if blown is None else inbox.by_sender(blown, size))
+
+
+@dataclass(frozen=True, eq=False)
 class Snapshot:
-    """One round: where it ended, with what was heard in it. `verdict` and `network` come with a detection."""
+    """One round: where it ended, with what was heard in it. `verdict` and `network` come with a detection.
+
+    A round that was put together from ranks has `counts` in place of an inbox.
+    """
 
     step: int
     phase: str
     theta: Tensor  # [B, D]
-    inbox: Inbox
+    inbox: Inbox | None
     capped: Tensor | None = None  # [B] bool: local steps cut to the cap
     floored: Tensor | None = None  # [B] bool: tracker entries raised to the floor
     share: Tensor | None = None  # [B, J] what the fuse left of each message
@@ -72,6 +89,7 @@ class Snapshot:
     settled: bool = False
     stopped: bool = False  # the run ends here, before its last round
     state: State | None = None  # to go on from here
+    counts: RoundCounts | None = None
 
 
-__all__ = ["Snapshot", "State"]
+__all__ = ["RoundCounts", "Snapshot", "State"]

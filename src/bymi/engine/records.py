@@ -10,15 +10,12 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from bymi.dense_inbox import DenseInbox
 from bymi.detection import Verdict
 from bymi.engine.distributed import Spread
 from bymi.engine.wires import Wires
-from bymi.inbox import Inbox
-from bymi.list_inbox import ListInbox
 from bymi.network import LocalNetwork, Observable
 from bymi.plan import Plan
-from bymi.state import Snapshot, State
+from bymi.state import RoundCounts, Snapshot, State
 from bymi.vectors import norms
 
 _LOOK_EVERY = 16  # rounds, where a look costs time
@@ -106,9 +103,11 @@ def _brief(parts: list[Snapshot], wires: Wires, wants: bool) -> tuple[Tensor, Te
     columns: list[Tensor] = []
     for part in parts:
         lengths = norms(part.theta)[:, None].contiguous().view(torch.uint8)
-        words = [part.inbox.by_sender(part.inbox.unheard, size)]
+        assert part.inbox is not None
+        counts = RoundCounts.of(part.inbox, part.blown, size)
+        words = [torch.zeros_like(lengths[:, :1]).expand(-1, width) if counts.unheard is None else counts.unheard]
         words += [mask[:, None] for mask in (part.capped, part.floored) if mask is not None]
-        words += [part.inbox.by_sender(part.blown, size)] if part.blown is not None else []
+        words += [counts.far_out] if counts.far_out is not None else []
         words.append(torch.full_like(lengths[:, :1], wants))
         columns.append(torch.cat([lengths, *(word.to(torch.uint8) for word in words)], 1))
     whole = wires.gather(columns, "records")
@@ -122,17 +121,7 @@ def _brief(parts: list[Snapshot], wires: Wires, wants: bool) -> tuple[Tensor, Te
 
 
 def _assemble(parts: list[Snapshot], wires: Wires, theta: Tensor, flags: dict[str, Tensor]) -> Snapshot:
-    first, whole, nothing = parts[0], wires.whole, theta[:, :0]
-    kind: Callable[..., Inbox] = DenseInbox if whole.lists is None else partial(ListInbox, lists=whole.lists)
-    inbox = kind(
-        own=nothing,
-        messages=nothing,
-        expected=whole.hears,
-        heard=whole.hears & ~flags["unheard"],
-        weight=wires.weight,
-        self_weight=wires.self_weight,
-        own_at=torch.full_like(wires.everybody, -1),
-    )
+    first = parts[0]
     verdict, network = None, None
     if first.verdict is not None:
         verdict = _verdict([part.verdict for part in parts if part.verdict is not None], wires)
@@ -142,13 +131,13 @@ def _assemble(parts: list[Snapshot], wires: Wires, theta: Tensor, flags: dict[st
         first.step,
         first.phase,
         theta,
-        inbox,
+        None,
         flags.get("capped"),
         flags.get("floored"),
-        blown=flags.get("blown"),
         verdict=verdict,
         network=network,
         stopped=first.stopped,
+        counts=RoundCounts(flags["unheard"], flags.get("blown")),
     )
 
 

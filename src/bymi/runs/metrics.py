@@ -17,6 +17,7 @@ from bymi.runs.averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
 from bymi.runs.theory import Look, spaced, theory_of
 from bymi.runs.yardsticks import Yardstick, number
+from bymi.state import RoundCounts
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
@@ -150,16 +151,19 @@ class Recorder:
 
     def see(self, snapshot: Snapshot, models: Models | None = None) -> dict[str, Any] | None:
         """Take in one round; a row for metrics.jsonl if it is recorded, else None. `models`: where the snapshot lacks them."""
-        if not snapshot.inbox.complete:
-            unheard = snapshot.inbox.by_sender(snapshot.inbox.unheard, self._graph.size)
-            self._unheard += self._graph.count(unheard & ~self._byzantine[:, None])
+        counts = snapshot.counts
+        if counts is None:
+            assert snapshot.inbox is not None
+            counts = RoundCounts.of(snapshot.inbox, snapshot.blown, self._graph.size)
+        if counts.unheard is not None:
+            self._unheard += self._graph.count(counts.unheard & ~self._byzantine[:, None])
         if snapshot.capped is not None and snapshot.floored is not None:
             self._local_steps += 1
             self._capped += snapshot.capped
             self._floored += snapshot.floored
-        if snapshot.blown is not None:
+        if counts.far_out is not None:
             self._fuse_rounds += 1
-            self._fused += (snapshot.inbox.by_sender(snapshot.blown, self._graph.size) & self._honest_arcs).sum()
+            self._fused += (counts.far_out & self._honest_arcs).sum()
         if snapshot.verdict is not None:
             pruned = getattr(snapshot.network, "graph", None)
             if not isinstance(pruned, Graph):
