@@ -48,13 +48,14 @@ class Outgoing:
 
     A row of NaN in `sent` stands for no message, or for one of the wrong shape. `variants` gives the further messages of a
     network that was built with some, all of them or those whose numbers [K] it is called with. Every process of a network gives
-    `sent`, or none does; the same holds for `variants`.
+    `sent`, or none does; the same holds for `variants` and `known`.
     """
 
     own: Tensor  # [B, D] what they hold
     sent: Tensor | None = None  # [B, D] what is on the wire; None: what they hold
     same: Tensor | None = None  # [B] bool: nodes that send what they hold; None: all
     variants: Callable[[Tensor | None], Messages] | None = None
+    known: Tensor | None = None  # [M, D] what all nodes send, where every process knows it: then nothing has to travel
 
     @staticmethod
     def of(given: Tensor | Outgoing) -> Outgoing:
@@ -147,7 +148,7 @@ class Observable(Network, Protocol):
         ...
 
     def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
-        """Rows of the nodes held here [B, ...] of what `work` makes of the rows of all nodes [M, ...] and their numbers [M].
+        """What `work` makes of the rows of all nodes [M, ...] and their numbers [M]: again one row per node, [M, ...].
 
         It is called once per process, however many shards that holds.
         """
@@ -182,7 +183,7 @@ def settled(
     def limit(weights: Tensor, nodes: Tensor) -> Tensor:
         return graph.tracker_limit(weights[:, :-1], weights[:, -1])
 
-    return network.on_all(torch.cat([used.weight, used.own[:, None]], 1), limit, "premix")
+    return network.on_all(torch.cat([used.weight, used.own[:, None]], 1), limit, "premix")[network.nodes]
 
 
 @dataclass(frozen=True, eq=False)

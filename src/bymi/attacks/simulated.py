@@ -100,7 +100,8 @@ class SimulatedAdversary:
         network, adversary, name = self.network, self.adversary, topic.stream_name()
         if network.variants is not None and adversary.differs(topic):
             held = network.gather(own, name)
-            return Outgoing(own, variants=partial(adversary.show, held, network.variants, network.graph, topic, step))
+            show = partial(adversary.show, held, network.variants, network.graph, topic, step)
+            return Outgoing(own, variants=show, known=held)
         if not adversary.lies(topic, step):
             return Outgoing(own)
         if network.whole_here or adversary.sees == "nothing":
@@ -113,7 +114,8 @@ class SimulatedAdversary:
         def work(held: Tensor, nodes: Tensor) -> Tensor:
             return put_on_wire(held, adversary.tamper(held, nodes, topic, step))[0]
 
-        return Outgoing(own, *put_on_wire(own, network.on_all(own, work, name)))
+        known = network.on_all(own, work, name)
+        return Outgoing(own, *put_on_wire(own, known[network.nodes]), known=known)
 
     def _received(self, before: Received | None, step: int, vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor:
         vectors = vectors if before is None else before(vectors, nodes, asker, topic)
@@ -142,7 +144,7 @@ class Deviation:
         if adversary.sees == "mean":
             mean = mean_of_others(network, adversary, vectors, name)
             return vectors if mean is None else adversary.gradients_about(vectors, nodes, topic, step, mean)
-        return network.on_all(vectors, lambda held, everybody: adversary.gradients(held, everybody, topic, step), name)
+        return network.on_all(vectors, lambda held, everybody: adversary.gradients(held, everybody, topic, step), name)[nodes]
 
 
 def mean_of_others(network: Observable, adversary: Adversary, vectors: Tensor, name: str) -> Tensor | None:

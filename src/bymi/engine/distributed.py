@@ -142,11 +142,10 @@ class ShardNetwork:
         self.finish()
 
         def act(parts: list[Tensor]) -> list[Tensor]:
-            found = work(self.wires.gather(parts, what), self.wires.everybody)
-            return [found[nodes] for nodes in self.wires.nodes]
+            return [work(self.wires.gather(parts, what), self.wires.everybody)] * len(parts)
 
-        here: Tensor = self.meet(rows, act)
-        return here
+        found: Tensor = self.meet(rows, act)
+        return found
 
     def _over(self, flagged: Tensor, make: Callable[[Tensor], Wires]) -> ShardNetwork:
         self.finish()

@@ -163,7 +163,11 @@ class Wires:
 
     def _topic(self, parts: list[Outgoing], topic: Topic, *, split: bool) -> list[Inbox]:
         ears = self._split_ears if split else self._ears
-        rows = self.needed.carry(torch.cat([part.messages for part in parts]), topic.stream_name())
+        known = parts[0].known
+        if known is None:
+            rows = self.needed.carry(torch.cat([part.messages for part in parts]), topic.stream_name())
+        else:
+            rows = [known.index_select(0, ear.columns) for ear in self._ears]
         heard: Sequence[Messages] = rows
         if split:
             heard = [self._with_variants(*each) for each in zip(ears, self._ears, parts, rows, strict=True)]
