@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bymi import Detector, InputError, LocalNetwork, Panel, Plan, Snapshot, simulate
+from bymi import Detector, InputError, Panel, Plan, SimulatedAdversary, Snapshot, simulate
 from bymi.experiment import load
 from bymi.problems import split_samples
 from bymi.runs.scene import Scene, build_scene
@@ -39,7 +39,7 @@ def test_flags_add_up_and_arcs_stay_cut(kind: str) -> None:
     before = torch.zeros_like(scene.graph.hears)
     for number, one in enumerate(detections):
         assert one.verdict is not None
-        assert isinstance(one.network, LocalNetwork)
+        assert isinstance(one.network, SimulatedAdversary)
         flagged = one.verdict.flagged
         assert bool((flagged >= before).all())
         # Whom a node has cut it does not hear: no score, and the word for an earlier flag.
