@@ -19,7 +19,14 @@ from bymi.errors import BymiError, InputError, is_integer, is_number, require
 Entry = TypeVar("Entry")
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
-_WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+_WORDS = {
+    ("ge",): "{ge} or more",
+    ("gt",): "above {gt}",
+    ("ge", "le"): "{ge} to {le}",
+    ("ge", "lt"): "{ge} up to, not including, {lt}",
+    ("gt", "le"): "above {gt}, up to {le}",
+    ("gt", "lt"): "strictly between {gt} and {lt}",
+}
 
 _IMPORTED = re.compile(r"\s*([A-Za-z_][\w.]*:[A-Z_]\w*)\s*")  # module:Name
 
@@ -133,7 +140,10 @@ def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]]
 
 
 def bounded(default: Any = dataclasses.MISSING, **bounds: float) -> Any:
-    """A field of a dataclass with bounds on its numbers (ge, gt, le, lt), which `check_fields` enforces and specs derive."""
+    """A field of a dataclass with bounds on its numbers, a lower one (ge or gt) and maybe an upper one (le or lt).
+
+    `check_fields` enforces them, and the keys of a spec are derived with them.
+    """
     return dataclasses.field(default=default, metadata=bounds)
 
 
@@ -150,7 +160,7 @@ def check_fields(part: Any) -> None:
         value = getattr(part, field.name)
         if field.metadata and value is not None and not isinstance(value, str):
             within = all(_COMPARE[name](value, bound) for name, bound in field.metadata.items())
-            require(within, field.name, value, ", ".join(f"{_WORDS[name]} {bound}" for name, bound in field.metadata.items()))
+            require(within, field.name, value, _WORDS[tuple(field.metadata)].format(**field.metadata))
 
 
 class Checked:

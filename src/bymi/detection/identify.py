@@ -15,7 +15,7 @@ from bymi.detection.reasons import reason
 from bymi.detection.scale import Identity, Scale
 from bymi.detection.tables import CENTRES, SCALES, THRESHOLDS
 from bymi.detection.threshold import PublishedThreshold, Threshold
-from bymi.errors import require
+from bymi.errors import is_integer, require
 from bymi.inbox import Inbox
 from bymi.parts import bounded, check_fields, part_by_name
 
@@ -59,6 +59,8 @@ class Detector:
         object.__setattr__(self, "centre", part_by_name("centre", self.centre, Centre, CENTRES, ALIASES))
         object.__setattr__(self, "scale", part_by_name("scale", self.scale, Scale, SCALES, {}))
         object.__setattr__(self, "threshold", part_by_name("threshold", self.threshold, Threshold, THRESHOLDS, {}))
+        require(is_integer(self.offset) and self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
+        object.__setattr__(self, "offset", int(self.offset))
         check_fields(self)
         if self.cross_fit:
             require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")

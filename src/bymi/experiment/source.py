@@ -10,12 +10,13 @@ from bymi import files
 from bymi.errors import InputError, require
 from bymi.experiment.profiles import over
 from bymi.experiment.recipes import RECIPES
-from bymi.experiment.spec import Spec, read_spec
+from bymi.experiment.spec import Spec, default_values, read_spec
 from bymi.parts import read_shorthand, read_value
 from bymi.runs import store
 from bymi.runs.foreign import refuse_imports
 
 _SPEC_LIMIT = files.MEBIBYTE
+_DEFAULT = "scenario-a"
 
 
 def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None, *, imports: bool = False) -> Spec:
@@ -27,7 +28,7 @@ def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = N
     require(source is None or isinstance(source, str), "source", source, "the name of a recipe or file, or None")
     words = isinstance(overrides, (list, tuple)) and all(isinstance(word, str) for word in overrides)
     require(words, "overrides", overrides, 'a list of strings such as "nodes=50"')
-    values = _base(source or "scenario-a", imports)
+    values = _base(source or _DEFAULT, imports)
     given = [_read(override) for override in overrides]
     for key, value in given:  # a profile first: the other keys are set beside it
         if key == "profile":
@@ -51,6 +52,9 @@ def _read(override: str) -> tuple[str, Any]:
 
 
 def _base(source: str, imports: bool) -> dict[str, Any]:
+    """The values of a recipe or a file, the latter over the defaults. They are not checked yet: `load` does it once."""
+    if source == _DEFAULT:
+        return default_values()
     if source in RECIPES:
         return RECIPES[source]().model_dump(mode="json")
     path = Path(source)
@@ -63,7 +67,7 @@ def _base(source: str, imports: bool) -> dict[str, Any]:
         raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from None
     if not isinstance(given, dict):
         raise InputError(f"{path}: expected a table of keys, got {type(given).__name__}")
-    base = Spec().model_dump(mode="json")
+    base = default_values()
     if not imports and (path.parent / store.SUMS).exists():
         refuse_imports(given, str(path))
     return _merge(over(base, str(given["profile"])) if "profile" in given else base, given)
@@ -74,6 +78,7 @@ def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in given.items():
         old = merged.get(key)
+        old = read_shorthand(old) if isinstance(old, str) and isinstance(value, dict) else old
         if isinstance(old, dict) and isinstance(value, dict) and "name" not in value:
             value = _merge(old, value)
         merged[key] = value

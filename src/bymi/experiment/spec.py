@@ -10,7 +10,7 @@ from bymi import aggregation, attacks, detection, plan, topology
 from bymi.errors import InputError
 from bymi.experiment.component import Part, PartOf
 from bymi.experiment.mistakes import first_mistake
-from bymi.experiment.profiles import Profile, published, under
+from bymi.experiment.profiles import Profile, over, published, under
 from bymi.experiment.sections import Off, Section, derived
 from bymi.runs import tasks
 from bymi.runs.sheet import LARGEST_SEED, Sheet
@@ -223,6 +223,13 @@ class Spec(Section):
 
 
 _DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detection().threshold}
+
+
+def default_values() -> dict[str, Any]:
+    """The values of `Spec()`, parts as one would write them, for whoever sets some of them before they are checked."""
+    defaults = {name: field.default for name, field in Spec.model_fields.items()}
+    plain = {name: value.model_dump(mode="json") if isinstance(value, Section) else value for name, value in defaults.items()}
+    return over(plain, str(plain["profile"]))
 
 
 def read_spec(values: dict[str, Any]) -> Spec:
