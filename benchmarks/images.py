@@ -26,13 +26,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from bymi import BALANCE, IOS, UBAR, Detector, ErdosRenyi, LocalNetwork, Optimisation, Plan, Round, StepSize, WarmUp  # noqa: E402
-from bymi.detection import Panel, Record, Trail, Watch  # noqa: E402
-from bymi.phases import NoForge, detect, judge  # noqa: E402
+from bymi.core.streams import stream  # noqa: E402
+from bymi.core.topic import PARAMETERS  # noqa: E402
+from bymi.detection import Panel, Suspensions, UpdateHistory, Watch  # noqa: E402
 from bymi.problems import ModuleProblem, Shards, lenet, split_samples  # noqa: E402
+from bymi.runs.run_folder import environment  # noqa: E402
 from bymi.runs.simulate import simulate  # noqa: E402
-from bymi.runs.store import environment  # noqa: E402
-from bymi.streams import stream  # noqa: E402
-from bymi.topic import PARAMETERS  # noqa: E402
+from bymi.training.phases import FollowsProtocol, detect_hardened, detect_published  # noqa: E402
 
 Row = dict[str, Any]
 SAMPLES, BATCH = 400, 32
@@ -171,7 +171,9 @@ def on_gpu(stage: Stage, network: LocalNetwork) -> Iterator[Row]:
     torch.cuda.reset_peak_memory_stats()
     yield {
         "what": "receiver-point detection",
-        "seconds": seconds(lambda: detect(stage.problem, network, plan, split, stage.theta, NoForge()), "cuda", 3, warm=1),
+        "seconds": seconds(
+            lambda: detect_published(stage.problem, network, plan, split, stage.theta, FollowsProtocol()), "cuda", 3, warm=1
+        ),
         "limit": 3.0,
         "peak_gigabytes": torch.cuda.max_memory_allocated() / 1e9,
     }
@@ -197,8 +199,10 @@ def looks(device: str) -> Iterator[Row]:
         stage = Stage(100, device, batch=16, gradients=way)
 
         def look(stage: Stage = stage) -> None:
-            record = Record.blank(network.arcs, plan.watch.longest)  # type: ignore[union-attr]
-            judge(stage.problem, network, plan, stage.theta, NoForge(), step=30, trail=Trail(), record=record)
+            record = Suspensions.blank(network.arcs, plan.watch.longest)  # type: ignore[union-attr]
+            detect_hardened(
+                stage.problem, network, plan, stage.theta, FollowsProtocol(), step=30, trail=UpdateHistory(), record=record
+            )
 
         used[way] = seconds(look, device, 1, warm=0), seconds(stage.gradient, device, 10)
     for at, what in enumerate(("hardened detection, m = 100, 40 samples", "gradients alone, m = 100, batch 16")):

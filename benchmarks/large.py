@@ -22,7 +22,7 @@ from rich.console import Console
 from bymi.experiment import load
 from bymi.report.tables import plain_table
 from bymi.runs import run
-from bymi.runs.store import environment, read_rows
+from bymi.runs.run_folder import environment, read_rows
 
 Row = dict[str, Any]
 SHAPE = ["graph=regular:degree=20", "data.dim=100", "data.samples=100", "attack=sign-flip", "record_every=10"]

@@ -20,14 +20,14 @@ from typing import Any
 
 from rich.console import Console
 
-from bymi.engine.host import Host
-from bymi.engine.launch import ranks
+from bymi.core.allocator import keep_memory
+from bymi.distributed.host import Host
+from bymi.distributed.launch import ranks
 from bymi.experiment import load
-from bymi.memory import keep_memory
 from bymi.report.tables import plain_table
 from bymi.runs import run
-from bymi.runs.ranks import run_together
-from bymi.runs.store import environment
+from bymi.runs.run_folder import environment
+from bymi.runs.run_on_ranks import run_together
 
 Row = dict[str, Any]
 LISTS = ["graph=regular:degree=20"]

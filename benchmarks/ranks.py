@@ -30,18 +30,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bymi.engine.group import Group
-from bymi.engine.host import Host
-from bymi.engine.launch import ranks
+from bymi.core.allocator import keep_memory
+from bymi.core.linalg import norms
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
+from bymi.distributed.launch import ranks
 from bymi.experiment import load
-from bymi.memory import keep_memory
 from bymi.report.tables import plain_table
 from bymi.runs import run_all
-from bymi.runs.course import alone, lay_out
-from bymi.runs.ranks import run_together
-from bymi.runs.scene import build_scene
-from bymi.runs.store import environment
-from bymi.vectors import norms
+from bymi.runs.engine_choice import alone, lay_out
+from bymi.runs.run_folder import environment
+from bymi.runs.run_on_ranks import run_together
+from bymi.runs.run_setup import set_up_run
 
 Row = dict[str, Any]
 OUT = Path(__file__).parent / "results" / "ranks.json"
@@ -142,7 +142,7 @@ class Look:
         self._group, self._gradients = group, {}
         for recipe, nodes, dim in (("mnist", 50, 61706), ("linear", 150, 2000)):
             name, keys = keys_of(recipe, nodes, dim)
-            scene = build_scene(load(name, keys).sheet, Host(device="cpu", threads=1))
+            scene = set_up_run(load(name, keys).sheet, Host(device="cpu", threads=1))
             batch = scene.plan.warm_up.batch
             everybody, chosen = torch.arange(nodes), torch.randint(0, scene.problem.samples, (nodes, batch))
             # At points of their own: at a common one several are worked out together.

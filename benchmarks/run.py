@@ -22,12 +22,12 @@ import torch
 from rich.console import Console
 
 from bymi import BALANCE, IOS, Detector, ErdosRenyi, Inbox, LocalNetwork, Round
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF
 from bymi.detection import identify_neighbours
 from bymi.experiment import load, run
 from bymi.report.tables import plain_table
-from bymi.runs.store import environment
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, PARAMETERS, SECOND_HALF
+from bymi.runs.run_folder import environment
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))

@@ -8,7 +8,7 @@ import networkx as nx
 from torch import Tensor
 
 from bymi import Graph
-from bymi.topology import Topology
+from bymi.core.topology import Topology
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from bymi.core.streams import stream
 from bymi.datasets import Partition
-from bymi.streams import stream
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from bymi import Filtering, Inbox, LocalNetwork
-from bymi.detection import ClaimMakers, Claims, Detector, Panel, Trail, Verdict, Watch, sit
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, SECOND_HALF
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, SECOND_HALF
+from bymi.detection import Detector, HalfGradientMakers, HalfGradients, Panel, UpdateHistory, Verdict, Watch, judge_neighbours
 
 
-def claims_of(inboxes: tuple[Inbox, ...], deeds: Tensor | None = None) -> Claims:
+def claims_of(inboxes: tuple[Inbox, ...], deeds: Tensor | None = None) -> HalfGradients:
     first, second = inboxes
-    return first.paired(second, ClaimMakers(deeds))
+    return first.paired(second, HalfGradientMakers(deeds))
 
 
 def verdict_of(
@@ -21,9 +21,9 @@ def verdict_of(
     receivers: Tensor,
     first: Tensor,
     second: Tensor,
-    trail: Trail | None,
+    trail: UpdateHistory | None,
     *,
-    serving: Tensor | None = None,
+    suspended: Tensor | None = None,
     probed: tuple[Tensor, Tensor] | None = None,
     panel: Panel | None = None,
 ) -> Verdict:
@@ -32,8 +32,10 @@ def verdict_of(
     there = None
     if probed is not None:
         there = claims_of(network.exchange(0, dict(zip((FIRST_HALF, SECOND_HALF), probed, strict=True))))
-    serving = torch.zeros_like(network.arcs) if serving is None else serving
-    return sit(receivers, network.arcs, network.nodes, claims_of(inboxes), there, trail, serving, detector, Watch())
+    suspended = torch.zeros_like(network.arcs) if suspended is None else suspended
+    return judge_neighbours(
+        receivers, network.arcs, network.nodes, claims_of(inboxes), there, trail, suspended, detector, Watch()
+    )
 
 
 def halves_of(size: int, dim: int = 6) -> tuple[Tensor, Tensor]:

@@ -9,9 +9,9 @@ import torch
 
 from bymi import Snapshot, State, simulate
 from bymi.experiment import load
-from bymi.runs.packing import Frame
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import local_network
+from bymi.runs.state_schema import StateShape
 
 SMALL = ("nodes=16", "steps=40", "data.dim=4", "data.samples=40")
 WATCHED = ("method=drsgd-bymi", "watch.every=10", "warm_up.steps=6")
@@ -31,13 +31,13 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 
 @cache
-def scene_of(name: str) -> Scene:
-    return build_scene(load(None, [*SMALL, *RUNS[name]]).sheet)
+def scene_of(name: str) -> RunSetup:
+    return set_up_run(load(None, [*SMALL, *RUNS[name]]).sheet)
 
 
-def frame_of(name: str) -> Frame:
+def frame_of(name: str) -> StateShape:
     scene = scene_of(name)
-    return Frame.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
+    return StateShape.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
 
 
 def rounds_of(name: str, state: State | None = None) -> Iterator[Snapshot]:

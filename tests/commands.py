@@ -17,7 +17,7 @@ import networkx as nx
 from bymi.cli import main
 from bymi.experiment import load
 from bymi.experiment.spec import Spec
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 TINY = ("profile=paper", "nodes=20", "steps=40", "data.dim=5", "data.samples=40")
 """A spec that runs in a tenth of a second. With the published detection one honest node flags all of its neighbours."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bymi.streams import stream
+from bymi.core.streams import stream
 
 
 def idx_bytes(tensor: Tensor) -> bytes:

@@ -17,7 +17,8 @@ from torch.func import grad, vjp, vmap
 from torch.nn import functional as nnf
 from torch.nn import grad as nn_grad
 
-from bymi.problems import fused, kernels
+from bymi.problems import triton_kernels as kernels
+from bymi.problems import triton_ops as fused
 
 # models, samples, channels, height, width, outputs, kernel, padding
 CASES: list[tuple[int, int, int, int, int, int, tuple[int, int], tuple[int, int]]] = [

@@ -35,13 +35,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bymi.cli
 import bymi.experiment
 import bymi.report.figures
-from bymi import sparse
-from bymi.engine.group import Group
-from bymi.engine.host import Host, one_thread
-from bymi.engine.launch import ranks
-from bymi.errors import BymiError
-from bymi.runs import read_sheets, tensorfile
-from bymi.runs.ranks import run_apart, run_together
+from bymi.core import list_graph as sparse
+from bymi.core.errors import BymiError
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host, one_thread
+from bymi.distributed.launch import ranks
+from bymi.runs import read_sheets
+from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.run_on_ranks import run_apart, run_together
 from tests.golden.record import play
 from tests.golden.table import RUNS
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox
-from bymi.network import Answer, Outgoing, Received
-from bymi.staying import Replies
-from bymi.topic import Topic
+from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.network import Answer, Outgoing, Received
+from bymi.core.topic import Topic
 
 Queues = dict[tuple[int, int], SimpleQueue[Any]]
 """By sender and receiver."""
@@ -85,7 +85,7 @@ class QueueNetwork:
         who: Tensor,
         received: Received | None = None,
         deeds: tuple[Tensor, Tensor] | None = None,
-    ) -> Iterator[Replies]:
+    ) -> Iterator[NeighbourhoodReply]:
         for sender in self._senders:
             self.queues[self.node, sender].put(points[0] if bool(who[0]) else None)
         asked = {asker: self.queues[asker, self.node].get() for asker in self._receivers}
@@ -115,7 +115,7 @@ class QueueNetwork:
                 heard[topic] = rows[-1:], list(rows[:-1])
             return self._inboxes(heard)
 
-        return iter([Replies(0, columns, points[0], read)])
+        return iter([NeighbourhoodReply(0, columns, points[0], read)])
 
     def agree(self, flag: bool) -> bool:
         return all(self._to_all(flag))

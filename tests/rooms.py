@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bymi import Filtering
+from bymi.core.linalg import VectorStack
 from bymi.detection import Panel
 from bymi.detection.evidence import Evidence
 from bymi.detection.panel import Findings, hear
 from bymi.detection.reasons import REASONS
-from bymi.vectors import Rows
 
 Vector = NDArray[np.float64]
 LEVEL = 0.2
@@ -36,7 +36,7 @@ class Hall:
     @property
     def origin(self) -> Vector:
         """Where the library counts lengths from."""
-        return Rows(torch.from_numpy(self.first)).origin.numpy()
+        return VectorStack(torch.from_numpy(self.first)).origin.numpy()
 
     def chosen(self, rows: Sequence[int]) -> Hall:
         return Hall(self.first[list(rows)], self.second[list(rows)])

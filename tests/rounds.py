@@ -12,11 +12,11 @@ from torch import Tensor
 
 from bymi import Graph, Inbox, LocalNetwork
 from bymi.attacks.message import Sent, put_on_wire
-from bymi.inbox import Losses
-from bymi.network import Answer, Outgoing
-from bymi.staying import Replies
-from bymi.topic import Topic
-from tests.reference.scenes import Scene
+from bymi.core.inbox import Losses
+from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.network import Answer, Outgoing
+from bymi.core.topic import Topic
+from tests.reference.scenes import RunSetup
 
 
 def quadratic(targets: Tensor) -> Losses:
@@ -34,7 +34,7 @@ def unusable(like: Tensor) -> list[Tensor | None]:
     return [None, torch.full_like(like, torch.nan), torch.full_like(like, 1e30), like[:-1], torch.full_like(like, torch.inf)]
 
 
-def sent_in(scene: Scene, vectors: Tensor) -> dict[int, Tensor | None]:
+def sent_in(scene: RunSetup, vectors: Tensor) -> dict[int, Tensor | None]:
     """What the senders whose messages get lost put on the wire: each loses its own in another way."""
     ways = len(unusable(vectors[0]))
     return {sender: unusable(vectors[sender])[number % ways] for number, sender in enumerate(scene.lost)}
@@ -51,7 +51,7 @@ class Tampering(LocalNetwork):
         sent = {topic: self._tamper(own, self.nodes, topic, step) for topic, own in vectors.items()}
         return super().exchange(step, {topic: Outgoing(own, *put_on_wire(own, sent[topic])) for topic, own in vectors.items()})
 
-    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, *others: Any) -> Iterator[Replies]:
+    def ask(self, step: int, points: Tensor, answer: Answer, who: Tensor, *others: Any) -> Iterator[NeighbourhoodReply]:
         def received(vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor:
             sent, _ = put_on_wire(vectors[:-1], self._tamper(vectors[:-1], nodes[:-1], topic, step))
             return torch.cat([sent, vectors[-1:]])
@@ -59,7 +59,7 @@ class Tampering(LocalNetwork):
         return super().ask(step, points, answer, who, received)
 
 
-def network_of(scene: Scene) -> LocalNetwork:
+def network_of(scene: RunSetup) -> LocalNetwork:
     """All nodes of a scene in one process."""
     graph = Graph.from_hears(torch.from_numpy(scene.hears))
     return Tampering(graph, lambda vectors, senders, topic, step: sent_in(scene, vectors))
@@ -99,7 +99,7 @@ class Lone:
         return replace(self, messages=messages, weight=weight / total, self_weight=self.self_weight / total)
 
 
-def lone_of(scene: Scene, receiver: int, mixing: Tensor) -> Lone:
+def lone_of(scene: RunSetup, receiver: int, mixing: Tensor) -> Lone:
     """One node of a scene by itself, with what its neighbours really sent and its row of the mixing matrix."""
     vectors = torch.from_numpy(scene.vectors)
     sent = dict(enumerate(vectors)) | sent_in(scene, vectors)

@@ -11,15 +11,15 @@ from torch import Tensor
 from bymi import Outgoing
 from bymi.attacks import ATTACKS, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
 from bymi.attacks.message import put_on_wire
-from bymi.errors import InputError
+from bymi.core.errors import InputError
+from bymi.core.network import LocalNetwork
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
+from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load
-from bymi.network import LocalNetwork
-from bymi.phases import Snapshot
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import local_network, simulate
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
-from bymi.topology import ErdosRenyi
+from bymi.training.phases import Snapshot
 
 NODES = 12
 MEMBERS = torch.tensor([number in (1, 4, 9) for number in range(NODES)])
@@ -97,7 +97,7 @@ def test_a_message_level_attack_sees_honest_parameters_only() -> None:
     honest = VECTORS[~MEMBERS]
     torch.testing.assert_close(inbox.messages[1], honest.mean(0) - 1.5 * honest.std(0, correction=0))
     assert torch.equal(inbox.own, VECTORS)
-    assert inbox.own_at.tolist() == [-1 if MEMBERS[node] else node for node in range(NODES)]
+    assert inbox.own_column.tolist() == [-1 if MEMBERS[node] else node for node in range(NODES)]
     average = inbox.mix(inbox.average())
     torch.testing.assert_close(
         average, GRAPH.mixing.diagonal()[:, None] * VECTORS + (GRAPH.mixing * GRAPH.hears) @ inbox.messages
@@ -141,12 +141,12 @@ def test_before_it_wakes_it_keeps_asks_and_prunes_like_everybody() -> None:
 DETECTS = "method=drsgd-bymi warm_up.steps=6 optimisation.premix_rounds=0"
 
 
-def scene_of(*words: str) -> Scene:
+def scene_of(*words: str) -> RunSetup:
     settings = ("nodes=20", "steps=20", "data.dim=5", "data.samples=40", "byzantine_mixing=rule", "byzantine_pruning=rule")
-    return build_scene(load(None, [*settings, *words]).sheet)
+    return set_up_run(load(None, [*settings, *words]).sheet)
 
 
-def rounds(scene: Scene, adversary: Adversary | None) -> list[Snapshot]:
+def rounds(scene: RunSetup, adversary: Adversary | None) -> list[Snapshot]:
     return list(simulate(scene.problem, scene.graph, scene.plan, adversary))
 
 
@@ -195,7 +195,7 @@ def test_every_attack_runs_to_the_end_against_the_hardened_profile(name: str, pr
     assert sum(one.verdict is not None for one in snapshots) == len(scene.plan.detections) == 6
 
 
-def touched_at_all(scene: Scene) -> bool:
+def touched_at_all(scene: RunSetup) -> bool:
     """Whether some honest node ends elsewhere than without the attack."""
     with_it = rounds(scene, scene.adversary)[-1].theta[~scene.byzantine]
     without = rounds(scene, replace(scene.adversary, attack=None))[-1].theta[~scene.byzantine]

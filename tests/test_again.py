@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from bymi.engine.host import Host
+from bymi.distributed.host import Host
 from bymi.experiment import load, run, run_all, steps_to_do
 from bymi.runs import __main__ as runs_command
-from bymi.runs import runner, store, write_sheets
+from bymi.runs import run_folder as store
+from bymi.runs import runner, write_sheets
 from tests.commands import bymi
 
 WORDS = ("profile=paper", "method=dsgd", "nodes=12", "steps=20", "data.dim=3", "data.samples=20", "record_every=5")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bymi import BALANCE, IOS, RULES, UBAR, Complete, Graph, LocalNetwork, Round, TrMean
-from bymi.topic import PARAMETERS
+from bymi.core.topic import PARAMETERS
 from tests.reference import graphs, rules
-from tests.reference.scenes import Scene, draw_scene
+from tests.reference.scenes import RunSetup, draw_scene
 from tests.rounds import network_of, quadratic
 
 SCENES = [
@@ -47,7 +47,7 @@ def test_every_rule_has_a_transcription() -> None:
     assert set(rules.TRANSCRIPTIONS) == set(RULES)
 
 
-def by_transcription(name: str, rule: object, scene: Scene, *, step: int, steps: int) -> np.ndarray:
+def by_transcription(name: str, rule: object, scene: RunSetup, *, step: int, steps: int) -> np.ndarray:
     transcription = rules.TRANSCRIPTIONS[name]
     nodes = [scene.node(receiver, step=step, steps=steps) for receiver in range(scene.size)]
     return np.array([transcription(node, **asdict(rule)) for node in nodes])  # type: ignore[call-overload]
@@ -70,7 +70,7 @@ def test_rules_in_single_precision(name: str, settings: dict[str, Any], drawn: d
     """The same decisions from vectors rounded to float32; only the last mixing rounds, to a few 1e-7 of sizes up to 10."""
     drawn_scene = draw_scene(**drawn)
     vectors = drawn_scene.vectors.astype(np.float32)
-    scene = Scene(drawn_scene.hears, vectors.astype(np.float64), drawn_scene.second, drawn_scene.targets, drawn_scene.lost)
+    scene = RunSetup(drawn_scene.hears, vectors.astype(np.float64), drawn_scene.second, drawn_scene.targets, drawn_scene.lost)
     (inbox,) = network_of(scene).exchange(0, {PARAMETERS: torch.from_numpy(vectors)})
     rule = RULES[name](**settings)
     output = rule(inbox, Round(2, 5, quadratic(torch.from_numpy(scene.targets))))

@@ -13,13 +13,13 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as watch
 
 from bymi import identify
+from bymi.core.linalg import VectorStack
 from bymi.detection import CENTRES, PANEL, SCALES, ArrayVerdict
 from bymi.detection.array_verdict import student_tail
-from bymi.vectors import Rows
 from tests.reference import detection as by_definition
 from tests.reference import panel as panel_by_definition
 from tests.reference.rules import TRANSCRIPTIONS
-from tests.reference.scenes import Scene, draw_scene
+from tests.reference.scenes import RunSetup, draw_scene
 
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -104,7 +104,7 @@ def test_shifts_far_below_the_noise_norm_are_found(bad: int, together: bool) -> 
 @pytest.mark.parametrize("centre", ["median", "trimmed-mean"])
 def test_a_centre_without_weights_is_cross_fitted_by_its_value_for_second_halves(centre: str, scale: str) -> None:
     drawn = draw_scene(nodes=18, dim=7, directed=False, losses=False, seed=11)
-    scenes = [Scene(~np.eye(18, dtype=bool), half, half, drawn.targets, ()) for half in (drawn.vectors, drawn.second)]
+    scenes = [RunSetup(~np.eye(18, dtype=bool), half, half, drawn.targets, ()) for half in (drawn.vectors, drawn.second)]
     rule = CENTRES[centre]()
     how: dict[str, Any] = {} if centre == "median" else {"share": rule.share}  # type: ignore[union-attr]
     one, two = (TRANSCRIPTIONS[centre](scene.node(17), **how) for scene in scenes)
@@ -127,7 +127,7 @@ def test_the_hardened_verdict_is_the_transcribed_panel(count: int, dim: int, bad
     for seed in range(3):
         first, second = (half.astype(np.float64) for half in draw(count, dim, bad, shift, seed, together=together))
         first[-1] = second[-1] + 1e-3  # halves that hardly differ
-        origin = Rows(torch.from_numpy(first)).origin.numpy()
+        origin = VectorStack(torch.from_numpy(first)).origin.numpy()
         expected = panel_by_definition.hear(first, second, None, origin, PANEL, 0.2, True)
         assert list(identify(first, second).reasons) == expected
         words |= set(expected)

@@ -8,12 +8,14 @@ from functools import partial
 import pytest
 import torch
 
-from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp, network
-from bymi.detection import Panel, Watch, aside
-from bymi.detection.aside import Aside
+from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp
+from bymi.core import network
+from bymi.core.linalg import inner, inner_of_both
+from bymi.detection import Panel, Watch
+from bymi.detection import background as aside
+from bymi.detection.background import BackgroundReader
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.simulate import simulate
-from bymi.vectors import inner, inner_of_both
 from tests.modules import draw
 
 CPU = torch.device("cpu")
@@ -23,7 +25,7 @@ LONG, SHORT = aside._LONG, 3
 @pytest.mark.parametrize("worth", [[LONG] * 5, [SHORT] * 5, [LONG, SHORT, LONG, SHORT, LONG]], ids=["long", "short", "mixed"])
 def test_all_work_is_done(worth: list[int]) -> None:
     done: list[int] = []
-    with Aside() as beside:
+    with BackgroundReader() as beside:
         for number, numbers in enumerate(worth):
             beside(partial(done.append, number), numbers=numbers, device=CPU)
     assert sorted(done) == list(range(5))
@@ -38,7 +40,7 @@ def test_few_pieces_are_behind() -> None:
         gate.wait(10)
         behind -= 1
 
-    with Aside() as beside:
+    with BackgroundReader() as beside:
         for _ in range(aside._BEHIND):
             beside(wait, numbers=LONG, device=CPU)
         threading.Timer(0.05, gate.set).start()
@@ -51,7 +53,7 @@ def test_a_thread_aside_has_no_more_threads_and_others_keep_theirs() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with Aside() as beside:
+        with BackgroundReader() as beside:
             for _ in range(4):
                 beside(lambda: counts.append(torch.get_num_threads()), numbers=LONG, device=CPU)
         assert torch.get_num_threads() == 2
@@ -67,14 +69,14 @@ def test_a_thread_aside_has_no_more_threads_and_others_keep_theirs() -> None:
 def test_another_thread_needs_another_core(cores: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aside, "_cores", lambda: cores)
     threads: list[threading.Thread] = []
-    with Aside() as beside:
+    with BackgroundReader() as beside:
         beside(lambda: threads.append(threading.current_thread()), numbers=LONG, device=CPU)
     assert (threads[0] is not threading.main_thread()) == elsewhere
 
 
 @pytest.mark.parametrize("worth", [LONG, SHORT], ids=["long", "short"])
 def test_what_fails_aside_fails_here(worth: int) -> None:
-    with pytest.raises(ZeroDivisionError), Aside() as beside:
+    with pytest.raises(ZeroDivisionError), BackgroundReader() as beside:
         beside(lambda: 1 // 0, numbers=worth, device=CPU)  # type: ignore[arg-type, return-value]
 
 

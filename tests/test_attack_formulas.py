@@ -11,27 +11,27 @@ from bymi.attacks import (
     ALIE,
     ATTACKS,
     Adversary,
+    AttackContext,
     Decorrelated,
     Decoy,
-    Deed,
     Dissensus,
     Isolation,
-    Moment,
     NegativeInjection,
     Poison,
     ResponseFlip,
     Shift,
     Steer,
     TrackerPoison,
+    TrainingShift,
     VectorAttack,
     Victim,
 )
 from bymi.attacks.base import directions
 from bymi.attacks.levels import Part
-from bymi.errors import InputError
+from bymi.core.errors import InputError
+from bymi.core.streams import stream
+from bymi.core.topology import ErdosRenyi
 from bymi.problems import linear_shard
-from bymi.streams import stream
-from bymi.topology import ErdosRenyi
 
 NODES, DIM, SEED = 20, 6, 4
 MEMBERS = torch.tensor([number in (2, 5, 11, 17, 19) for number in range(NODES)])
@@ -45,7 +45,7 @@ def send(attack: VectorAttack, part: Part = "training", vectors: Tensor = VECTOR
     """What the attackers among `nodes` send, in order."""
     nodes = torch.arange(NODES) if nodes is None else nodes
     under = MEMBERS[nodes]
-    moment = Moment(part, nodes[~under], nodes[under], MEMBERS, SEED)
+    moment = AttackContext(part, nodes[~under], nodes[under], MEMBERS, SEED)
     fresh = stream(SEED, f"attack {part}", node=nodes[under], step=0)
     return attack.act(vectors[nodes[~under]], vectors[nodes[under]], stream(SEED, "attack"), fresh, moment)
 
@@ -73,7 +73,7 @@ def lasting(count: int) -> list[list[np.ndarray]]:
     return found
 
 
-@pytest.mark.parametrize("attack", [Shift(size=0.3), Deed(size=0.3)])
+@pytest.mark.parametrize("attack", [Shift(size=0.3), TrainingShift(size=0.3)])
 def test_a_shift_is_common_and_has_its_size(attack: Shift) -> None:
     moved = send(attack) - VECTORS[OWN]
     torch.testing.assert_close(moved, 0.3 * unit().expand(5, -1))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bymi.attacks import ALIE, Gaussian, LabelFlip, Mimic, MinMax, SameValue, SignFlip, VectorAttack, Zero
-from bymi.errors import InputError
+from bymi.core.errors import InputError
+from bymi.core.streams import stream
 from bymi.experiment import load
 from bymi.problems import Shards
-from bymi.streams import stream
 
 HONEST = torch.tensor([[1.0, 2.0], [3.0, 0.0], [2.0, 4.0]], dtype=torch.float64)
 OWN = torch.tensor([[1.0, -1.0], [0.5, 2.0]], dtype=torch.float64)

@@ -7,9 +7,9 @@ import torch
 
 from bymi import Adversary, Complete, LocalNetwork
 from bymi.attacks import CovariateAttack, DataAttack, GradientAttack, InnerProductManipulation, ParameterAttack
+from bymi.core.streams import stream
+from bymi.core.topic import GRADIENT, PARAMETERS
 from bymi.problems import LinearShard, linear_shard
-from bymi.streams import stream
-from bymi.topic import GRADIENT, PARAMETERS
 
 
 @pytest.fixture

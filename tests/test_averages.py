@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import sparse, usage
-from bymi.engine import records
-from bymi.engine.records import whole_rounds
+from bymi.core import list_graph as sparse
+from bymi.core import message_usage as usage
+from bymi.core.list_graph import ListGraph
+from bymi.core.streams import stream
+from bymi.distributed import gathered_rounds as records
+from bymi.distributed.gathered_rounds import whole_rounds
 from bymi.experiment import load
-from bymi.runs.averages import Average, look
-from bymi.runs.scene import build_scene
+from bymi.runs.model_averages import Average, look
+from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import sharded_run
-from bymi.sparse import SparseGraph
-from bymi.streams import stream
 
 
 class InBlocks:
@@ -43,7 +44,7 @@ def test_no_rank_has_all_models_at_once(numbers: int, monkeypatch: pytest.Monkey
     """Rounds over four shards: blocks are as large as allowed, and together they are what the shards hold."""
     monkeypatch.setattr(records, "_NUMBERS", numbers)
     words = ["nodes=10", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=20", "data.dim=6"]
-    scene = build_scene(load(None, ["method=drsgd-bymi", "profile=paper", *words]).sheet)
+    scene = set_up_run(load(None, ["method=drsgd-bymi", "profile=paper", *words]).sheet)
     spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=4)
     seen = 0
     for moment in whole_rounds(
@@ -65,8 +66,8 @@ def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkey
         monkeypatch.setattr(sparse, "LISTS_FROM", 1)
         monkeypatch.setattr(sparse, "_SHORT", 0)
     keys = ["nodes=20", "steps=9", "warm_up.steps=2", "data.samples=20", "data.dim=6", "watch.every=3", "attack=parameter"]
-    scene = build_scene(load(None, ["method=drsgd-bymi", *keys, *words]).sheet)
-    assert isinstance(scene.graph, SparseGraph) == ("regular" in words[0])
+    scene = set_up_run(load(None, ["method=drsgd-bymi", *keys, *words]).sheet)
+    assert isinstance(scene.graph, ListGraph) == ("regular" in words[0])
 
     def ends() -> tuple[list[Tensor], int]:
         seen = []

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from bymi.engine.host import Host
+from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run_all
-from bymi.runs import Sheet, __main__, read_sheets, store, write_sheets
+from bymi.runs import ResolvedSpec, __main__, read_sheets, write_sheets
+from bymi.runs import run_folder as store
 from bymi.runs.metrics import SUMMARY_KEYS
 from tests.commands import dates_in, only_line
 from tests.idx_files import write_image_set
@@ -161,7 +162,7 @@ def test_sheets_are_read_as_they_were_written(tmp_path: Path) -> None:
     for sheet, spec in zip(read, specs(), strict=True):
         for key in ("method", "seed", "steps", "warm_up_steps", "label"):
             assert getattr(sheet, key) == getattr(spec, key)
-    assert Sheet({**read[0].values, "seed": 1}).digest != read[0].digest
+    assert ResolvedSpec({**read[0].values, "seed": 1}).digest != read[0].digest
 
 
 BAD: list[Any] = [

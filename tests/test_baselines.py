@@ -13,10 +13,10 @@ from bymi.detection import Panel
 from bymi.experiment import Spec, load, run
 from bymi.experiment.recipes import RECIPES
 from bymi.paper.study_images import image_spec
-from bymi.phases import NoForge, optimise
-from bymi.plan import WarmUp
 from bymi.problems import linear_problem, linear_shard
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
+from bymi.training.phases import FollowsProtocol, optimise
+from bymi.training.plan import WarmUp
 
 NODES = torch.arange(10)
 PROBLEM = linear_problem(linear_shard(NODES, dim=4, samples=30, seed=1), seed=1)
@@ -26,7 +26,7 @@ ALONE = Plan(30, 10, WarmUp(Average(), StepSize(0.1, "sqrt"), 4), detector=None,
 
 
 def plan_of(*words: str) -> Plan:
-    return build_scene(load(None, ["nodes=20", *words]).sheet).plan
+    return set_up_run(load(None, ["nodes=20", *words]).sheet).plan
 
 
 def test_steps_round_by_round() -> None:
@@ -50,7 +50,7 @@ def test_after_the_warm_up_dsgd_does_what_the_optimisation_does_with_nobody_flag
     assert [snapshot.step for snapshot in rounds] == list(range(1, 31))
     watch = Watch(every=None, fuse=None)
     method = replace(baseline, detector=Detector(panel=Panel(), pruning="mutual"), watch=watch)
-    *_, last = optimise(PROBLEM, NETWORK, method, rounds[9].theta, NoForge())
+    *_, last = optimise(PROBLEM, NETWORK, method, rounds[9].theta, FollowsProtocol())
     assert torch.allclose(rounds[-1].theta, last.theta, atol=1e-12)
     moved = replace(baseline, optimisation=replace(how, batch=15))
     *_, other = drsgd_bymi(PROBLEM, NETWORK, moved)

@@ -12,16 +12,27 @@ from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork
 from bymi.attacks import Adversary, SignFlip
-from bymi.detection import Answers, Detector, Panel, Trail, Verdict, Watch, sit, tribunal
-from bymi.detection import claims as claims_room
-from bymi.detection.evidence import Evidence, Seats
-from bymi.detection.fuse import shorten
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
+from bymi.core.topology import Complete, ErdosRenyi
+from bymi.detection import (
+    Detector,
+    Panel,
+    QueriedHalfGradients,
+    UpdateHistory,
+    Verdict,
+    Watch,
+    judge_neighbours,
+)
+from bymi.detection import half_gradients as claims_room
+from bymi.detection import (
+    hardened as tribunal,
+)
+from bymi.detection.clipping import shorten
+from bymi.detection.evidence import Evidence, NeighbourIndex
 from bymi.detection.reasons import REASONS
-from bymi.problems.split import fresh_halves
+from bymi.problems.sample_split import fresh_halves
 from bymi.runs.simulate import local_network
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
-from bymi.topology import Complete, ErdosRenyi
 from tests.bench import claims_of, halves_of, parameters, verdict_of
 from tests.reference.scenes import draw_scene
 from tests.rooms import found_in
@@ -45,7 +56,7 @@ def test_seats(seed: int) -> None:
     """Neighbours in order of their numbers, then the receiver, then nobody; for any choice of receivers."""
     graph, nodes = directed(11, seed), torch.arange(11)
     receivers = torch.tensor([7, 0, 4])
-    seats = Seats.of(graph.hears, nodes, receivers)
+    seats = NeighbourIndex.of(graph.hears, nodes, receivers)
     for place, receiver in enumerate(receivers.tolist()):
         neighbours = graph.hears[receiver].nonzero().flatten().tolist()
         taken = [*neighbours, receiver]
@@ -68,7 +79,7 @@ def test_seats_find_the_message_meant_for_the_receiver(seed: int) -> None:
     (inbox,) = network.exchange(0, {PARAMETERS: vectors})
     assert inbox.senders is not None
     assert len(inbox.messages) > 12
-    seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
+    seats = NeighbourIndex.of(network.arcs, network.nodes, torch.arange(12))
     columns = seats.columns(inbox)
     rows, there = seats.rows(inbox)
     for receiver in range(12):
@@ -108,7 +119,7 @@ def test_claims(dim: int, seed: int) -> None:
     first, second = torch.from_numpy(scene.vectors), torch.from_numpy(scene.second)
     inboxes = network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
     receivers = torch.tensor([3, 8, 1])
-    seats = Seats.of(graph.hears, network.nodes, receivers)
+    seats = NeighbourIndex.of(graph.hears, network.nodes, receivers)
     deeds = stream(seed, "deeds").normal(24, dim)  # of twelve columns and twelve receivers
     own = seats.taken & ~seats.judged
     rows = torch.where(own, 12 + receivers[:, None], seats.nodes)
@@ -135,7 +146,7 @@ def test_claims_of_two_faces() -> None:
     first, second = stream(0, "first").normal(13, 4), stream(0, "second").normal(13, 4)
     inboxes = network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
     receivers = torch.arange(13)
-    seats = Seats.of(network.arcs, network.nodes, receivers)
+    seats = NeighbourIndex.of(network.arcs, network.nodes, receivers)
     evidence, *_ = claims_of(inboxes).before(seats, None)
     for receiver in range(13):
         order = [*network.arcs[receiver].nonzero().flatten().tolist(), receiver]
@@ -163,9 +174,9 @@ def test_answers(dim: int) -> None:
 
     network = Tampering(graph, tamper)
     theta = stream(4, "theta").normal(11, dim)
-    claims = Answers(network.ask(0, theta, answer, asks))
+    claims = QueriedHalfGradients(network.ask(0, theta, answer, asks))
     for receivers in asks.nonzero().flatten().split(6):
-        seats = Seats.of(graph.hears, network.nodes, receivers)
+        seats = NeighbourIndex.of(graph.hears, network.nodes, receivers)
         evidence, crossed, trail = claims.before(seats, None)
         assert crossed is None
         assert trail is None
@@ -187,9 +198,9 @@ def test_nobody_sits() -> None:
     verdict = verdict_of(network, torch.arange(0), *halves_of(12), None)
     assert not bool(verdict.flagged.any())
     detector = Detector(panel=Panel(), point="receiver", cross_fit=True, pruning="mutual")
-    empty = Answers(network.ask(0, torch.zeros(12, 3), lambda *_: {}, torch.zeros(12, dtype=torch.bool)))
+    empty = QueriedHalfGradients(network.ask(0, torch.zeros(12, 3), lambda *_: {}, torch.zeros(12, dtype=torch.bool)))
     nobody = torch.zeros_like(network.arcs)
-    verdict = sit(torch.arange(0), network.arcs, network.nodes, empty, None, None, nobody, detector, Watch())
+    verdict = judge_neighbours(torch.arange(0), network.arcs, network.nodes, empty, None, None, nobody, detector, Watch())
     assert not bool(verdict.flagged.any())
 
 
@@ -199,7 +210,7 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     first, second = halves_of(size)
     first[:4] += 6.0
     second[:4] += 6.0
-    network, trail = LocalNetwork(directed(size, 4)), Trail()
+    network, trail = LocalNetwork(directed(size, 4)), UpdateHistory()
     for step, theta in enumerate(parameters(size, 6, 10)):
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
         trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
@@ -224,14 +235,14 @@ def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -
     It is far off as a receiver, too: what messages come to there is nothing to the others.
     """
     size, dim, drifter = 40, 20, 30
-    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    network, trail = LocalNetwork(Complete().draw(size)), UpdateHistory()
     for step, theta in enumerate(parameters(size, dim, 60, noise=1e-2)):
         theta = theta.clone()
         theta[drifter] += 0.01
         theta[wild] += far
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
-        share, blown = shorten(inbox, 3.0)
-        trail.see(inbox, 1e-3, share, blown & (torch.arange(size) == wild))
+        share, far_out = shorten(inbox, 3.0)
+        trail.see(inbox, 1e-3, share, far_out & (torch.arange(size) == wild))
     verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
     others = [node for node in range(size) if node not in (drifter, wild)]
     assert {REASONS[code] for code in verdict.why[others, drifter].tolist()} == {"drift"}
@@ -249,12 +260,12 @@ def test_deeds_of_each_seat(faces: int) -> None:
         lied = adversary.members.expand(12, -1)
         liars = adversary.members.nonzero().flatten().tolist()
         network = Tampering(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
-    trail = Trail()
+    trail = UpdateHistory()
     theta = stream(2, "theta").normal(12, 4)
     (inbox,) = network.exchange(0, {PARAMETERS: theta})
     trail.see(inbox, 0.5, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
-    seats = Seats.of(network.arcs, network.nodes, torch.arange(12))
-    deeds = tribunal._Deeds(trail)
+    seats = NeighbourIndex.of(network.arcs, network.nodes, torch.arange(12))
+    deeds = tribunal._UpdateTests(trail)
     rows = deeds.rows(seats)
     for receiver in range(12):
         for seat in seats.taken[receiver].nonzero().flatten().tolist():
@@ -267,13 +278,13 @@ def test_deeds_of_each_seat(faces: int) -> None:
 def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
     """More than a share of the rounds refused: flagged; less: not."""
     size = 24
-    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    network, trail = LocalNetwork(Complete().draw(size)), UpdateHistory()
     for step, theta in enumerate(parameters(size, 6, 20)):
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
-        blown = torch.zeros(size, size, dtype=torch.bool)
-        blown[:, 3] = step < 5  # a quarter
-        blown[:, 4] = step < 4  # a fifth, not more
-        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), blown & network.arcs)
+        far_out = torch.zeros(size, size, dtype=torch.bool)
+        far_out[:, 3] = step < 5  # a quarter
+        far_out[:, 4] = step < 4  # a fifth, not more
+        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), far_out & network.arcs)
     verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
     others = [node for node in range(size) if node not in (3, 4)]
     assert {REASONS[code] for code in verdict.why[others, 3].tolist()} == {"fuse"}
@@ -285,12 +296,12 @@ def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
 )
 def test_few_rounds_count_as_ten(rounds: int, refused: int, flagged: bool) -> None:
     size = 24
-    network, trail = LocalNetwork(Complete().draw(size)), Trail()
+    network, trail = LocalNetwork(Complete().draw(size)), UpdateHistory()
     for step, theta in enumerate(parameters(size, 6, rounds)):
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
-        blown = torch.zeros(size, size, dtype=torch.bool)
-        blown[:, 3] = step < refused
-        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), blown & network.arcs)
+        far_out = torch.zeros(size, size, dtype=torch.bool)
+        far_out[:, 3] = step < refused
+        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), far_out & network.arcs)
     verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
     others = [node for node in range(size) if node != 3]
     assert ("fuse" in {REASONS[code] for code in verdict.why[others, 3].tolist()}) == flagged
@@ -306,23 +317,23 @@ def test_whoever_serves_time_is_in_no_estimate() -> None:
     thetas = parameters(size, 6, 10)
     left = [node for node in range(size) if node not in out]
 
-    def judged(nodes: list[int], serving: list[int]) -> Verdict:
-        network, trail = LocalNetwork(Complete().draw(len(nodes))), Trail()
+    def judged(nodes: list[int], suspended: list[int]) -> Verdict:
+        network, trail = LocalNetwork(Complete().draw(len(nodes))), UpdateHistory()
         for step, theta in enumerate(thetas):
             (inbox,) = network.exchange(step, {PARAMETERS: theta[nodes]})
             trail.see(inbox, 1e-3, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
         some = torch.zeros_like(network.arcs)
-        some[:, serving] = network.arcs[:, serving]
+        some[:, suspended] = network.arcs[:, suspended]
         halves = (first[nodes], second[nodes])
         there = (probed[0][nodes], probed[1][nodes])
-        return verdict_of(network, torch.arange(len(nodes)), *halves, trail, serving=some, probed=there)
+        return verdict_of(network, torch.arange(len(nodes)), *halves, trail, suspended=some, probed=there)
 
     whole, alone = judged(list(range(size)), out), judged(left, [])
     assert not bool(whole.flagged[:, out].any())
     assert bool((whole.why[:, out] == 0).all())
     assert torch.equal(whole.why[left][:, left], alone.why)
     assert bool(alone.flagged[:, :2].any())
-    assert torch.equal(whole.guarded[left], alone.guarded)
+    assert torch.equal(whole.guard_acted[left], alone.guard_acted)
     assert torch.allclose(whole.scores[left][:, left], alone.scores, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
@@ -338,14 +349,14 @@ def test_both_points_together_have_a_guard() -> None:
         for halves, found in ((here, range(7)), (there, range(7, 14))):
             verdict = verdict_of(network, others, *halves, None, panel=panel)
             assert all(rows >= set(found) for rows in found_in(verdict.flagged[others]))
-            assert not bool(verdict.guarded.any())
+            assert not bool(verdict.guard_acted.any())
     free = verdict_of(network, others, *here, None, probed=(there[0], there[1]), panel=Panel(guard=None))
     assert bool(free.flagged[others][:, :14].all())
-    guarded = verdict_of(network, others, *here, None, probed=(there[0], there[1]))
-    assert bool(guarded.guarded[others].all())
+    guard_acted = verdict_of(network, others, *here, None, probed=(there[0], there[1]))
+    assert bool(guard_acted.guard_acted[others].all())
     kept = {"kept", "inconsistent", "alike", "too good", "absurd", "duplicate", "not heard"}
-    assert {REASONS[code] for code in guarded.why[others].unique().tolist()} <= kept
-    assert not bool(guarded.flagged[others][:, :14].any())
+    assert {REASONS[code] for code in guard_acted.why[others].unique().tolist()} <= kept
+    assert not bool(guard_acted.flagged[others][:, :14].any())
 
 
 def test_what_is_far_beyond_any_bound_outlasts_a_majority() -> None:

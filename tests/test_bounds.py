@@ -9,12 +9,13 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from bymi import BymiError, InputError, aggregation, attacks, detection, topology
-from bymi.engine.host import Host
+from bymi import BymiError, InputError, aggregation, attacks, detection
+from bymi.core import topology
+from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, read_spec
 from bymi.experiment import spec as sections
 from bymi.runs import run, tasks
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
 from tests.idx_files import write_image_set
 
 SECTIONS = {
@@ -150,7 +151,7 @@ INTEGERS = [
 @pytest.mark.parametrize("key", INTEGERS)
 def test_the_largest_integers_are_refused_or_run(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some by the estimate of memory, on any machine with less than 100 GB."""
-    monkeypatch.setattr("bymi.runs.footprint.available", lambda: 10**10)
+    monkeypatch.setattr("bymi.runs.memory_estimate.available", lambda: 10**10)
     try:
         spec = load(None, [*SMALL, "attack=ipm", "method=drsgd-bymi", f"{key}1000000000"])
         summary = run(spec.sheet, tmp_path, host=Host(checkpoint_every=0))
@@ -174,7 +175,7 @@ def test_the_parameters_of_a_partition_have_bounds_too(partition: str, tmp_path:
     write_image_set(tmp_path / "mnist", train=120, test=20)
     words = [*SMALL, "data=mnist:samples=12,identification=4", "attack=ipm", "method=dsgd"]
     with pytest.raises(InputError, match=r"partition|shards"):
-        build_scene(load(None, [*words, f"data.partition='{partition}'"]).sheet, Host(device="cpu", data=tmp_path))
+        set_up_run(load(None, [*words, f"data.partition='{partition}'"]).sheet, Host(device="cpu", data=tmp_path))
 
 
 def test_a_spec_made_in_python_has_the_same_bounds() -> None:

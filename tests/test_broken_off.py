@@ -18,14 +18,29 @@ from typing import Any
 import pytest
 import torch
 
-from bymi import sparse
-from bymi.engine.group import Group
-from bymi.engine.host import Host
+from bymi.core import list_graph as sparse
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run, run_all
-from bymi.runs import checkpoints, keeper, models, runner, store, tensorfile
+from bymi.runs import (
+    checkpointer as keeper,
+)
+from bymi.runs import (
+    checkpoints,
+    runner,
+)
+from bymi.runs import (
+    run_folder as store,
+)
+from bymi.runs import (
+    safetensors_file as tensorfile,
+)
+from bymi.runs import (
+    trained_models as models,
+)
+from bymi.runs.checkpointer import Checkpointer
 from bymi.runs.checkpoints import Place
-from bymi.runs.keeper import Keeper
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
 from tests.broken_off import RUNS, SMALL, frame_of, state_at
 from tests.commands import bymi, mistake
 from tests.idx_files import write_image_set
@@ -158,7 +173,7 @@ def test_a_run_on_lists_of_neighbours(profile: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sparse, "LISTS_FROM", 40)
     monkeypatch.setattr(sparse, "_SHORT", 1)
     spec = load(None, [*SMALL, "nodes=40", "graph=regular:degree=8", "record_every=4", *RUNS[profile]])
-    assert isinstance(build_scene(spec.sheet).graph, sparse.SparseGraph)
+    assert isinstance(set_up_run(spec.sheet).graph, sparse.ListGraph)
     run(spec, tmp_path / "undisturbed")
     for step in (3, 7, 21, 38):
         with breaking_at(step, None, monkeypatch), pytest.raises(StopError):
@@ -196,9 +211,9 @@ def ending(room: str, name: str, count: int, out: Path, **environment: str) -> s
 @pytest.mark.parametrize(
     ("room", "name", "count", "newest"),
     [
-        ("bymi.phases", "Round", 6, "round-00000003"),  # in the sixth round of the warm-up
-        ("bymi.phases", "sit", 3, "round-00000015"),  # in the third detection
-        ("bymi.phases", "local_steps", 27, "round-00000030"),  # in the last phase
+        ("bymi.training.phases", "Round", 6, "round-00000003"),  # in the sixth round of the warm-up
+        ("bymi.training.phases", "sit", 3, "round-00000015"),  # in the third detection
+        ("bymi.training.phases", "local_steps", 27, "round-00000030"),  # in the last phase
         ("os", "replace", 7, "round-00000012"),  # while a checkpoint is written, the fifth after spec and environment
     ],
 )
@@ -223,7 +238,7 @@ def test_killed_in_every_phase(
 def test_ended_by_sigterm(whole: Any, tmp_path: Path) -> None:
     """In the middle of a detection: it is finished and stored, then the process ends as SIGTERM ends one."""
     spec = spec_of("hardened")
-    ended = ending("bymi.phases", "sit", 3, tmp_path, SIGNAL=str(int(signal.SIGTERM)))
+    ended = ending("bymi.training.phases", "sit", 3, tmp_path, SIGNAL=str(int(signal.SIGTERM)))
     assert ended.returncode == -signal.SIGTERM
     name = store.folder_of(tmp_path, spec).name
     assert ended.stderr == f"bymi: {name}: stopped after round 16; the same command goes on from there\n"
@@ -355,7 +370,7 @@ def test_all_processes_of_a_run_stop_after_the_same_round(tmp_path: Path) -> Non
     group.agree = agree  # type: ignore[method-assign,assignment]
     before = signal.signal(signal.SIGTERM, end)
     try:
-        with Keeper(tmp_path, "digest", None, frame, [Place(torch.arange(16), 1, 2)], group) as one:
+        with Checkpointer(tmp_path, "digest", None, frame, [Place(torch.arange(16), 1, 2)], group) as one:
             assert not one.wants(state.step, state.phase)
             one.turn([state], NoCompany())
             with pytest.raises(StopError):

@@ -17,12 +17,13 @@ from torch import Tensor
 
 import bymi
 from bymi import State
-from bymi.detection import Record
-from bymi.engine.group import Group
-from bymi.runs import checkpoints, tensorfile
+from bymi.detection import Suspensions
+from bymi.distributed.group import Group
+from bymi.runs import checkpoints
+from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.checkpoints import Place, Saved
-from bymi.runs.packing import Frame, pack
-from bymi.runs.tensorfile import TensorFile, UnusableError
+from bymi.runs.safetensors_file import TensorFile, UnusableError
+from bymi.runs.state_schema import StateShape, pack
 from tests.broken_off import RUNS, assert_same_state, frame_of, state_at, undisturbed
 
 EVERY = torch.arange(16)
@@ -61,7 +62,7 @@ def part_of(state: State, place: Place) -> State:
         columns = torch.arange(len(trail.times)) if place.columns is None else place.columns
         trail.messages, trail.times = trail.messages[columns], trail.times[columns]
         trail.own, trail.refused = trail.own[nodes], trail.refused[nodes][:, columns]
-    record = Record(state.record.left[nodes], state.record.strikes[nodes], state.record.longest)
+    record = Suspensions(state.record.left[nodes], state.record.strikes[nodes], state.record.longest)
     return replace(state, theta=state.theta[nodes], record=record, trail=trail, **rows)
 
 
@@ -154,14 +155,14 @@ def test_lists_of_neighbours_and_entries_of_the_tracker(tmp_path: Path) -> None:
     """On large graphs what is said of arcs has as many places as a node has neighbours, and a tracker one entry a node."""
     state = state_at("hardened, directed", 12)
     trail = replace(state.trail, refused=state.trail.refused[:, :5] + 3)
-    record = Record(state.record.left[:, :5], state.record.strikes[:, :5], 16)
+    record = Suspensions(state.record.left[:, :5], state.record.strikes[:, :5], 16)
     entries = torch.linspace(0, 1, 16, dtype=torch.float64)
     state = replace(state, flagged=state.flagged[:, :5], record=record, trail=trail, tracker=entries, settled=True)
     for rank, nodes in enumerate(place.nodes for place in FOUR):
         part = replace(
             state,
             **{key: getattr(state, key)[nodes] for key in ("theta", "flagged", "tracker", "before")},
-            record=Record(record.left[nodes], record.strikes[nodes], 16),
+            record=Suspensions(record.left[nodes], record.strikes[nodes], 16),
             trail=replace(trail, own=trail.own[nodes], refused=trail.refused[nodes]),
         )
         save(tmp_path, part, Place(nodes, rank, 4))
@@ -320,7 +321,7 @@ def test_the_file_is_in_the_layout_of_safetensors(tmp_path: Path) -> None:
 # Files made to deceive: everything fits but what is in them
 
 
-def forge(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> None:
+def deviation(path: Path, change: Callable[[dict[str, Tensor], dict[str, Any]], None]) -> None:
     """The same checkpoint with something changed and a checksum that is right."""
     file = TensorFile(path)
     tensors, words = {name: file.read(name) for name in file.names}, file.words
@@ -372,7 +373,7 @@ LIES: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], None]] = {
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_file_made_to_deceive_is_refused(lie: str, tmp_path: Path) -> None:
-    forge(two_rounds(tmp_path), LIES[lie])
+    deviation(two_rounds(tmp_path), LIES[lie])
     assert_the_previous_is_used(tmp_path, "")
 
 
@@ -437,7 +438,7 @@ def test_the_frame_knows_how_many_messages_there_are() -> None:
     name = "hardened, a message for each"
     tensors, _ = pack(state_at(name, 12))
     frame = frame_of(name)
-    assert isinstance(frame, Frame)
+    assert isinstance(frame, StateShape)
     assert frame.columns == len(tensors["trail.messages"]) > 16
 
 

@@ -13,16 +13,16 @@ import torch
 import bymi as package
 from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS
+from bymi.core.errors import EXIT_CODES
+from bymi.core.topology import TOPOLOGIES
 from bymi.detection import CENTRES, SCALES
-from bymi.errors import EXIT_CODES
 from bymi.experiment import RECIPES, load
 from bymi.experiment.spec import Spec
 from bymi.paper import study_scenarios as studies
 from bymi.report.tables import cells, columns
-from bymi.runs import store
+from bymi.runs import run_folder as store
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.tasks import TASKS
-from bymi.topology import TOPOLOGIES
 from tests.commands import (
     GAP_FILES,
     METHODS,

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from bymi import Adversary, Graph, Inbox, LocalNetwork
 from bymi.attacks import SimulatedAdversary
-from bymi.engine.distributed import Spread
-from bymi.network import Network, Outgoing
+from bymi.core.network import Network, Outgoing
+from bymi.core.topic import Topic
+from bymi.distributed.sharded_run import ShardedRun
 from bymi.problems import linear_problem, linear_shard
 from bymi.testing import check_network
-from bymi.topic import Topic
 from tests.queue_network import QueueNetwork, queue_networks
 
 
@@ -28,7 +28,7 @@ def test_one_node_per_thread() -> None:
 def test_our_own() -> None:
     problem = linear_problem(linear_shard(torch.arange(7), samples=4, dim=5, seed=0), seed=0)
     check_network(lambda graph: [LocalNetwork(graph)])
-    check_network(lambda graph: Spread(problem, graph, shards=1).networks)
+    check_network(lambda graph: ShardedRun(problem, graph, shards=1).networks)
 
 
 def test_an_adversary_without_nodes_changes_nothing() -> None:

@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as nnf
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bymi.problems.convolution import ConvolutionsOfMany
+from bymi.problems.vmap_convolution import ConvolutionsOfMany
 
 KERNELS = [(1, 1), (3, 3), (5, 2), (2, 4)]
 STRIDES: list[Any] = [1, 2, (3, 2)]

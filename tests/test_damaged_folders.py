@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from bymi import files
-from bymi.engine.host import Host
-from bymi.errors import InputError, StorageError
+from bymi.core import files
+from bymi.core.errors import InputError, StorageError
+from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run
 from bymi.paper import study_scenarios as studies
 from bymi.paper.page_scenarios import draw
 from bymi.report import figures
-from bymi.runs import checkpoints, store
+from bymi.runs import checkpoints
+from bymi.runs import run_folder as store
 from tests.commands import TINY, Answer, bymi, dates_in, files_in, only_folder
 
 WORDS = [*TINY, "method=drsgd-bymi", "record_every=5"]

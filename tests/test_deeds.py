@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from bymi import GeometricMedian, Graph, Inbox, LocalNetwork, Mean, SetRule
-from bymi.detection import Record, Trail, Verdict
-from bymi.detection.deeds import belying, drifting
-from bymi.detection.fuse import fused, shorten
+from bymi.core.streams import stream
+from bymi.core.topic import PARAMETERS, Topic
+from bymi.core.topology import Complete
+from bymi.detection import Suspensions, UpdateHistory, Verdict
+from bymi.detection.clipping import fused, shorten
 from bymi.detection.reasons import REASONS, SEVERE
-from bymi.streams import stream
-from bymi.topic import PARAMETERS, Topic
-from bymi.topology import Complete
+from bymi.detection.update_tests import claim_mismatch, drift_test
 from tests.bench import halves_of, parameters, verdict_of
 from tests.reference import panel as by_definition
 from tests.reference.panel import REACH
@@ -64,11 +64,11 @@ def test_drift(name: str, seed: int) -> None:
     valid[:, 6] = False
     judged = valid.clone()
     judged[:, 7] = False
-    found, _ = drifting(gram, valid, judged, rule, torch.full((len(counts), 1), 4.0, dtype=torch.float64))
+    found, _ = drift_test(gram, valid, judged, rule, torch.full((len(counts), 1), 4.0, dtype=torch.float64))
     for deeds, rows in zip(rooms, found_in(found), strict=True):
         left = [row for row in range(len(deeds)) if row != 6]
         places = {place for place, row in enumerate(left) if row != 7}
-        expected = by_definition.drifting(deeds[left], places, centre, 4.0)
+        expected = by_definition.drift_test(deeds[left], places, centre, 4.0)
         assert rows == {left[place] for place in expected}
     assert bool(found.any())
 
@@ -88,12 +88,14 @@ def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
     bound = torch.tensor([[3.0]], dtype=torch.float64)
     noise = torch.zeros(1, count, dtype=torch.float64)
     noise[0, 2] = noisy * 1e6  # whose claim says nothing
-    found, _ = belying(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, judged, rule, bound)
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, judged, rule, bound)
 
     def weigh(points: np.ndarray) -> np.ndarray:
         return weights_of(list(points), centre(points))
 
-    assert found_in(found)[0] == by_definition.belying(deeds, claims, noise[0].numpy(), set(range(count - 1)), weigh, 3.0)
+    assert found_in(found)[0] == by_definition.claim_mismatch(
+        deeds, claims, noise[0].numpy(), set(range(count - 1)), weigh, 3.0
+    )
     assert found_in(found)[0] >= {0, 1, 3}
     assert (2 in found_in(found)[0]) is not noisy
 
@@ -110,7 +112,7 @@ def test_trail() -> None:
     def tamper(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, Tensor | None]:
         return {lost[step]: None} if step in lost else {}
 
-    network, trail = Tampering(graph, tamper), Trail()
+    network, trail = Tampering(graph, tamper), UpdateHistory()
     thetas, rates = stream(1, "theta").normal(7, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.3]
     thetas[:, 8] += 20.0  # too far for all
     walked, shortened = [by_definition.Walked(4) for _ in range(9)], 0
@@ -119,9 +121,9 @@ def test_trail() -> None:
         if step == 6:  # one of those who expect node 1's message does not get it, and of node 3's all but one
             inbox = replace(inbox, heard=unheard_by(inbox.expected, {1: 1, 3: int(graph.hears[:, 3].sum()) - 1}))
         share, _ = shorten(inbox, 3.0)
-        blown = torch.zeros(9, 9, dtype=torch.bool)
-        blown[2, 8] = step == 4
-        trail.see(inbox, rate, share, blown & graph.hears)
+        far_out = torch.zeros(9, 9, dtype=torch.bool)
+        far_out[2, 8] = step == 4
+        trail.see(inbox, rate, share, far_out & graph.hears)
         for node in range(9):
             listeners = graph.hears[:, node].nonzero().flatten().tolist()
             heard = int(inbox.heard[:, node].sum())
@@ -166,7 +168,7 @@ def test_a_far_message_does_not_pay_back_a_drift() -> None:
     """
     size, dim, rounds, liar, off = 40, 20, 60, 30, 0.01
     network = LocalNetwork(Complete().draw(size))
-    trail, sent = Trail(), torch.zeros(dim, dtype=torch.float64)
+    trail, sent = UpdateHistory(), torch.zeros(dim, dtype=torch.float64)
     for step, theta in enumerate(parameters(size, dim, rounds, noise=1e-2)):
         theta = theta.clone()
         theta[liar] = theta[:liar].mean(0) + (off if step != 13 else -off * (rounds - 1))
@@ -186,7 +188,7 @@ def test_a_far_message_moves_no_mean() -> None:
     network = LocalNetwork(Complete().draw(size))
     moved = []
     for far in (0.0, 1.0, 1e3):
-        trail = Trail()
+        trail = UpdateHistory()
         for step, theta in enumerate(parameters(size, 6, rounds)):
             theta = theta.clone()
             theta[3] += far * (step == 50)
@@ -207,10 +209,10 @@ def test_a_receiver_far_off_moves_nobodys_mean(far: float) -> None:
         theta[0] *= 5
         theta[9] += distance
         (inbox,) = LocalNetwork(Complete().draw(11)).exchange(0, {PARAMETERS: theta})
-        trail = Trail()
-        share, blown = shorten(inbox, 3.0)
+        trail = UpdateHistory()
+        share, far_out = shorten(inbox, 3.0)
         assert float(share[1:9, 0].median()) < 1
-        trail.see(inbox, 1.0, share, blown)
+        trail.see(inbox, 1.0, share, far_out)
         moved.append(trail.vectors()[:9])
     assert bool(torch.isfinite(moved[1]).all())
     assert float((moved[1] - moved[0]).norm(dim=1).max()) < 3
@@ -225,7 +227,7 @@ def test_fuse(seed: int, losses: bool) -> None:
     scene = draw_scene(nodes=14, dim=3 + seed, directed=seed % 2 == 1, losses=losses, seed=seed)
     scene.vectors[:2] += 1000.0
     (inbox,) = network_of(scene).exchange(0, {PARAMETERS: torch.from_numpy(scene.vectors)})
-    share, blown = shorten(inbox, 1.3)
+    share, far_out = shorten(inbox, 1.3)
     mixture = fused(inbox, share)
     mixed = inbox.mix(mixture)
     assert torch.allclose(mixture.own + mixture.weight.sum(1), torch.ones(14, dtype=torch.float64))
@@ -235,11 +237,11 @@ def test_fuse(seed: int, losses: bool) -> None:
         weights = {sender: float(mixing[receiver, sender]) for sender in np.flatnonzero(scene.hears[receiver])}
         left, out = by_definition.shortened(scene.vectors[receiver], heard, weights, 1.3)
         expected = by_definition.fused(scene.vectors[receiver], heard, weights, left)
-        assert found_in(blown)[receiver] == out
+        assert found_in(far_out)[receiver] == out
         np.testing.assert_allclose(share[receiver, list(heard)].numpy(), list(left.values()), rtol=1e-9)
         np.testing.assert_allclose(mixed[receiver].numpy(), expected, rtol=0, atol=1e-9)
-    assert 0 < int(blown.sum()) < int(inbox.heard.sum())
-    assert int(blown.sum()) < int((share < 1)[inbox.heard].sum())
+    assert 0 < int(far_out.sum()) < int(inbox.heard.sum())
+    assert int(far_out.sum()) < int((share < 1)[inbox.heard].sum())
 
 
 def test_fuse_measures_by_those_who_carry_weight() -> None:
@@ -248,14 +250,14 @@ def test_fuse_measures_by_those_who_carry_weight() -> None:
     expected = torch.ones(1, 5, dtype=torch.bool)
     weight = torch.tensor([[0.25, 0.25, 0, 0, 0]], dtype=torch.float64)
     inbox = Inbox.receive(own, messages, expected=expected, weight=weight, self_weight=1 - weight.sum(1))
-    share, blown = shorten(inbox, 3.0)
-    assert blown.tolist() == [[False, False, True, True, True]]
+    share, far_out = shorten(inbox, 3.0)
+    assert far_out.tolist() == [[False, False, True, True, True]]
     assert share.tolist() == [pytest.approx([1.0, 1.0, REACH / 9, REACH / 8, REACH / 7])]
     lonely = Inbox.receive(
         own, messages, expected=expected, weight=torch.zeros_like(weight), self_weight=torch.ones(1).double()
     )
-    share, blown = shorten(lonely, 3.0)
-    assert not bool(blown.any())
+    share, far_out = shorten(lonely, 3.0)
+    assert not bool(far_out.any())
     assert bool((share == 1).all())
     assert torch.equal(lonely.mix(fused(lonely, share)), own)
 
@@ -278,9 +280,9 @@ def lone_inbox(own: Tensor, messages: Tensor) -> Inbox:
     return Inbox.receive(own[None], messages, expected=expected, weight=weight, self_weight=1 - weight.sum(1))
 
 
-def liars_at(how: str, own: Tensor, crowd: Tensor, count: int, seed: int) -> Tensor:
+def liars_at(how: str, own: Tensor, receiver_group: Tensor, count: int, seed: int) -> Tensor:
     """Where liars who want to drive a receiver off might sit."""
-    away, radius = own - crowd, (own - crowd).norm()
+    away, radius = own - receiver_group, (own - receiver_group).norm()
     if how == "behind":
         return own + torch.linspace(0.2, 1e3, count).double()[:, None] * away
     if how == "at reach":
@@ -299,18 +301,18 @@ def test_liars_do_not_drive_a_receiver_off(how: str, neighbours: int, dim: int) 
     Each pulls by REACH distances to the crowd at most, each good one by one: 1 / (1 + REACH) of all may lie.
     """
     liars = int(0.44 * neighbours)
-    crowd = stream(1, "crowd").normal(dim)
-    own = crowd + stream(2, "own").normal(dim)
-    far = float((own - crowd).norm())
+    receiver_group = stream(1, "crowd").normal(dim)
+    own = receiver_group + stream(2, "own").normal(dim)
+    far = float((own - receiver_group).norm())
     for step in range(30):
-        good = crowd.expand(neighbours - liars, -1)
-        inbox = lone_inbox(own, torch.cat([liars_at(how, own, crowd, liars, step), good]))
+        good = receiver_group.expand(neighbours - liars, -1)
+        inbox = lone_inbox(own, torch.cat([liars_at(how, own, receiver_group, liars, step), good]))
         share, _ = shorten(inbox, 3.0)
         assert bool((share[0, liars:] > 1 - 1e-9).all())  # good ones pull with all their weight
         after = inbox.mix(fused(inbox, share))[0]
         step_length = float((after - own).norm())
         assert step_length <= REACH * far
-        own, before, far = after, far, float((after - crowd).norm())
+        own, before, far = after, far, float((after - receiver_group).norm())
         assert far <= before * (1 + 1e-9)
 
 
@@ -321,8 +323,8 @@ def test_liars_close_by_do_not_let_one_pull_far() -> None:
         messages = torch.zeros(20, 4, dtype=torch.float64)
         messages[:8, 0], messages[8, 0], messages[9:, 1] = -near, -1e4, 1.0
         inbox = lone_inbox(own, messages)
-        share, blown = shorten(inbox, 3.0)
-        assert found_in(blown) == [{8}]
+        share, far_out = shorten(inbox, 3.0)
+        assert found_in(far_out) == [{8}]
         after = inbox.mix(fused(inbox, share))[0]
         assert float(after[0].abs()) <= (REACH + 8 * near) / 21 + 1e-12
         assert float(after[1]) == pytest.approx(11 / 21)
@@ -340,17 +342,17 @@ def test_record(longest: int, judged: bool) -> None:
     """
     random = np.random.default_rng(longest)
     size, moments = 12, 12
-    record = Record.blank(torch.ones(size, size, dtype=torch.bool), longest)
+    record = Suspensions.blank(torch.ones(size, size, dtype=torch.bool), longest)
     served = [[by_definition.Served(longest) for _ in range(size)] for _ in range(size)]
     likely = [0.75] + [0.25 / (len(REASONS) - 2)] * (len(REASONS) - 2)
     names = [name for name in REASONS if name != "serving time"]
     longer = 0
     for _ in range(moments):
         words = random.choice(names, size=(size, size), p=likely)
-        serving = [[each.now < each.until for each in row] for row in served]
-        assert record.serving.tolist() == serving
+        suspended = [[each.now < each.until for each in row] for row in served]
+        assert record.suspended.tolist() == suspended
         if not judged:
-            words = np.where(serving, "kept", words)
+            words = np.where(suspended, "kept", words)
         why = torch.tensor([[REASONS.index(word) for word in row] for row in words], dtype=torch.int8)
         blank = torch.zeros(size, size, dtype=torch.float64)
         record, told = record.add(Verdict(blank, blank[0], why != 0, why))
@@ -375,7 +377,7 @@ def test_record(longest: int, judged: bool) -> None:
 )
 def test_how_long_a_flag_lasts(why: str, clean: int, windows: list[int]) -> None:
     """Flagged again as soon as its time is over, or after some clean detections, of which each takes a strike back."""
-    record = Record.blank(torch.ones(1, 1, dtype=torch.bool), 8)
+    record = Suspensions.blank(torch.ones(1, 1, dtype=torch.bool), 8)
     nothing = torch.zeros(1, 1, dtype=torch.int8)
 
     def detect(code: Tensor) -> bool:
@@ -386,7 +388,7 @@ def test_how_long_a_flag_lasts(why: str, clean: int, windows: list[int]) -> None
     for expected in windows:
         assert detect(nothing + REASONS.index(why))
         lasted = 1
-        while bool(record.serving):
+        while bool(record.suspended):
             assert detect(nothing)
             lasted += 1
         assert lasted == expected
@@ -394,7 +396,7 @@ def test_how_long_a_flag_lasts(why: str, clean: int, windows: list[int]) -> None
 
 
 def test_two_strikes_need_two_clean_detections() -> None:
-    record = Record.blank(torch.ones(1, 1, dtype=torch.bool), 16)
+    record = Suspensions.blank(torch.ones(1, 1, dtype=torch.bool), 16)
     nothing = torch.zeros(1, 1, dtype=torch.int8)
     severe, strikes = nothing + REASONS.index("absurd"), []
     for code in (severe, severe, nothing, nothing, nothing, nothing, nothing, nothing):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from bymi import Complete, Detector, InputError, Mean, Panel, identify
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
 from tests.rounds import Tampering
 
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from bymi import Detector, Graph, identify
+from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
 from bymi.runs.metrics import false_discoveries, sure_detection
-from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
 from tests.reference import detection as by_definition
 from tests.reference.rules import TRANSCRIPTIONS
-from tests.reference.scenes import Scene, draw_scene
+from tests.reference.scenes import RunSetup, draw_scene
 from tests.rounds import Tampering
 
 # Until it stands still, as its transcription does.
@@ -29,7 +29,7 @@ def test_every_centre_and_scale_has_a_transcription() -> None:
     assert set(SCALES) == set(by_definition.OMEGAS)
 
 
-def halves_through(scene: Scene, dtype: torch.dtype) -> Any:
+def halves_through(scene: RunSetup, dtype: torch.dtype) -> Any:
     """Both inboxes. Some senders lose their first half only, some their second: neither half may then be used."""
 
     def lose(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, None]:
@@ -40,7 +40,7 @@ def halves_through(scene: Scene, dtype: torch.dtype) -> Any:
     return network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
 
 
-def scores_of(scene: Scene, receiver: int, centre: str, settings: dict[str, Any], scale: str) -> dict[int, float]:
+def scores_of(scene: RunSetup, receiver: int, centre: str, settings: dict[str, Any], scale: str) -> dict[int, float]:
     """What one node makes of each neighbour it heard, by definition."""
     node = scene.node(receiver)
     middle = TRANSCRIPTIONS[centre](node, **settings)
@@ -81,7 +81,7 @@ def test_verdicts_on_single_precision(centre: str, scale: str) -> None:
     """Halves rounded to float32 give the scores of the rounded numbers; a centre kept in float32 costs a few 1e-6."""
     drawn = draw_scene(nodes=25, dim=40, directed=False, losses=True, seed=5)
     rounded = (half.astype(np.float32).astype(np.float64) for half in (drawn.vectors, drawn.second))
-    scene = Scene(drawn.hears, *rounded, drawn.targets, drawn.lost)
+    scene = RunSetup(drawn.hears, *rounded, drawn.targets, drawn.lost)
     rule = CENTRES[centre](**SETTINGS.get(centre, {}))
     verdict = identify_neighbours(*halves_through(scene, torch.float32), Detector(0.2, 0, rule, SCALES[scale]()))
     assert verdict.scores.dtype == torch.float64
@@ -96,7 +96,7 @@ def test_verdicts_on_single_precision(centre: str, scale: str) -> None:
 def test_plain_matrices(centre: str, scale: str, own: int | None) -> None:
     """All rows of two matrices as one neighbourhood: everybody hears everybody, the own row is not judged."""
     drawn = draw_scene(nodes=18, dim=7, directed=False, losses=False, seed=11)
-    scene = Scene(~np.eye(18, dtype=bool), drawn.vectors, drawn.second, drawn.targets, ())
+    scene = RunSetup(~np.eye(18, dtype=bool), drawn.vectors, drawn.second, drawn.targets, ())
     rule = CENTRES[centre](**SETTINGS.get(centre, {}))
     how: dict[str, Any] = {"profile": "published", "cross_fit": False, "centre": rule, "scale": SCALES[scale]()}
     verdict = identify(scene.vectors, scene.second, **how, own=own, fdr_level=0.3, offset=1)

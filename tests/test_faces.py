@@ -10,14 +10,14 @@ from torch import Tensor
 
 from bymi import Graph, Inbox, LocalNetwork
 from bymi.attacks import ATTACKS, Adversary, Dissensus, Isolation, Poison, Shift, SignFlip, Silent, SimulatedAdversary
+from bymi.core.inbox import fold
+from bymi.core.neighbour_lists import PerArcLists
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
+from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load
-from bymi.inbox import fold
-from bymi.lists import Table
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import local_network, simulate
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
-from bymi.topology import ErdosRenyi
 
 NODES, DIM = 16, 5
 MEMBERS = torch.tensor([number in (0, 3, 8, 9) for number in range(NODES)])
@@ -31,7 +31,7 @@ def network_of(adversary: Adversary, graph: Graph = GRAPH) -> SimulatedAdversary
 
 def by_column(inbox: Inbox, values: Tensor) -> Tensor:
     """Values for all messages [B, J], also where the inbox keeps them place by place."""
-    return inbox.lists.wide(values, len(inbox.messages)) if isinstance(getattr(inbox, "lists", None), Table) else values
+    return inbox.lists.wide(values, len(inbox.messages)) if isinstance(getattr(inbox, "lists", None), PerArcLists) else values
 
 
 def assert_wired(inbox: Inbox, graph: Graph) -> None:
@@ -189,7 +189,7 @@ def test_answers_follow_the_asker(attack: str) -> None:
 def test_runs_with_two_faces(attack: str, point: str) -> None:
     words = ("nodes=20", "steps=20", "warm_up.steps=8", "data.dim=5", "data.samples=40", "method=drsgd-bymi")
     spec = load(None, [*words, f"attack={attack}", "byzantine_faces=two", f"detection.point={point}"])
-    scene = build_scene(spec.sheet)
+    scene = set_up_run(spec.sheet)
     for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
         assert bool(torch.isfinite(snapshot.theta[~scene.byzantine]).all())
         assert snapshot.network is None or snapshot.network.size == 20
@@ -223,6 +223,6 @@ def test_a_round_of_150_nodes_stays_cheap(attack: Shift | Dissensus, allowed: fl
 @pytest.mark.parametrize("words", ["attack=dissensus", "attack=shift byzantine_faces=two", "attack=nan byzantine_faces=two"])
 def test_faces_of_nobody(words: str) -> None:
     tiny = ("nodes=20", "steps=10", "data.dim=5", "data.samples=40", "method=drsgd-bymi", "byzantine_ratio=0.0")
-    scene = build_scene(load(None, [*tiny, *words.split()]).sheet)
+    scene = set_up_run(load(None, [*tiny, *words.split()]).sheet)
     *_, last = simulate(scene.problem, scene.graph, scene.plan, scene.adversary)
     assert last.inbox.heard.shape == (20, 20)

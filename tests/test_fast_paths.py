@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Adversary, Graph, usage
+from bymi import Adversary, Graph
 from bymi.attacks.message import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.attacks.simple import Zero
-from bymi.detection.robust import median
-from bymi.inbox import Inbox
-from bymi.lists import Table
-from bymi.streams import _FIRST, _SECOND, _mix, stream
-from bymi.vectors import inner_of_both, join, lower_median, surely_short
+from bymi.core import message_usage as usage
+from bymi.core.inbox import Inbox
+from bymi.core.linalg import inner_of_both, join, lower_median, norms_surely_below
+from bymi.core.neighbour_lists import PerArcLists
+from bymi.core.streams import _FIRST, _SECOND, _mix, stream
+from bymi.detection.robust_statistics import median
 
 _WORD = 1 << 64
 
@@ -76,7 +77,9 @@ def test_attackers_keep_the_plain_average() -> None:
     adversary = Adversary(members, Zero())
     for seed in (0, 1):
         graph = Graph.from_hears((stream(seed, "arcs").uniform(6, 6) < 0.7) & ~torch.eye(6, dtype=torch.bool))
-        inbox = Inbox.receive(own, own, expected=graph.hears, weight=graph.weight, self_weight=graph.self_weight, own_at=nodes)
+        inbox = Inbox.receive(
+            own, own, expected=graph.hears, weight=graph.weight, self_weight=graph.self_weight, own_column=nodes
+        )
         for _ in range(2):
             kept = adversary.keep(inbox, torch.zeros_like(own), nodes, step=3)
             plain = graph.mixing @ own
@@ -91,11 +94,11 @@ def test_trails_by_a_table_are_those_by_lists(seed: int) -> None:
     at = torch.arange(6).expand(6, -1).clone()
     receivers = hears[:, 0].nonzero().flatten()
     at[receivers, 0] = 6 + torch.arange(len(receivers))
-    own, table = some(6, 3, seed=seed), Table(at, hears)
+    own, table = some(6, 3, seed=seed), PerArcLists(at, hears)
     messages = torch.cat([own, 5 + some(len(receivers), 3, seed=seed + 50)])
     weight = hears / (1.0 + hears.sum(1, keepdim=True))
     inbox = Inbox.receive(
-        own, messages, expected=hears, weight=weight, self_weight=1 - weight.sum(1), own_at=torch.arange(6), lists=table
+        own, messages, expected=hears, weight=weight, self_weight=1 - weight.sum(1), own_column=torch.arange(6), lists=table
     )
     assert inbox.complete
     share = torch.where(stream(seed, "share").uniform(6, 6) < 0.6, stream(seed, "part").uniform(6, 6), 1.0)
@@ -118,12 +121,12 @@ def test_rows_that_lie_one_above_the_other_are_not_copied() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_quick_look_is_sure_or_says_nothing(dtype: torch.dtype) -> None:
     usual = some(4, 60).to(dtype)
-    assert surely_short(usual, 1e6)
-    assert surely_short(usual[:0], 1e6)
+    assert norms_surely_below(usual, 1e6)
+    assert norms_surely_below(usual[:0], 1e6)
     for wrong in (torch.nan, torch.inf, -torch.inf, 1e6, 1e30, 1e38):
         vectors = usual.clone()
         vectors[2, 7] = wrong
-        assert not surely_short(vectors, 1e6), wrong
+        assert not norms_surely_below(vectors, 1e6), wrong
 
 
 @pytest.mark.parametrize("dim", [3, 1024, 2500])

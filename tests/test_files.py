@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from bymi import InputError, files
-from bymi.errors import StorageError
+from bymi import InputError
+from bymi.core import files
+from bymi.core.errors import StorageError
 
 DEEP = 100_000
 

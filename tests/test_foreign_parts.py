@@ -18,9 +18,10 @@ from bymi import ATTACKS, RULES, TOPOLOGIES
 from bymi.datasets import PARTITIONS
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, load
-from bymi.runs import foreign, run
-from bymi.runs.foreign import foreign_source
-from bymi.runs.sheet import Sheet
+from bymi.runs import foreign_parts as foreign
+from bymi.runs import run
+from bymi.runs.foreign_parts import foreign_source
+from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.tasks import TASKS
 
 SMALL = ("profile=paper", "method=rule", "nodes=12", "steps=12", "data.dim=3", "data.samples=20")
@@ -78,7 +79,7 @@ def define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Define:
     return make
 
 
-def sheet(**parts: Any) -> Sheet:
+def sheet(**parts: Any) -> ResolvedSpec:
     values = json.loads(json.dumps(load(None, list(SMALL)).sheet.values))
     for key, value in parts.items():
         section, _, name = key.partition("__")
@@ -86,10 +87,10 @@ def sheet(**parts: Any) -> Sheet:
             values[section][name] = value
         else:
             values[section] = value
-    return Sheet(values)
+    return ResolvedSpec(values)
 
 
-def with_rule(entry: type, monkeypatch: pytest.MonkeyPatch) -> Sheet:
+def with_rule(entry: type, monkeypatch: pytest.MonkeyPatch) -> ResolvedSpec:
     monkeypatch.setitem(RULES, "nearest", entry)
     return sheet(warm_up__rule={"name": "nearest", "k": 4})
 

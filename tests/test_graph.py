@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bymi import Complete, EdgeFile, ErdosRenyi, Graph, GraphError, InputError, MatrixGraph, Ring
-from bymi.graph import metropolis
+from bymi.core.graph import metropolis
 
 
 def test_metropolis_on_a_ring_is_one_third() -> None:

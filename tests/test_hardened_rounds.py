@@ -24,14 +24,14 @@ from bymi import (
     WarmUp,
     simulate,
 )
-from bymi import phases as phases_module
 from bymi.attacks import ATTACKS
+from bymi.core.streams import stream
+from bymi.core.topology import ErdosRenyi
 from bymi.detection import Detector, Panel, Verdict, Watch
 from bymi.detection.reasons import REASONS
-from bymi.phases import NoForge, optimise, warm_up
 from bymi.problems import linear_problem, linear_shard
-from bymi.streams import stream
-from bymi.topology import ErdosRenyi
+from bymi.training import phases as phases_module
+from bymi.training.phases import FollowsProtocol, optimise, warm_up
 
 NODES, LIARS, DIM, SAMPLES = 50, 10, 10, 100
 DETECTOR = Detector(point="receiver", cross_fit=True, panel=Panel(), probe=True, sample="all", pruning="mutual")
@@ -108,11 +108,11 @@ def run(seed: int, attack: str | None = None, plan: Plan = PLAN, **how: Any) -> 
 def plain(seed: int) -> float:
     """The gap of DSGD: the same warm-up, then the same steps on the same samples over the whole graph, nobody judged."""
     problem, graph = stage(seed)
-    plan, network, forge = replace(PLAN, seed=seed), LocalNetwork(graph), NoForge()
+    plan, network, deviation = replace(PLAN, seed=seed), LocalNetwork(graph), FollowsProtocol()
     pool = torch.arange(SAMPLES).expand(NODES, -1)
-    *_, warm = warm_up(problem, network, plan, pool, forge, rounds=plan.warm_up_steps)
+    *_, warm = warm_up(problem, network, plan, pool, deviation, rounds=plan.warm_up_steps)
     unwatched = replace(plan, watch=Watch(every=None, fuse=None))
-    *_, last = optimise(problem, network, unwatched, warm.theta, forge)
+    *_, last = optimise(problem, network, unwatched, warm.theta, deviation)
     return Run(seed, members(seed, 0), last.theta, []).gap
 
 
@@ -171,7 +171,7 @@ def test_two_faces() -> None:
 
 def test_whoever_is_flagged_by_mistake_is_back_at_the_next_detection(monkeypatch: pytest.MonkeyPatch) -> None:
     """All neighbours flag node 7 once, for its score: it is in exile for one window, listens, and is taken back by all."""
-    honest_sit, calls = phases_module.sit, []
+    honest_sit, calls = phases_module.judge_neighbours, []
 
     def mistaken(*arguments: Any) -> Verdict:
         verdict = honest_sit(*arguments)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bymi.experiment import load
-from bymi.runs import store
+from bymi.runs import run_folder as store
 from tests.commands import TINY, bymi, mistake, only_folder, only_line, start, summary_in
 from tests.idx_files import write_image_set
 

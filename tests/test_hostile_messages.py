@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from bymi import RULES, Detector, Inbox, Round
+from bymi.core.topology import ErdosRenyi
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify_neighbours
 from bymi.experiment import Spec, load
-from bymi.phases import Snapshot
 from bymi.runs.metrics import Recorder
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import simulate
-from bymi.topology import ErdosRenyi
+from bymi.training.phases import Snapshot
 from tests.commands import TINY
 
 HOSTILE = ("nan", "inf", "huge", "misshapen", "silent")
@@ -26,22 +26,22 @@ def spec_of(*words: str) -> Spec:
     return load(None, [*TINY, "steps=10", "warm_up.steps=3", "method=drsgd-bymi", *words])
 
 
-def follow(spec: Spec, **attack: Any) -> tuple[Scene, list[Snapshot], Recorder]:
+def follow(spec: Spec, **attack: Any) -> tuple[RunSetup, list[Snapshot], Recorder]:
     """All rounds of a run, with everything that was heard in them, and what the metrics make of it.
 
     `attack`: parameters of the attack that no spec would allow.
     """
     sheet = spec.sheet
     sheet.values["attack"].update(attack)
-    scene = build_scene(sheet)
-    recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=spec.steps, every=1)
+    scene = set_up_run(sheet)
+    recorder = Recorder(scene.evaluator, scene.graph, scene.byzantine, steps=spec.steps, every=1)
     snapshots = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     for snapshot in snapshots:
         recorder.see(snapshot)
     return scene, snapshots, recorder
 
 
-def assert_refused(scene: Scene, snapshots: list[Snapshot], recorder: Recorder) -> None:
+def assert_refused(scene: RunSetup, snapshots: list[Snapshot], recorder: Recorder) -> None:
     """Every hostile message was refused and counted, nobody honest was, and no honest node left the finite numbers."""
     honest, senders = ~scene.byzantine, scene.byzantine.nonzero().flatten().tolist()
     bad_arcs = scene.graph.hears & scene.byzantine
@@ -125,7 +125,7 @@ def round_of(dim: int, shift: float, value: float | None) -> Inbox:
     else:
         vectors[0] = value
     weights = {"weight": graph.mixing * graph.hears, "self_weight": graph.mixing.diagonal()}
-    return Inbox.receive(vectors, sent, expected=graph.hears, own_at=places, **weights)
+    return Inbox.receive(vectors, sent, expected=graph.hears, own_column=places, **weights)
 
 
 def distance_to_three(vectors: Tensor, wanted: Tensor) -> Tensor:

@@ -17,16 +17,17 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from bymi import RULES, Adversary, Round, datasets
 from bymi.aggregation import WeightedRule
 from bymi.attacks import GradientAttack, OutOfDistribution
-from bymi.engine.host import Host
+from bymi.core.message_validity import MAX_NORM_RATIO
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, GRADIENT, SECOND_HALF, Topic
+from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run
-from bymi.hearing import ABSURD
 from bymi.problems import ModuleProblem, Shards, lenet
-from bymi.runs import store, tasks
+from bymi.runs import run_folder as store
+from bymi.runs import tasks
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import simulate
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, GRADIENT, SECOND_HALF, Topic
 from tests.idx_files import write_image_set
 from tests.rounds import Lone, draw_lone
 
@@ -61,11 +62,11 @@ def tiny(*words: str, seed: int = 0) -> Spec:
     return load(None, [*WORDS, *words], seed)
 
 
-def scene_of(spec: Spec, data: Path) -> Scene:
-    return build_scene(spec.sheet, Host(device="cpu", data=data, threads=1))
+def scene_of(spec: Spec, data: Path) -> RunSetup:
+    return set_up_run(spec.sheet, Host(device="cpu", data=data, threads=1))
 
 
-def inputs_of(scene: Scene) -> Tensor:
+def inputs_of(scene: RunSetup) -> Tensor:
     """The images of all nodes [M, n, 1, 28, 28]."""
     assert isinstance(scene.problem, ModuleProblem)
     return scene.problem._inputs.unflatten(0, (NODES, SAMPLES))
@@ -146,7 +147,7 @@ def test_another_folder_in_the_variable_is_another_data_set(tmp_path: Path, monk
     for seed in (0, 1):
         write_image_set(tmp_path / str(seed) / "mnist", train=NODES * SAMPLES, test=10, seed=seed)
         monkeypatch.setenv("BYMI_DATA", str(tmp_path / str(seed)))
-        found.append(inputs_of(build_scene(tiny("attack=ipm", "method=dsgd").sheet, Host(device="cpu", threads=1))))
+        found.append(inputs_of(set_up_run(tiny("attack=ipm", "method=dsgd").sheet, Host(device="cpu", threads=1))))
     tasks._read_once.cache_clear()
     assert not torch.equal(*found)
 
@@ -167,7 +168,7 @@ def test_measures_are_those_of_a_direct_computation(data: Path) -> None:
     images = datasets.load_images("mnist", data)
     pixels = images.train_images.double()
     test = ((images.test_images - pixels.mean()) / pixels.std(correction=0)).float()
-    recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=spec.steps, every=1)
+    recorder = Recorder(scene.evaluator, scene.graph, scene.byzantine, steps=spec.steps, every=1)
     honest = ~scene.byzantine
     inputs = inputs_of(scene)[honest].flatten(0, 1)
     assert isinstance(scene.problem, ModuleProblem)
@@ -316,7 +317,7 @@ def huge(lone: Lone) -> Lone:
 
 def almost_absurd(lone: Lone) -> Lone:
     """As long as a message may be."""
-    return lone.with_message(2, -0.99 * ABSURD * lone.own)
+    return lone.with_message(2, -0.99 * MAX_NORM_RATIO * lone.own)
 
 
 def nothing(lone: Lone) -> Lone:

@@ -15,7 +15,7 @@ from bymi.paper import page_images as pages
 from bymi.paper import study_images as images
 from bymi.paper.published_tables import RULES_ALONE, WITH_DETECTION
 from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
-from bymi.runs import store
+from bymi.runs import run_folder as store
 from tests.commands import bymi, dates_in, mistake
 from tests.idx_files import write_image_set
 from tests.pages import are_pictures, headings_of, rows_of

@@ -9,16 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from bymi import Graph, Inbox, sparse
+from bymi import Graph, Inbox
 from bymi.attacks import ATTACKS, Adversary
-from bymi.errors import InputError
-from bymi.lists import Lists
-from bymi.network import Network
+from bymi.core import list_graph as sparse
+from bymi.core.errors import InputError
+from bymi.core.list_graph import ListGraph
+from bymi.core.neighbour_lists import NeighbourLists
+from bymi.core.network import Network
+from bymi.core.topic import PARAMETERS
+from bymi.core.topology import Regular
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.simulate import local_network, sharded_run
-from bymi.sparse import SparseGraph
-from bymi.topic import PARAMETERS
-from bymi.topology import Regular
 
 NODES = 12
 BYZANTINE = torch.arange(NODES) < 3
@@ -26,7 +27,7 @@ VECTORS = torch.arange(NODES * 4, dtype=torch.float64).reshape(NODES, 4)
 FORMS = ("matrices", "lists")
 
 
-def graph_of(form: str, monkeypatch: pytest.MonkeyPatch) -> Graph | SparseGraph:
+def graph_of(form: str, monkeypatch: pytest.MonkeyPatch) -> Graph | ListGraph:
     if form == "lists":
         monkeypatch.setattr(sparse, "LISTS_FROM", 1)
         monkeypatch.setattr(sparse, "_SHORT", 0)
@@ -65,7 +66,7 @@ def test_weights_and_lists_have_the_shape_of_the_arcs(monkeypatch: pytest.Monkey
         receive("lists", VECTORS, monkeypatch, weight=graph.weight[:, 1:])
     assert graph.lists is not None
     with pytest.raises(InputError, match="lists: got"):
-        receive("lists", VECTORS, monkeypatch, lists=Lists(graph.lists.at[:, 1:], graph.lists.there[:, 1:]))
+        receive("lists", VECTORS, monkeypatch, lists=NeighbourLists(graph.lists.at[:, 1:], graph.lists.there[:, 1:]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -87,7 +88,7 @@ def test_further_messages_beside_the_wrong_rows_are_refused(
         def rounds(network: Network) -> Iterator[tuple[Inbox, ...]]:
             yield network.exchange(0, {PARAMETERS: VECTORS[network.nodes]})
 
-        list(spread.wires.board.walk([partial(rounds, network) for network, _ in spread.wrapped]))
+        list(spread.router.lockstep.walk([partial(rounds, network) for network, _ in spread.wrapped]))
 
     def one_less(self: Adversary, *given: Any) -> Any:
         return show(self, *given)[1:]

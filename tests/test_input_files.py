@@ -14,14 +14,16 @@ from typing import Any
 
 import pytest
 
-from bymi import InputError, files, graph
+from bymi import InputError
+from bymi.core import files, graph
 from bymi.datasets import idx, read_idx
-from bymi.engine.host import Host
+from bymi.distributed.host import Host
 from bymi.experiment import load
-from bymi.outlook import cache
-from bymi.runs import Sheet, __main__, read_sheets, tensorfile
-from bymi.runs.scene import build_scene, check_sheet
-from bymi.runs.tensorfile import TensorFile, UnusableError
+from bymi.power import cache
+from bymi.runs import ResolvedSpec, __main__, read_sheets
+from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.run_setup import check_sheet, set_up_run
+from bymi.runs.safetensors_file import TensorFile, UnusableError
 from tests.commands import TINY, mistake, only_line
 from tests.idx_files import write_image_set
 
@@ -153,7 +155,7 @@ def test_a_compressed_idx_file_is_unpacked_up_to_a_largest_size(tmp_path: Path, 
 def images(tmp_path: Path, *words: str, side: int = 28) -> None:
     write_image_set(tmp_path / "mnist", train=120, test=20, side=side)
     base = ["data=mnist:samples=12,identification=4", "nodes=8", "graph=complete", "steps=4", "warm_up.steps=2", "method=dsgd"]
-    build_scene(load(None, [*base, *words]).sheet, Host(device="cpu", data=tmp_path))
+    set_up_run(load(None, [*base, *words]).sheet, Host(device="cpu", data=tmp_path))
 
 
 @pytest.mark.parametrize("side", [1, 2, 8, 27, 32])
@@ -171,7 +173,7 @@ def test_images_of_one_grey_are_one_line(tmp_path: Path) -> None:
         path.write_bytes(plain[:16] + bytes(len(plain) - 16))
     words = ["data=mnist:samples=12,identification=4", "nodes=8", "graph=complete", "attack=ipm", "method=dsgd"]
     with pytest.raises(InputError, match="with one grey only"):
-        build_scene(load(None, words).sheet, Host(device="cpu", data=tmp_path))
+        set_up_run(load(None, words).sheet, Host(device="cpu", data=tmp_path))
 
 
 @pytest.mark.parametrize(("classes", "labels"), [(100, "0, 99"), (11, "0, 10")])
@@ -224,13 +226,13 @@ def paths(values: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     return found
 
 
-def changed(path: tuple[str, ...], value: Any) -> Sheet:
+def changed(path: tuple[str, ...], value: Any) -> ResolvedSpec:
     values = copy.deepcopy(WHOLE)
     inner = values
     for key in path[:-1]:
         inner = inner[key]
     inner[path[-1]] = value
-    return Sheet(values)
+    return ResolvedSpec(values)
 
 
 def call(tmp_path: Path, content: Any, capsys: pytest.CaptureFixture[str]) -> str:
@@ -250,7 +252,7 @@ WRONG: dict[str, Any] = {"words": "many", "a list": [1, 2], "a table": {"x": 1},
 @pytest.mark.parametrize("path", paths(WHOLE), ids=".".join)
 def test_wrongly_typed_sheets_are_one_line_or_fit(path: tuple[str, ...]) -> None:
     """Every key with everything that may be in its place: refused with its name, or one that a spec could have, too."""
-    check_sheet(Sheet(copy.deepcopy(WHOLE)), "here")
+    check_sheet(ResolvedSpec(copy.deepcopy(WHOLE)), "here")
     refused = []
     for value in WRONG.values():
         try:
@@ -294,7 +296,7 @@ def test_the_command_names_the_sheet_and_the_key(
 
 @pytest.mark.parametrize("values", [WHOLE, IMAGES], ids=["linear", "images"])
 def test_sheets_of_specs_are_good(values: dict[str, Any]) -> None:
-    check_sheet(Sheet(values), "here")
+    check_sheet(ResolvedSpec(values), "here")
 
 
 def test_a_file_of_sheets_is_a_file_of_a_largest_size(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bymi.engine import inquiry
+from bymi.distributed import point_queries as inquiry
 from bymi.experiment import load
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import sharded_run, simulate
 
 SMALL = ["nodes=9", "steps=5", "warm_up.steps=2", "graph.p=0.9", "data.samples=24", "method=drsgd-bymi", "attack=alie"]
@@ -19,14 +19,14 @@ SMALL = ["nodes=9", "steps=5", "warm_up.steps=2", "graph.p=0.9", "data.samples=2
 def test_turns_change_nothing(profile: list[str], shards: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a shard a node those under attack ask nobody, and with one number a turn everybody asks in a turn of its own."""
     (spec,) = load(None, [*SMALL, *profile], 3).expand()
-    scene = build_scene(spec.sheet)
+    scene = set_up_run(spec.sheet)
     parts = (scene.problem, scene.graph, scene.plan, scene.adversary)
     alone = list(simulate(*parts))
     monkeypatch.setattr(inquiry, "_NUMBERS", 1)
     monkeypatch.setattr(inquiry, "LONG", long)
     turns = []
-    take_turn = inquiry.Inquiry.take_turn
-    monkeypatch.setattr(inquiry.Inquiry, "take_turn", lambda self: turns.append(self) or take_turn(self))
+    take_turn = inquiry.PointQueries.take_turn
+    monkeypatch.setattr(inquiry.PointQueries, "take_turn", lambda self: turns.append(self) or take_turn(self))
     spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=shards).walk(scene.plan)
     for whole, snapshots in zip(alone, spread, strict=True):
         theta = torch.cat([part.theta for part in snapshots])

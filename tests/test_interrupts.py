@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bymi as package
-from bymi import interrupts
+from bymi.core import interrupts
 from tests.commands import TINY
 
 LONG = ["run", *TINY, "steps=100000", "record_every=1"]
@@ -91,7 +91,7 @@ def test_an_interrupt_in_the_middle_of_a_run_stores_it(tmp_path: Path) -> None:
     words = [*LONG, "method=dsgd", "--out", str(tmp_path)]
     ready = tmp_path / "ready"
     prelude = (
-        "from pathlib import Path\nimport bymi.runs.keeper as keeper\nwants = keeper.Keeper.wants\n"
+        "from pathlib import Path\nimport bymi.runs.checkpointer as keeper\nwants = keeper.Keeper.wants\n"
         f"def told(self, *words):\n    Path({str(ready)!r}).touch()\n    return wants(self, *words)\nkeeper.Keeper.wants = told"
     )
     code, said = interrupted(words, ready, prelude)

@@ -17,16 +17,18 @@ import torch
 from torch import Tensor, nn
 
 import bymi
-from bymi.engine.group import Group
-from bymi.engine.host import Host, KeepModels
-from bymi.engine.records import Held
-from bymi.errors import StorageError
+from bymi.core.errors import StorageError
+from bymi.distributed.gathered_rounds import Held
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host, KeepModels
 from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
-from bymi.runs import runner, store, tensorfile
-from bymi.runs.course import Together, lay_out
-from bymi.runs.models import MODEL, NODES, collect, nodes_to_keep, write_models
-from bymi.runs.scene import build_scene
+from bymi.runs import run_folder as store
+from bymi.runs import runner
+from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.engine_choice import ManyProcesses, lay_out
+from bymi.runs.run_setup import set_up_run
+from bymi.runs.trained_models import MODEL, NODES, collect, nodes_to_keep, write_models
 from tests.commands import bymi as command
 from tests.commands import mistake
 from tests.idx_files import write_image_set
@@ -74,7 +76,7 @@ def test_a_folder_keeps_the_mean_and_one_honest_node(name: str, tmp_path: Path) 
     """The mean over the core after a detection and over honest nodes without one, computed here from all rounds again."""
     spec = spec_of(*METHODS[name])
     summary = run(spec, tmp_path)
-    folder, scene = store.folder_of(tmp_path, spec), build_scene(spec.sheet)
+    folder, scene = store.folder_of(tmp_path, spec), set_up_run(spec.sheet)
     last, members = None, ~scene.byzantine
     for snapshot in bymi.simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
         if snapshot.network is not None:
@@ -95,7 +97,7 @@ def test_a_folder_keeps_the_mean_and_one_honest_node(name: str, tmp_path: Path) 
 
 def test_the_mean_is_the_model_that_the_summary_measures(tmp_path: Path) -> None:
     spec = spec_of(*METHODS["paper"])
-    summary, scene = run(spec, tmp_path), build_scene(spec.sheet)
+    summary, scene = run(spec, tmp_path), set_up_run(spec.sheet)
     theta = bymi.load_model(store.folder_of(tmp_path, spec))["theta"]
     honest = (~scene.byzantine).nonzero().flatten()
     assert isinstance(scene.problem, bymi.LinearProblem)
@@ -117,15 +119,15 @@ def test_a_network_is_back_in_two_lines(images: tuple[Path, dict[str, Any], Spec
     net = lenet()
     net.load_state_dict(bymi.load_model(folder))
 
-    scene = build_scene(spec.sheet, host)
+    scene = set_up_run(spec.sheet, host)
     *_, last = bymi.simulate(**parts(scene))
     assert isinstance(scene.problem, ModuleProblem)
     core = last_core(scene)
     vector = torch.cat([value.detach().flatten() for value in net.parameters()])
     torch.testing.assert_close(vector, last.theta[core].mean(0), rtol=0, atol=1e-6)
     # It answers as the mean that was measured.
-    inputs = scene.yardstick._inputs  # type: ignore[attr-defined]
-    labels = scene.yardstick._labels  # type: ignore[attr-defined]
+    inputs = scene.evaluator._inputs  # type: ignore[attr-defined]
+    labels = scene.evaluator._labels  # type: ignore[attr-defined]
     with torch.no_grad():
         right = float((net(inputs).argmax(1) == labels).double().mean())
     assert right == pytest.approx(summary["acc_scc"])
@@ -153,7 +155,7 @@ def test_each_nodes_model_is_kept_if_asked_for(tmp_path: Path, images: tuple[Pat
     there = store.folder_of(tmp_path, spec)
     assert there.name == folder.name, "what is kept is no part of a spec"
     assert everything["model_bytes"] > 2 * summary["model_bytes"]
-    scene = build_scene(spec.sheet, host)
+    scene = set_up_run(spec.sheet, host)
     *_, last = bymi.simulate(**parts(scene))
     assert isinstance(scene.problem, ModuleProblem)
     for node in range(6):
@@ -187,7 +189,7 @@ def test_the_models_of_a_run_that_diverged_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_models_that_are_not_finite_are_kept_as_they_are(number: float, tmp_path: Path) -> None:
-    problem = build_scene(spec_of(*METHODS["dsgd"]).sheet).problem
+    problem = set_up_run(spec_of(*METHODS["dsgd"]).sheet).problem
     theta = torch.ones(3, 4, dtype=torch.float64)
     theta[1, 2] = number
     words = write_models(tmp_path, collect(Held(theta), torch.arange(3) < 2, torch.tensor([0, 1])), problem, {})
@@ -211,7 +213,7 @@ def test_a_disk_without_room_for_the_model_is_one_line(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "of nothing", "a folder"])
 def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
-    problem = build_scene(spec_of(*METHODS["dsgd"]).sheet).problem
+    problem = set_up_run(spec_of(*METHODS["dsgd"]).sheet).problem
     write_models(tmp_path, collect(Held(torch.ones(4, 4)), torch.arange(4) < 3, torch.tensor([2])), problem, {})
     path = tmp_path / MODEL
     content = path.read_bytes()
@@ -270,7 +272,7 @@ def test_shards_of_one_process_have_the_models_of_all_nodes() -> None:
     """What a run has that was stopped after its last round: states, and no round to come."""
     spec = spec_of(*METHODS["paper"])
     course = lay_out(spec.sheet, Host(), Group())
-    assert isinstance(course, Together)
+    assert isinstance(course, ManyProcesses)
     *_, last = course.rounds(None, lambda step, phase: False)
     members = torch.arange(16) % 3 > 0
     from_round, from_states = (collect(some, members, torch.arange(16)) for some in (last.models, course.models(last.states)))

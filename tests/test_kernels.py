@@ -16,8 +16,21 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torch.nn import grad as nn_grad
 
-from bymi.problems import ModuleProblem, Shards, convolution, fused, kernels, lenet
-from bymi.problems.convolution import ConvolutionsOfMany
+from bymi.problems import (
+    ModuleProblem,
+    Shards,
+    lenet,
+)
+from bymi.problems import (
+    triton_kernels as kernels,
+)
+from bymi.problems import (
+    triton_ops as fused,
+)
+from bymi.problems import (
+    vmap_convolution as convolution,
+)
+from bymi.problems.vmap_convolution import ConvolutionsOfMany
 from tests import kernel_checks
 
 ROOT = Path(__file__).parents[1]

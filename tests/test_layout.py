@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi.engine import layout as layouts
-from bymi.engine.board import Board
-from bymi.engine.group import Group
-from bymi.engine.layout import Layout, Routes
-from bymi.engine.placement import place, rows_sent
-from bymi.errors import InputError
-from bymi.graph import Graph
-from bymi.sparse import SparseGraph
+from bymi.core.errors import InputError
+from bymi.core.graph import Graph
+from bymi.core.list_graph import ListGraph
+from bymi.distributed import shard_layout as layouts
+from bymi.distributed.group import Group
+from bymi.distributed.lockstep import Lockstep
+from bymi.distributed.node_order import place, rows_sent
+from bymi.distributed.shard_layout import Routes, ShardLayout
 
 
 class Post:
@@ -46,7 +46,7 @@ class Post:
 
 @pytest.mark.parametrize(("size", "shards", "ranks"), [(10, 4, 1), (10, 4, 2), (11, 4, 4), (7, 3, 3), (5, 1, 4)])
 def test_every_node_is_in_one_shard_and_every_shard_on_one_rank(size: int, shards: int, ranks: int) -> None:
-    layout = Layout.even(size, shards, ranks)
+    layout = ShardLayout.even(size, shards, ranks)
     assert torch.cat(list(layout.shards)).tolist() == list(range(size))
     assert [shard for held in layout.held for shard in held] == list(range(max(shards, ranks)))
     assert all(len(held) for held in layout.held)
@@ -56,7 +56,7 @@ def test_every_node_is_in_one_shard_and_every_shard_on_one_rank(size: int, shard
 
 def test_more_ranks_than_nodes_are_refused() -> None:
     with pytest.raises(InputError, match="got 5 ranks for 4 nodes"):
-        Layout.even(4, 4, 5)
+        ShardLayout.even(4, 4, 5)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -65,10 +65,10 @@ def test_more_ranks_than_nodes_are_refused() -> None:
 def test_routes_bring_what_is_wanted(ranks: int, mixed: bool, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against picking rows from the whole stack; at once, and with so few numbers at a time that coordinates go by turns."""
     monkeypatch.setattr(layouts, "_NUMBERS", numbers)
-    layout = Layout.even(10, 4, ranks)
+    layout = ShardLayout.even(10, 4, ranks)
     if mixed:  # a placement that is not in order of numbers
         parts = torch.tensor([7, 0, 4, 9, 2, 1, 8, 3, 6, 5]).split([3, 2, 3, 2])
-        layout = Layout(tuple(part.sort().values for part in parts), layout.held)
+        layout = ShardLayout(tuple(part.sort().values for part in parts), layout.held)
     rows = torch.arange(70.0).reshape(10, 7) ** 2
     wanted = [torch.tensor(nodes) for nodes in ([0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [3], [0, 9], [2, 4, 5])]
     post, found = Post(ranks), [None] * ranks
@@ -88,27 +88,27 @@ def test_routes_bring_what_is_wanted(ranks: int, mixed: bool, numbers: int, monk
 
 
 def test_shards_walk_in_step_and_a_failure_ends_all() -> None:
-    board = Board(Group(), Layout.even(6, 3, 1))
+    lockstep = Lockstep(Group(), ShardLayout.even(6, 3, 1))
 
     def count(place: int, last: int) -> Iterator[int]:
         for step in range(last):
-            sums = board.meet(place, place + step, lambda given: [sum(given)] * 3)
+            sums = lockstep.meet(place, place + step, lambda given: [sum(given)] * 3)
             assert sums == 3 + 3 * step
             if step == 2 and place == 1:
                 raise ArithmeticError("one of them cannot go on")
             yield 10 * place + step
 
     makers = [lambda place=place: count(place, 2) for place in range(3)]
-    assert list(board.walk(makers)) == [[0, 10, 20], [1, 11, 21]]
-    board = Board(Group(), Layout.even(6, 3, 1))
+    assert list(lockstep.walk(makers)) == [[0, 10, 20], [1, 11, 21]]
+    lockstep = Lockstep(Group(), ShardLayout.even(6, 3, 1))
     with pytest.raises(ArithmeticError, match="cannot go on"):
-        list(board.walk([lambda place=place: count(place, 5) for place in range(3)]))
+        list(lockstep.walk([lambda place=place: count(place, 5) for place in range(3)]))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("shard")]
 
 
 def test_a_walk_that_is_left_early_leaves_no_thread() -> None:
-    board = Board(Group(), Layout.even(6, 3, 1))
-    walk = board.walk([lambda: (step for step in range(100))] * 3)
+    lockstep = Lockstep(Group(), ShardLayout.even(6, 3, 1))
+    walk = lockstep.walk([lambda: (step for step in range(100))] * 3)
     assert next(walk) == [0, 0, 0]
     walk.close()  # type: ignore[attr-defined]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("shard")]
@@ -132,13 +132,13 @@ def test_rows_sent_against_a_count_by_hand() -> None:
         heard = {sender for node in block.tolist() for sender in range(30) if hears[node, sender]}
         slow += len(heard - set(block.tolist()))
     graph = Graph.from_hears(hears)
-    assert rows_sent(graph, order, 4) == rows_sent(SparseGraph.of_graph(graph), order, 4) == slow
+    assert rows_sent(graph, order, 4) == rows_sent(ListGraph.of_graph(graph), order, 4) == slow
 
 
 @pytest.mark.parametrize("shards", [2, 4])
 def test_neighbours_share_a_shard_where_that_pays(shards: int) -> None:
     grid = Graph.from_hears(hears_of(nx.grid_2d_graph(12, 12), 1))
-    for graph in (grid, SparseGraph.of_graph(grid)):
+    for graph in (grid, ListGraph.of_graph(grid)):
         order = place(graph, shards)
         assert sorted(order.tolist()) == list(range(144))
         assert rows_sent(graph, order, shards) < 0.3 * rows_sent(graph, torch.arange(144), shards)

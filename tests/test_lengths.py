@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bymi import GeometricMedian
-from bymi.vectors import dist2, dist2_from, norms
+from bymi.core.linalg import dist2, dist2_from, norms
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

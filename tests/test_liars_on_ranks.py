@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bymi.attacks import SimulatedAdversary
-from bymi.engine.wires import Wires
+from bymi.core.network import Outgoing
+from bymi.core.topic import PARAMETERS, Topic
+from bymi.distributed.router import Router
 from bymi.experiment import load
-from bymi.network import Outgoing
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run, simulate
-from bymi.topic import PARAMETERS, Topic
 
 WORDS = ["nodes=30", "graph=ring", "data.dim=5", "data.samples=20", "method=rule", "warm_up.rule=median", "steps=3"]
 SHARDS = 5
@@ -32,8 +32,8 @@ SEES: dict[str, tuple[list[str], str]] = {
 }
 
 
-def scene_of(words: Sequence[str]) -> Scene:
-    return build_scene(load(None, [*WORDS, *words]).sheet)
+def scene_of(words: Sequence[str]) -> RunSetup:
+    return set_up_run(load(None, [*WORDS, *words]).sheet)
 
 
 @pytest.mark.parametrize("name", SEES)
@@ -41,18 +41,18 @@ def test_all_vectors_are_gathered_only_for_who_looks_at_all(name: str, monkeypat
     words, sees = SEES[name]
     scene = scene_of(words)
     gathered, summed = [], []
-    gather, total = Wires.gather, Wires.total
+    gather, total = Router.gather, Router.total
 
-    def spy(wires: Wires, parts: Sequence[Tensor], name: str) -> Tensor:
+    def spy(router: Router, parts: Sequence[Tensor], name: str) -> Tensor:
         gathered.append(name)
-        return gather(wires, parts, name)
+        return gather(router, parts, name)
 
-    def spy_on_sums(wires: Wires, parts: Sequence[Tensor], name: str) -> Tensor:
+    def spy_on_sums(router: Router, parts: Sequence[Tensor], name: str) -> Tensor:
         summed.append(name)
-        return total(wires, parts, name)
+        return total(router, parts, name)
 
-    monkeypatch.setattr(Wires, "gather", spy)
-    monkeypatch.setattr(Wires, "total", spy_on_sums)
+    monkeypatch.setattr(Router, "gather", spy)
+    monkeypatch.setattr(Router, "total", spy_on_sums)
     spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=SHARDS)
     alone = simulate(scene.problem, scene.graph, scene.plan, scene.adversary)
     for snapshot, parts in zip(alone, spread.walk(scene.plan), strict=True):
@@ -73,8 +73,8 @@ def test_a_mean_of_nothing_is_no_lie() -> None:
     def rounds(network: SimulatedAdversary) -> Iterator[Outgoing]:
         yield network._outgoing(held[network.nodes], PARAMETERS, 0)
 
-    (sent,) = spread.wires.board.walk([partial(rounds, network) for network, _ in spread.wrapped])
-    for outgoing, nodes in zip(sent, spread.wires.nodes, strict=True):
+    (sent,) = spread.router.lockstep.walk([partial(rounds, network) for network, _ in spread.wrapped])
+    for outgoing, nodes in zip(sent, spread.router.nodes, strict=True):
         assert outgoing.same is None
         torch.testing.assert_close(outgoing.messages, held[nodes], rtol=0, atol=0, equal_nan=True)
 
@@ -92,7 +92,7 @@ def test_each_shard_is_shown_what_its_nodes_hear(name: str, monkeypatch: pytest.
     monkeypatch.setattr(type(adversary), "show", spy)
     spread = sharded_run(scene.problem, scene.graph, adversary, shards=SHARDS)
     next(iter(spread.walk(scene.plan)))
-    faces = spread.wires.variants
+    faces = spread.router.variants
     assert faces is not None
     assert len(asked) == SHARDS
     wanted = torch.cat(asked)

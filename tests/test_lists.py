@@ -11,38 +11,40 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import RULES, Graph, Inbox, LocalNetwork, MatrixGraph, Round, sparse, vectors
+from bymi import RULES, Graph, Inbox, LocalNetwork, MatrixGraph, Round
 from bymi.attacks import Adversary, Dissensus, Huge, Poison, SignFlip, Silent
 from bymi.attacks.placement import PLACEMENTS, place
-from bymi.detection import CENTRES, SCALES, Detector, Record, Verdict, identify_asked, identify_neighbours
-from bymi.detection.fuse import fused, shorten
-from bymi.detection.trail import Trail
-from bymi.errors import GraphError, InputError
-from bymi.graph import perron_vector
-from bymi.lists import Lists
-from bymi.phases import premix
-from bymi.plan import Optimisation
+from bymi.core import linalg as vectors
+from bymi.core import list_graph as sparse
+from bymi.core.errors import GraphError, InputError
+from bymi.core.graph import perron_vector
+from bymi.core.list_graph import ListGraph, connected
+from bymi.core.neighbour_lists import NeighbourLists
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
+from bymi.core.topology import ErdosRenyi, Regular, Ring
+from bymi.detection import CENTRES, SCALES, Detector, Suspensions, Verdict, identify_neighbours, judge_replies
+from bymi.detection.clipping import fused, shorten
+from bymi.detection.update_history import UpdateHistory
 from bymi.runs.simulate import local_network
-from bymi.sparse import SparseGraph, connected
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
-from bymi.topology import ErdosRenyi, Regular, Ring
+from bymi.training.phases import premix
+from bymi.training.plan import Optimisation
 from tests.reference import graphs as plain
 
 NODES, DIM = 70, 6
 MEMBERS = torch.arange(NODES) % 6 == 2
 
 
-def drawn(seed: int, *, nodes: int = NODES, directed: bool = False) -> tuple[Graph, SparseGraph]:
+def drawn(seed: int, *, nodes: int = NODES, directed: bool = False) -> tuple[Graph, ListGraph]:
     """One graph in both forms; directed: a fifth of the arcs missing one way."""
     graph = ErdosRenyi(0.15).draw(nodes, seed=seed)
     assert isinstance(graph, MatrixGraph)
     if directed:
         graph = graph.prune(stream(seed, "cut").uniform(nodes, nodes) < 0.2)
-    return graph, SparseGraph.of_graph(graph)
+    return graph, ListGraph.of_graph(graph)
 
 
-def at_places(values: Tensor, lists: Lists, fill: float) -> Tensor:
+def at_places(values: Tensor, lists: NeighbourLists, fill: float) -> Tensor:
     """What matrices [M, M] have at each place of the lists [M, n]."""
     return torch.where(lists.there, values.gather(1, lists.at), torch.tensor(fill, dtype=values.dtype))
 
@@ -65,7 +67,7 @@ ADVERSARIES: dict[str, Adversary | None] = {
 }
 
 
-def networks(seed: int, how: str, *, directed: bool = False) -> tuple[Any, Any, SparseGraph]:
+def networks(seed: int, how: str, *, directed: bool = False) -> tuple[Any, Any, ListGraph]:
     graph, by_lists = drawn(seed, directed=directed)
     adversary = ADVERSARIES[how]
     return local_network(graph, adversary), local_network(by_lists, adversary), by_lists
@@ -79,7 +81,7 @@ def close(one: Tensor, two: Tensor, scale: float = 1.0) -> None:
 
 
 def test_lists_of_arcs() -> None:
-    lists = Lists.of_arcs(torch.tensor([2, 0, 2, 0, 2]), torch.tensor([1, 3, 0, 1, 3]), 4)
+    lists = NeighbourLists.of_arcs(torch.tensor([2, 0, 2, 0, 2]), torch.tensor([1, 3, 0, 1, 3]), 4)
     assert lists.at.tolist() == [[1, 3, 0], [0, 0, 0], [0, 1, 3], [0, 0, 0]]
     assert lists.there.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
     assert lists.count(torch.ones(4, 3, dtype=torch.bool), 5).tolist() == [1, 2, 0, 2, 0]
@@ -122,7 +124,7 @@ def test_products_of_sets(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -
             for two in range(2):
                 away = left[at[row, one]].double() - origin.double(), right[other[row, two]].double() - origin.double()
                 assert float(found[row, one, two]) == pytest.approx(float(away[0] @ away[1]), rel=1e-12, abs=1e-12)
-    rows = vectors.Rows(left)
+    rows = vectors.VectorStack(left)
     close(rows.among(at), rows.gram[at[:, :, None], at[:, None, :]])
     close(rows.points(at) @ rows.points(at).mT, rows.among(at))
 
@@ -147,7 +149,7 @@ def test_a_graph_there_and_back(seed: int, directed: bool) -> None:
     assert torch.equal(back.mixing, graph.mixing)
     assert by_lists.symmetric == graph.symmetric == (not directed)
     assert nx.utils.graphs_equal(by_lists.to_networkx(), graph.to_networkx())
-    arcs = SparseGraph.of_arcs(*graph.hears.nonzero(as_tuple=True), NODES)
+    arcs = ListGraph.of_arcs(*graph.hears.nonzero(as_tuple=True), NODES)
     close(arcs.dense().mixing, torch.from_numpy(plain.metropolis(graph.hears.numpy())))
 
 
@@ -182,7 +184,7 @@ def test_the_core_by_lists(seed: int, cut: float) -> None:
 
 def test_connected_parts() -> None:
     ring = Ring().draw(40)
-    lists = SparseGraph.of_graph(ring).lists
+    lists = ListGraph.of_graph(ring).lists
     everybody = torch.ones(40, dtype=torch.bool)
     assert connected(lists, everybody)
     assert connected(lists, torch.arange(40) < 20)
@@ -223,7 +225,7 @@ def test_distances_of_pairs_leave_no_memory_behind() -> None:
     """Of 4,000 pairs two at a time: 2 GB in all, of which a few MB may be held at a time. In a process of its own."""
     program = """
 import resource, torch
-from bymi.lists import apart
+from bymi.core.neighbour_lists import apart
 own, pairs = torch.zeros(100, 61706), torch.arange(4000) % 100
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 apart(own, pairs, own, pairs.flip(0))
@@ -246,7 +248,7 @@ def test_a_large_graph_settles_in_few_steps(exile: float | None, monkeypatch: py
     Cut from their liars, and with equal weights in both directions, honest nodes are at the limit from the start.
     """
     graph = Regular(12).draw(3000, seed=0)
-    assert isinstance(graph, SparseGraph)
+    assert isinstance(graph, ListGraph)
     liars = stream(0, "liars").uniform(3000) < 0.2
     flagged = graph.hears & graph.look(liars) & ~liars[:, None]
     steps = []
@@ -345,7 +347,7 @@ def test_what_needs_matrices_says_so() -> None:
 # Detection
 
 
-def assert_same_verdict(one: Verdict, two: Verdict, lists: Lists, arcs: Tensor) -> None:
+def assert_same_verdict(one: Verdict, two: Verdict, lists: NeighbourLists, arcs: Tensor) -> None:
     scale = float(one.scores[one.scores.isfinite()].abs().max())
     close(at_places(one.scores, lists, torch.nan), two.scores, scale)
     close(one.threshold, two.threshold, scale)
@@ -377,7 +379,7 @@ def test_verdicts_at_the_receivers_point(how: str) -> None:
         return {topic: points[:, :] * k + own[nodes] for k, topic in enumerate((FIRST_HALF, SECOND_HALF))}
 
     asks = torch.arange(NODES) != 4
-    one, two = (identify_asked(network.ask(0, theta, answer, asks), Detector(), network.arcs) for network in (exact, short))
+    one, two = (judge_replies(network.ask(0, theta, answer, asks), Detector(), network.arcs) for network in (exact, short))
     assert_same_verdict(one, two, graph.lists, exact.arcs)
 
 
@@ -385,7 +387,7 @@ def test_verdicts_at_the_receivers_point(how: str) -> None:
 @pytest.mark.parametrize("how", ADVERSARIES)
 def test_the_fuse_and_the_trail(how: str, dim: int) -> None:
     exact, short, graph = networks(6, how)
-    trails = Trail(), Trail()
+    trails = UpdateHistory(), UpdateHistory()
     for step in range(4):
         vectors = vectors_of(20 + step, dim)
         vectors[11] = 1e3
@@ -393,9 +395,9 @@ def test_the_fuse_and_the_trail(how: str, dim: int) -> None:
         found = [shorten(inbox, 3.0) for inbox in inboxes]
         mixed = [inbox.mix(fused(inbox, share)) for inbox, (share, _) in zip(inboxes, found, strict=True)]
         close(mixed[0], mixed[1], 1e3)
-        for inbox, trail, (share, blown) in zip(inboxes, trails, found, strict=True):
-            trail.see(inbox, 0.1, share, blown)
-        one, two = (inbox.by_sender(blown, NODES) for inbox, (_, blown) in zip(inboxes, found, strict=True))
+        for inbox, trail, (share, far_out) in zip(inboxes, trails, found, strict=True):
+            trail.see(inbox, 0.1, share, far_out)
+        one, two = (inbox.by_sender(far_out, NODES) for inbox, (_, far_out) in zip(inboxes, found, strict=True))
         assert torch.equal(at_places(one & exact.arcs, graph.lists, False), two)
     close(trails[0].vectors(), trails[1].vectors(), 1e4)
 
@@ -403,14 +405,14 @@ def test_the_fuse_and_the_trail(how: str, dim: int) -> None:
 def test_a_record_by_lists() -> None:
     graph, by_lists = drawn(3)
     lists, limits = by_lists.lists, torch.zeros(NODES, dtype=torch.float64)
-    whole, short = Record.blank(graph.hears, 16), Record.blank(by_lists.hears, 16)
+    whole, short = Suspensions.blank(graph.hears, 16), Suspensions.blank(by_lists.hears, 16)
     for turn in range(6):
         why = (stream(turn, "why").integers(14, NODES, NODES) * graph.hears).to(torch.int8)
         few = at_places(why, lists, 0)
         whole, one = whole.add(Verdict(why.double(), limits, why > 0, why))
         short, two = short.add(Verdict(few.double(), limits, few > 0, few))
         assert torch.equal(at_places(one.why, lists, 0), two.why)
-    assert bool(short.serving.any())
+    assert bool(short.suspended.any())
     assert torch.equal(at_places(whole.left, lists, 0), short.left)
 
 

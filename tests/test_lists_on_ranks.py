@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from bymi import sparse
-from bymi.detection.trail import Trail
-from bymi.engine import inquiry
-from bymi.engine.records import whole_rounds
+from bymi.core import list_graph as sparse
+from bymi.core.list_graph import ListGraph
+from bymi.core.topic import PARAMETERS
+from bymi.detection.update_history import UpdateHistory
+from bymi.distributed import point_queries as inquiry
+from bymi.distributed.gathered_rounds import whole_rounds
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
-from bymi.runs.course import frame_of
+from bymi.runs.engine_choice import frame_of
 from bymi.runs.metrics import Recorder
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run, simulate
-from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
-from bymi.sparse import SparseGraph
-from bymi.topic import PARAMETERS
 from tests.launcher import Largest
 from tests.test_same_numbers import CASES, HARDENED, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
@@ -107,7 +107,7 @@ def test_the_number_of_ranks_changes_no_bit(name: str, specs: dict[str, Spec], r
 
 @pytest.mark.parametrize("name", LISTED)
 def test_one_process_gives_the_same_numbers_to_rounding(name: str, specs: dict[str, Spec], runs: Path) -> None:
-    assert isinstance(build_scene(specs[name].sheet).graph, SparseGraph)
+    assert isinstance(set_up_run(specs[name].sheet).graph, ListGraph)
     alone, spread = (read(folder_of(runs / place, specs[name])) for place in ("alone", "4"))
     assert alike(alone, spread, 1e-9)
 
@@ -130,7 +130,7 @@ def test_any_cut_into_shards_gives_the_numbers_of_one_process(
     name: str, lists: None, specs: dict[str, Spec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one number a turn everybody asks in a turn of its own."""
-    scene = build_scene(specs[name].sheet)
+    scene = set_up_run(specs[name].sheet)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     monkeypatch.setattr(inquiry, "_NUMBERS", 1)
     for shards in (1, 3, scene.graph.size):
@@ -145,13 +145,13 @@ def test_any_cut_into_shards_gives_the_numbers_of_one_process(
 
 def test_trails_do_not_depend_on_who_holds_whom(lists: None) -> None:
     """A far message is taken at the length at which all of its receivers used it, not those who are held here."""
-    scene = build_scene(drawn([*LISTED["far off"], "watch.every=4", "steps=9"]).sheet)
-    trails: dict[int, Trail] = {}
+    scene = set_up_run(drawn([*LISTED["far off"], "watch.every=4", "steps=9"]).sheet)
+    trails: dict[int, UpdateHistory] = {}
     for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
         if snapshot.state is not None and snapshot.state.trail is not None and snapshot.state.trail.rounds:
             trails[snapshot.step] = snapshot.state.trail.copy()
     spread, compared = sharded_run(scene.problem, scene.graph, scene.adversary, shards=5), 0
-    columns = spread.wires.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS))
+    columns = spread.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS))
     for parts in spread.walk(scene.plan):
         for part, some, network in zip(parts, columns, spread.networks, strict=True):
             trail, whole = part.state.trail if part.state is not None else None, trails.get(part.step)
@@ -163,10 +163,10 @@ def test_trails_do_not_depend_on_who_holds_whom(lists: None) -> None:
     assert compared > 5
 
 
-def walk(scene: Scene, steps: int) -> None:
+def walk(scene: RunSetup, steps: int) -> None:
     """A run over a group of one, as its recorder sees it."""
     spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=1)
-    recorder = Recorder(scene.yardstick, scene.graph, scene.byzantine, steps=steps, every=steps)
+    recorder = Recorder(scene.evaluator, scene.graph, scene.byzantine, steps=steps, every=steps)
     frame_of(scene)
     for moment in whole_rounds(
         spread, scene.plan, None, due=lambda *_: True, lost=lambda lengths: False, wants=lambda *_: False
@@ -179,8 +179,8 @@ def walk(scene: Scene, steps: int) -> None:
 def test_nothing_grows_with_the_square_of_the_nodes(words: list[str]) -> None:
     nodes = 1200
     shape = [f"nodes={nodes}", "graph=regular:degree=4", "data.dim=2", "data.samples=12", "steps=4", "warm_up.steps=2"]
-    scene = build_scene(load(None, ["method=drsgd-bymi", "attack=silent", *shape, *words]).sheet)
-    assert isinstance(scene.graph, SparseGraph)
+    scene = set_up_run(load(None, ["method=drsgd-bymi", "attack=silent", *shape, *words]).sheet)
+    assert isinstance(scene.graph, ListGraph)
     with Largest() as seen:
         walk(scene, 4)
     assert nodes < seen.entries < nodes**2 / 4

@@ -9,11 +9,12 @@ import sys
 import pytest
 import torch
 
-from bymi import Inbox, memory
+from bymi import Inbox
+from bymi.core import allocator as memory
 
 PROGRAM = """
 import json, torch
-from bymi.memory import keep_memory, let_go
+from bymi.core.allocator import keep_memory, let_go
 
 def held():
     lines = open("/proc/self/status").read().splitlines()
@@ -64,7 +65,7 @@ def test_an_inbox_without_vectors_knows_who_sits_where() -> None:
     own, everybody = torch.ones(3, 5), torch.ones(3, 3, dtype=torch.bool)
     weight = torch.full((3, 3), 0.25)
     inbox = Inbox.receive(own, [own[0], None, own[2]], expected=everybody, weight=weight, self_weight=weight[0])
-    bare = inbox.without_vectors()
+    bare = inbox.metadata_only()
     assert torch.equal(bare.unheard, inbox.unheard)
     assert bare.unheard.any()
     assert torch.equal(bare.weight, inbox.weight)

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from bymi import Complete, LocalNetwork, Ring
+from bymi.core.errors import EXIT_CODES
+from bymi.core.graph import Graph
+from bymi.core.topic import PARAMETERS
 from bymi.detection import Verdict
-from bymi.errors import EXIT_CODES
-from bymi.graph import Graph
-from bymi.phases import Snapshot
 from bymi.problems import LinearProblem, linear_problem, linear_shard
+from bymi.runs.evaluators import LinearEvaluator
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
 from bymi.runs.outcome import ENDING_CODES, worst
-from bymi.runs.yardsticks import LinearYardstick
-from bymi.topic import PARAMETERS
+from bymi.training.phases import Snapshot
 
 BYZANTINE = torch.tensor([False, False, False, True, True])
 
@@ -53,7 +53,7 @@ def snapshot(theta: torch.Tensor, graph: Graph, step: int, flagged: torch.Tensor
 
 
 def recorder(graph: Graph) -> Recorder:
-    return Recorder(LinearYardstick(problem(), BYZANTINE), graph, BYZANTINE, steps=10, every=5)
+    return Recorder(LinearEvaluator(problem(), BYZANTINE), graph, BYZANTINE, steps=10, every=5)
 
 
 def test_the_gap_is_zero_at_the_honest_minimiser_and_byzantine_nodes_do_not_count() -> None:

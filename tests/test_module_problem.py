@@ -11,9 +11,11 @@ from torch import nn
 from torch.nn import functional as nnf
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from bymi.problems import ModuleProblem, Shards, gradients, lenet, module, start_of
-from bymi.problems.gradients import Batched, Loop, Models
-from bymi.problems.layout import Layout
+from bymi.problems import ModuleProblem, Shards, lenet, start_of
+from bymi.problems import gradient_backends as gradients
+from bymi.problems import module_problem as module
+from bymi.problems.gradient_backends import Batched, Loop, Models
+from bymi.problems.parameter_vector import ParameterShapes
 from tests.modules import (
     MODELS,
     NODES,
@@ -38,7 +40,7 @@ from tests.modules import (
 
 def test_a_vector_lists_parameters_in_torchs_order() -> None:
     model = Scaled()
-    layout = Layout.of(model)
+    layout = ParameterShapes.of(model)
     assert [name for name, _ in layout.shapes] == ["scale", "layer.weight", "layer.bias", "last.weight"]
     assert layout.dim == 1 + 49 + 7 + 21
     assert torch.equal(layout.join(dict(model.named_parameters())), parameters_to_vector(model.parameters()))
@@ -47,7 +49,7 @@ def test_a_vector_lists_parameters_in_torchs_order() -> None:
 @pytest.mark.parametrize("scalar", [False, True])
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3), (0,)])
 def test_split_and_join_undo_each_other(lead: tuple[int, ...], scalar: bool) -> None:
-    layout = Layout.of(Scaled() if scalar else Scaled(1))
+    layout = ParameterShapes.of(Scaled() if scalar else Scaled(1))
     vectors = draw(*lead, layout.dim, seed=0)
     pieces = layout.split(vectors)
     assert {name: piece.shape for name, piece in pieces.items()} == {name: (*lead, *shape) for name, shape in layout.shapes}
@@ -57,7 +59,7 @@ def test_split_and_join_undo_each_other(lead: tuple[int, ...], scalar: bool) -> 
 
 
 def test_pieces_are_views() -> None:
-    layout = Layout.of(mlp())
+    layout = ParameterShapes.of(mlp())
     vector = draw(layout.dim, seed=0)
     layout.split(vector)["0.weight"][1, 2] = 77.0
     assert vector[7 + 2] == 77.0
@@ -69,7 +71,7 @@ def test_pieces_are_views() -> None:
 @pytest.mark.parametrize("classes", [10, 47])
 def test_the_size_of_lenet(classes: int) -> None:
     by_hand = (25 + 1) * 6 + (6 * 25 + 1) * 16 + (400 + 1) * 120 + (120 + 1) * 84 + (84 + 1) * classes
-    assert Layout.of(lenet(classes)).dim == by_hand
+    assert ParameterShapes.of(lenet(classes)).dim == by_hand
     assert classes != 10 or by_hand == 61_706
 
 
@@ -88,7 +90,7 @@ def test_a_start_has_weights_for_relu_and_usual_biases() -> None:
     has b sqrt(1 / 3 n): eight of them off is a false alarm of less than 1e-12, ten times over.
     """
     model = lenet()
-    values = Layout.of(model).split(start_of(model, seed=3).double())
+    values = ParameterShapes.of(model).split(start_of(model, seed=3).double())
     fans = {"0": 25, "3": 150, "7": 400, "9": 120, "11": 84}
     assert {name.split(".")[0] for name in values} == set(fans)
     for name, value in values.items():
@@ -110,8 +112,8 @@ def test_a_start_does_not_depend_on_torchs_generator() -> None:
         assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(*starts)
     assert not torch.equal(starts[0], start_of(lenet(), seed=8))
-    pieces = Layout.of(lenet()).split(starts[0])
-    other = Layout.of(lenet(47)).split(start_of(lenet(47), seed=7))
+    pieces = ParameterShapes.of(lenet()).split(starts[0])
+    other = ParameterShapes.of(lenet(47)).split(start_of(lenet(47), seed=7))
     assert torch.equal(pieces["9.weight"], other["9.weight"]), "a layer's draw has its own name"
     assert not torch.equal(pieces["9.weight"][:, :84].T, pieces["9.weight"][:84, :84])
 
@@ -125,7 +127,7 @@ def test_a_start_leaves_other_layers_as_they_are(dtype: torch.dtype) -> None:
     start = start_of(model, seed=0)
     assert start.dtype == dtype
     assert not start.requires_grad
-    pieces = Layout.of(model).split(start)
+    pieces = ParameterShapes.of(model).split(start)
     assert pieces["1.weight"].tolist() == [3.0] * 6
     assert pieces["1.bias"].tolist() == [0.0] * 6
     assert torch.equal(parameters_to_vector(model.parameters()), before)

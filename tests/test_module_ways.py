@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from bymi import InputError
-from bymi.problems import ModuleProblem, Shards, gradients
-from bymi.problems.gradients import Captured
+from bymi.problems import ModuleProblem, Shards
+from bymi.problems import gradient_backends as gradients
+from bymi.problems.gradient_backends import Captured
 from tests.modules import (
     MODELS,
     NODES,

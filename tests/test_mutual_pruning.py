@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork, MatrixGraph, Plan
-from bymi import graph as graph_module
 from bymi.attacks import Adversary, SignFlip
+from bymi.core import graph as graph_module
+from bymi.core.streams import stream
+from bymi.core.topic import FIRST_HALF, PARAMETERS
+from bymi.core.topology import Complete, ErdosRenyi
 from bymi.detection import Detector, Panel, Watch
-from bymi.detection.identify import Pruning
+from bymi.detection.detector import Pruning
 from bymi.runs.simulate import local_network
-from bymi.streams import stream
-from bymi.topic import FIRST_HALF, PARAMETERS
-from bymi.topology import Complete, ErdosRenyi
 from tests.reference.graphs import prune_mutually
 from tests.reference.scenes import draw_scene
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bymi import Detector, Graph, LocalNetwork, Optimisation, Plan, StepSize
-from bymi.phases import NoForge, local_steps, optimise, premix
+from bymi.training.phases import FollowsProtocol, local_steps, optimise, premix
 from tests.reference import graphs, optimisation
-from tests.reference.scenes import Scene, draw_scene
+from tests.reference.scenes import RunSetup, draw_scene
 
 
 class Slopes:
@@ -35,7 +35,7 @@ class Slopes:
         raise AssertionError("the optimisation phase compares no losses")
 
 
-def pruned(scene: Scene, seed: int) -> tuple[LocalNetwork, np.ndarray]:
+def pruned(scene: RunSetup, seed: int) -> tuple[LocalNetwork, np.ndarray]:
     """A network after one-sided cuts, and its mixing matrix by transcription."""
     flagged = np.random.default_rng(seed).random(scene.hears.shape) < 0.3
     network = LocalNetwork(Graph.from_hears(torch.from_numpy(scene.hears))).prune(torch.from_numpy(flagged))
@@ -66,7 +66,7 @@ def test_rounds_of_optimisation(settings: dict[str, Any], premix_rounds: int, di
     for _ in range(premix_rounds):
         trackers = optimisation.mix(mixing, trackers)
     theta = scene.vectors
-    snapshots = list(optimise(problem, network, plan, torch.from_numpy(scene.vectors), NoForge()))
+    snapshots = list(optimise(problem, network, plan, torch.from_numpy(scene.vectors), FollowsProtocol()))
     assert [snapshot.step for snapshot in snapshots] == [4, 5, 6, 7, 8, 9]
     for number, snapshot in enumerate(snapshots):
         now = rate * (1 - number / 6)  # falls linearly to zero over the rounds of this phase

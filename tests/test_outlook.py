@@ -14,23 +14,23 @@ from unittest import mock
 import pytest
 import torch
 
+from bymi.core.errors import InputError
 from bymi.detection import Panel
-from bymi.errors import InputError
-from bymi.outlook import Outlook, Question, cache, recall
-from bymi.outlook.foresight import SHIFTS, forecast
-from bymi.outlook.ideal import DIMENSIONS, JUDGES, LARGEST, Judge, Scene, draw, found, rates
-from bymi.report.outlook import advice, outlook_cells
+from bymi.power import Forecast, Setting, cache, recall
+from bymi.power.forecast import SHIFTS, forecast
+from bymi.power.ideal_neighbourhoods import DIMENSIONS, JUDGES, LARGEST, IdealNeighbourhoods, Judge, draw, found, rates
+from bymi.report.power_analysis import advice, outlook_cells
 from tests.commands import bymi, files_in, mistake
 
 PAGE = (Path(__file__).parents[1] / "docs" / "plan.md").read_text()
-SMALL = Question(30, 8, 0.2, 0.2)
+SMALL = Setting(30, 8, 0.2, 0.2)
 RULES = [judge.name for judge in JUDGES]
 once = functools.cache(forecast)
 
 
 @pytest.fixture(scope="module")
-def outlooks() -> dict[int, Outlook]:
-    return {degree: once(Question(150, degree)) for degree in (10, 20, 75)}
+def outlooks() -> dict[int, Forecast]:
+    return {degree: once(Setting(150, degree)) for degree in (10, 20, 75)}
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("nodes", "degree", "ratio"), [(150, 75, 0.2), (150, 10, 0.4), (12, 11, 0.4), (9, 1, 0.3), (40, 39, 0.0)]
 )
 def test_odds_are_hypergeometric(nodes: int, degree: int, ratio: float) -> None:
-    question = Question(nodes, degree, ratio)
+    question = Setting(nodes, degree, ratio)
     liars, others = math.floor(ratio * nodes + 1e-9), nodes - 1
     exact = [math.comb(liars, k) * math.comb(others - liars, degree - k) / math.comb(others, degree) for k in range(degree + 1)]
     torch.testing.assert_close(question.odds(), torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=1e-12)
@@ -57,16 +57,16 @@ def test_odds_are_hypergeometric(nodes: int, degree: int, ratio: float) -> None:
 
 
 def test_everybody_hears_everybody_leaves_nothing_to_chance() -> None:
-    question = Question(20, 19, 0.4)
+    question = Setting(20, 19, 0.4)
     assert question.odds()[8] == pytest.approx(1)
     assert (question.outnumbered(), question.anywhere(0.0), question.anywhere(1.0)) == (0.0, 0.0, 1.0)
 
 
 def test_more_neighbours_and_fewer_liars_are_outnumbered_less() -> None:
     """Odd degrees: with even ones a tie is no majority, so that one neighbour more may be worse."""
-    by_degree = [Question(200, degree, 0.3).outnumbered() for degree in range(3, 120, 2)]
+    by_degree = [Setting(200, degree, 0.3).outnumbered() for degree in range(3, 120, 2)]
     assert by_degree == sorted(by_degree, reverse=True)
-    by_ratio = [Question(200, 21, ratio / 100).outnumbered() for ratio in range(50)]
+    by_ratio = [Setting(200, 21, ratio / 100).outnumbered() for ratio in range(50)]
     assert by_ratio == sorted(by_ratio)
 
 
@@ -79,7 +79,7 @@ def test_a_scene_has_the_liars_that_the_odds_say() -> None:
     An honest ideal score is a sum of 30 products of normal variables of variance 2: mean 0, variance 30 * 4. A liar off by
     s has mean s^2 and variance 30 * 4 + 4 s^2.
     """
-    question, shift = Question(60, 12, 0.3), 7.0
+    question, shift = Setting(60, 12, 0.3), 7.0
     scene = draw(question, 4000, shift, ways="apart", seed=3)
     share = 18 / 59
     error = math.sqrt(12 * share * (1 - share) * (59 - 12) / 58 / 4000)
@@ -102,7 +102,7 @@ def test_the_same_seed_has_the_same_noise_for_every_shift_and_way() -> None:
 
 
 def test_many_neighbours_are_simulated_as_fewer_with_as_many_liars_among_them() -> None:
-    scene = draw(Question(2000, 1999, 0.25), 5, 1.0)
+    scene = draw(Setting(2000, 1999, 0.25), 5, 1.0)
     assert scene.lies.shape == (5, LARGEST + 1)
     assert scene.lies.sum(1).tolist() == [LARGEST // 4] * 5
 
@@ -135,7 +135,7 @@ def literal(scores: list[float], lengths: list[float], level: float, rule: str) 
 
 @pytest.mark.parametrize("judge", JUDGES[:3], ids=RULES[:3])
 def test_rules_on_ideal_scores_agree_with_a_literal_loop(judge: Judge) -> None:
-    question = Question(60, 14, 0.3, 0.25)
+    question = Setting(60, 14, 0.3, 0.25)
     scene = draw(question, 80, 12.0, seed=1)
     flagged = judge.flag(scene, question.fdr_level)
     wrong, honest, fdp, sure = 0, 0, 0.0, 0
@@ -154,7 +154,7 @@ def test_rules_on_ideal_scores_agree_with_a_literal_loop(judge: Judge) -> None:
 def test_rates_by_hand() -> None:
     """Two receivers of three neighbours and themselves: one with two liars, one of them found, and one without, that errs."""
     nothing = torch.zeros(2, 4, 1, dtype=torch.float64)
-    scene = Scene(nothing, nothing, torch.tensor([[True, True, False, False], [False] * 4]))
+    scene = IdealNeighbourhoods(nothing, nothing, torch.tensor([[True, True, False, False], [False] * 4]))
     flagged = torch.tensor([[True, False, True, False], [True, False, False, False]])
     assert rates(scene, flagged) == (2 / 4, (1 / 2 + 1) / 2, 1 / 2)
     assert found(scene, flagged, 2).tolist() == [0.5, 0.0]
@@ -163,15 +163,15 @@ def test_rates_by_hand() -> None:
 # The forecast
 
 
-def test_without_liars_every_node_that_flags_is_wrong_and_none_misses_anybody(outlooks: dict[int, Outlook]) -> None:
+def test_without_liars_every_node_that_flags_is_wrong_and_none_misses_anybody(outlooks: dict[int, Forecast]) -> None:
     """FDP without liars is the share of nodes that flag anybody, whatever the ratio asked for."""
-    calm = forecast(Question(150, 20, 0.0))
+    calm = forecast(Setting(150, 20, 0.0))
     for row, beside in zip(calm.rows, outlooks[20].rows, strict=True):
         assert (row.lost, row.fdp, row.sure) == (row.lost_without, row.fdp_without, 1.0)
         assert (row.lost_without, row.fdp_without) == (beside.lost_without, beside.fdp_without)
         assert row.alone is row.together is None
     assert (calm.outnumbered, calm.overwhelmed, calm.anywhere) == (0.0, 0.0, 0.0)
-    scene = draw(Question(150, 20, 0.0), 400, 0.0)
+    scene = draw(Setting(150, 20, 0.0), 400, 0.0)
     flagged = JUDGES[0].flag(scene, 0.2)
     assert calm.rows[0].fdp_without == pytest.approx(float(flagged.any(1).double().mean()))
 
@@ -180,7 +180,7 @@ def test_offset_0_flags_somebody_in_half_of_the_clean_neighbourhoods_and_offset_
     """The largest |score| is positive in half of them, and then qualifies; smaller ones may, too. With offset 1 the FDP is
     at most the level. 4000 neighbourhoods: five standard errors are 0.04 and 0.032, false alarm below 1e-6.
     """
-    scene = draw(Question(150, 20, 0.0), 4000, 0.0, seed=11)
+    scene = draw(Setting(150, 20, 0.0), 4000, 0.0, seed=11)
     _, zero, _ = rates(scene, JUDGES[0].flag(scene, 0.2))
     _, one, _ = rates(scene, JUDGES[1].flag(scene, 0.2))
     assert zero > 0.5 - 0.04
@@ -189,13 +189,13 @@ def test_offset_0_flags_somebody_in_half_of_the_clean_neighbourhoods_and_offset_
 
 def test_offset_1_finds_nobody_with_few_neighbours() -> None:
     """1 / 0.2 = 5 have to be flagged at once; there are four neighbours."""
-    row = forecast(Question(30, 4, 0.2)).rows[1]
+    row = forecast(Setting(30, 4, 0.2)).rows[1]
     assert (row.lost, row.fdp, row.lost_without) == (0.0, 0.0, 0.0)
     assert row.sure < 1
     assert row.alone is row.together is None
 
 
-def test_more_neighbours_are_not_worse(outlooks: dict[int, Outlook]) -> None:
+def test_more_neighbours_are_not_worse(outlooks: dict[int, Forecast]) -> None:
     """Hardened, degrees 10, 20, 75, with the noise of 120 to 400 neighbourhoods: edges lost within 2 points."""
     rows = [outlooks[degree].hardened for degree in (10, 20, 75)]
     for fewer, more in pairwise(rows):
@@ -208,7 +208,7 @@ def test_more_neighbours_are_not_worse(outlooks: dict[int, Outlook]) -> None:
     assert outlooks[75].bearable > outlooks[20].bearable > outlooks[10].bearable
 
 
-def test_what_is_known_of_the_usual_network(outlooks: dict[int, Outlook]) -> None:
+def test_what_is_known_of_the_usual_network(outlooks: dict[int, Forecast]) -> None:
     """Degree 75, a fifth lie: all far liars are found, hardly anybody is lost, and a common shift shows earlier."""
     outlook = outlooks[75]
     row = outlook.hardened
@@ -224,12 +224,12 @@ def test_what_is_known_of_the_usual_network(outlooks: dict[int, Outlook]) -> Non
 
 
 def test_a_higher_degree_is_advised_where_this_one_does_not_do() -> None:
-    outlook = forecast(Question(150, 5, 0.3))
+    outlook = forecast(Setting(150, 5, 0.3))
     assert not outlook.does
     assert outlook.enough is not None
     assert outlook.enough > 5
-    assert forecast(Question(150, outlook.enough, 0.3)).does
-    assert forecast(Question(9, 4, 0.45)).enough is None
+    assert forecast(Setting(150, outlook.enough, 0.3)).does
+    assert forecast(Setting(9, 4, 0.45)).enough is None
 
 
 def test_a_forecast_depends_on_its_seed_alone() -> None:
@@ -238,8 +238,8 @@ def test_a_forecast_depends_on_its_seed_alone() -> None:
     assert torch.get_num_threads() == threads
 
 
-@pytest.mark.parametrize("question", [Question(2, 1, 0.0), Question(3, 2, 0.4), Question(10, 1, 0.4), Question(5, 4, 0.4, 0.9)])
-def test_the_smallest_networks_get_an_answer(question: Question) -> None:
+@pytest.mark.parametrize("question", [Setting(2, 1, 0.0), Setting(3, 2, 0.4), Setting(10, 1, 0.4), Setting(5, 4, 0.4, 0.9)])
+def test_the_smallest_networks_get_an_answer(question: Setting) -> None:
     outlook = forecast(question)
     for row in outlook.rows:
         assert all(0 <= share <= 1 for share in (row.lost_without, row.fdp_without, row.lost, row.fdp, row.sure))
@@ -318,7 +318,7 @@ def test_an_interrupted_write_leaves_nothing(folder: Path) -> None:
 def test_the_command_prints_the_table_and_the_advice(folder: Path) -> None:
     answer = bymi("plan", "--nodes", 150, "--degree", 10, "--ratio", 0.4)
     assert (answer.code, answer.err) == (0, "")
-    outlook = recall(Question(150, 10, 0.4))
+    outlook = recall(Setting(150, 10, 0.4))
     for cells in outlook_cells(outlook):
         assert " ".join(cells).split() in answer.rows
     for line in advice(outlook):
@@ -337,7 +337,7 @@ def test_json_is_strict_and_complete(folder: Path) -> None:
     outlook = recall(SMALL)
     assert told.pop("advice") == advice(outlook)
     assert told.pop("does") == outlook.does
-    assert Outlook.read(told) == outlook
+    assert Forecast.read(told) == outlook
 
 
 def test_without_liars_there_is_nothing_said_of_them(folder: Path) -> None:

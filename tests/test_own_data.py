@@ -6,22 +6,22 @@ import pytest
 import torch
 
 from bymi import LinearProblem
-from bymi.engine.group import Group
+from bymi.distributed.group import Group
 from bymi.experiment import load
-from bymi.runs.scene import Scene, build_scene
-from bymi.runs.yardsticks import LinearYardstick
+from bymi.runs.evaluators import LinearEvaluator
+from bymi.runs.run_setup import RunSetup, set_up_run
 
 WORDS = ["nodes=23", "data.dim=6", "data.samples=12", "steps=4", "warm_up.steps=2", "graph=erdos-renyi:p=0.5"]
 ATTACKS = ["parameter", "covariate", "response-flip", "sign-flip"]
 
 
-def scenes(attack: str, size: int) -> tuple[Scene, list[Scene]]:
+def scenes(attack: str, size: int) -> tuple[RunSetup, list[RunSetup]]:
     """The whole, and the part of each rank. No other process is needed to know who holds what."""
     sheet = load(None, [*WORDS, f"attack={attack}"]).sheet
-    return build_scene(sheet), [build_scene(sheet, None, Group(rank, size)) for rank in range(size)]
+    return set_up_run(sheet), [set_up_run(sheet, None, Group(rank, size)) for rank in range(size)]
 
 
-def linear(scene: Scene) -> LinearProblem:
+def linear(scene: RunSetup) -> LinearProblem:
     assert isinstance(scene.problem, LinearProblem)
     return scene.problem
 
@@ -83,8 +83,8 @@ def test_sums_of_parts_measure_like_the_whole() -> None:
         assert part.layout is not None
         sums += [linear(part).moments(nodes[honest[nodes]]) for nodes in part.layout.blocks(rank)]
     theta = torch.randn(23, 6, dtype=torch.float64)
-    shared = LinearYardstick(linear(parts[0]), whole.byzantine, torch.stack(sums).sum(0))
-    one, other = (stick.measure([theta[honest].mean(0)]) for stick in (shared, whole.yardstick))
+    shared = LinearEvaluator(linear(parts[0]), whole.byzantine, torch.stack(sums).sum(0))
+    one, other = (stick.measure([theta[honest].mean(0)]) for stick in (shared, whole.evaluator))
     assert one.keys() == other.keys()
     for key, value in other.items():
         assert one[key] == (value if value is None else pytest.approx(value, rel=1e-9))

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from bymi import InputError
-from bymi.engine.group import Group
-from bymi.engine.host import Host
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
 from bymi.experiment import load
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import tasks
-from bymi.runs.scene import Scene, build_scene
-from bymi.runs.yardsticks import ImageYardstick
+from bymi.runs.evaluators import ImageEvaluator
+from bymi.runs.run_setup import RunSetup, set_up_run
 from tests.idx_files import write_image_set
 
 NODES, SAMPLES, TEST = 9, 20, 50
@@ -36,23 +36,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def scenes(data: Path, size: int, *words: str) -> tuple[Scene, list[Scene]]:
+def scenes(data: Path, size: int, *words: str) -> tuple[RunSetup, list[RunSetup]]:
     """The whole, and the part of each rank."""
     sheet, host = load(None, [*WORDS, *words]).sheet, Host(device="cpu", data=data, threads=1)
-    return build_scene(sheet, host), [build_scene(sheet, host, Group(rank, size)) for rank in range(size)]
+    return set_up_run(sheet, host), [set_up_run(sheet, host, Group(rank, size)) for rank in range(size)]
 
 
-def nodes_of(scene: Scene, rank: int) -> torch.Tensor:
+def nodes_of(scene: RunSetup, rank: int) -> torch.Tensor:
     assert scene.layout is not None
     return scene.layout.nodes(rank)
 
 
-def problem_of(scene: Scene) -> ModuleProblem:
+def problem_of(scene: RunSetup) -> ModuleProblem:
     assert isinstance(scene.problem, ModuleProblem)
     return scene.problem
 
 
-def shards_of(scene: Scene) -> Shards:
+def shards_of(scene: RunSetup) -> Shards:
     """All that the problem of a scene has."""
     problem = problem_of(scene)
     return Shards(problem._inputs.unflatten(0, (-1, SAMPLES)), problem._targets.unflatten(0, (-1, SAMPLES)))
@@ -132,15 +132,15 @@ def test_parts_measure_like_the_whole(size: int, data: Path, monkeypatch: pytest
     for rank, part in enumerate(parts):
         assert part.layout is not None
         group = Group(rank, size)
-        stick = part.yardstick.shared(group, part.layout)
-        assert isinstance(stick, ImageYardstick)
+        stick = part.evaluator.shared(group, part.layout)
+        assert isinstance(stick, ImageEvaluator)
         assert stick._inputs.untyped_storage().nbytes() == stick._inputs.nbytes < TEST * 28 * 28 * 4
         stick.measure(models)
     total = torch.stack(told).sum(0)
     monkeypatch.setattr(Group, "total", lambda group, values, name: total)
     found = stick.measure(models)
     monkeypatch.undo()
-    expected = whole.yardstick.measure(models)
+    expected = whole.evaluator.measure(models)
     assert found.keys() == expected.keys()
     for key, value in expected.items():
         assert found[key] == pytest.approx(value, rel=1e-6)
@@ -149,7 +149,7 @@ def test_parts_measure_like_the_whole(size: int, data: Path, monkeypatch: pytest
 def test_images_of_all_are_not_kept_by_who_holds_some(data: Path) -> None:
     tasks._read_once.cache_clear()
     sheet, host = load(None, [*WORDS, "attack=ipm"]).sheet, Host(device="cpu", data=data, threads=1)
-    build_scene(sheet, host, Group(0, 2))
+    set_up_run(sheet, host, Group(0, 2))
     assert tasks._read_once.cache_info().currsize == 0
-    build_scene(sheet, host)
+    set_up_run(sheet, host)
     assert tasks._read_once.cache_info().currsize == 1

@@ -16,13 +16,14 @@ import pytest
 import torch
 
 from bymi import BALANCE, RULES, Detector, InputError, Plan, WarmUp
+from bymi.core.named_parts import is_import, read_shorthand
 from bymi.detection import THRESHOLDS, PublishedThreshold
 from bymi.experiment import load, read_spec
-from bymi.parts import is_import, read_shorthand
-from bymi.runs import read_sheets, run, store, write_sheets
-from bymi.runs.foreign import foreign_source, refuse_imports
-from bymi.runs.scene import build_scene, check_sheet
-from bymi.runs.sheet import Sheet
+from bymi.runs import read_sheets, run, write_sheets
+from bymi.runs import run_folder as store
+from bymi.runs.foreign_parts import foreign_source, refuse_imports
+from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.run_setup import check_sheet, set_up_run
 from tests.commands import bymi, mistake
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +73,7 @@ def test_every_way_to_write_one_means_the_same(module: str) -> None:
         read_spec({**load(None, SMALL).model_dump(), "warm_up": {"rule": {"name": f"{module}:Mine", "k": 3}}}),
     ]
     assert len({spec.digest for spec in ways}) == 1
-    plan = build_scene(ways[0].sheet).plan
+    plan = set_up_run(ways[0].sheet).plan
     assert plan.warm_up.rule == RULES[f"{module}:Mine"](k=3)  # type: ignore[call-arg]
     assert plan.warm_up.rule == WarmUp(f"{module}:Mine:k=3").rule  # type: ignore[arg-type]
     assert ways[0].label == "MINE"
@@ -89,7 +90,10 @@ def test_every_way_to_write_one_means_the_same(module: str) -> None:
         ("{}:NoRule", "warm_up.rule: got '{}:NoRule', allowed: a dataclass derived from Rule"),
         ("{}:Other", "warm_up.rule: got '{}:Other', allowed: a class that can be imported (AttributeError: "),
         ("{}x:Mine", "warm_up.rule: got '{}x:Mine', allowed: a class that can be imported (ModuleNotFoundError: "),
-        ("bymi.errors:InputError", "warm_up.rule: got 'bymi.errors:InputError', allowed: a dataclass derived from Rule"),
+        (
+            "bymi.core.errors:InputError",
+            "warm_up.rule: got 'bymi.core.errors:InputError', allowed: a dataclass derived from Rule",
+        ),
         ("{}", "warm_up.rule: got '{}'; allowed: average, "),
     ],
 )
@@ -152,7 +156,7 @@ def test_wherever_it_stands(change: dict[str, Any]) -> None:
         refuse_imports({**values, **change}, "here")
     if "new" not in change:
         with pytest.raises(InputError, match="allow-imports"):
-            check_sheet(Sheet({**values, **{key: {**values[key], **part} for key, part in change.items()}}), "here")
+            check_sheet(ResolvedSpec({**values, **{key: {**values[key], **part} for key, part in change.items()}}), "here")
 
 
 class Points:
@@ -170,7 +174,7 @@ def test_entry_points(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.metadata, "entry_points", Points(mine=f"{module}:Mine", balance=f"{module}:Mine", bad="x.y:Z")
     )
     spec = load(None, [*SMALL, "warm_up.rule=mine:k=3"])
-    assert build_scene(spec.sheet).plan.warm_up.rule == RULES["mine"](k=3)  # type: ignore[call-arg]
+    assert set_up_run(spec.sheet).plan.warm_up.rule == RULES["mine"](k=3)  # type: ignore[call-arg]
     assert foreign_source(spec.sheet.values) != b""
     refuse_imports(spec.sheet.values, "here")
     assert RULES["balance"] is BALANCE, "what is listed counts first"

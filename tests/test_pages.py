@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bymi.errors import InputError
+from bymi.core.errors import InputError
 from bymi.paper import all_pages as pages
 from bymi.paper.committed_results import Results
 from tests.commands import bymi

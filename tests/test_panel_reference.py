@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
-from bymi.detection import PANEL, Detector, Panel, Record, Trail, Watch
+from bymi.core.streams import stream
+from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.detection.consistency import alike, inconsistent, too_good
 from bymi.detection.direction import shifted
-from bymi.detection.hybrid import outstanding
+from bymi.detection.gross_outliers import absurd, duplicates
 from bymi.detection.noise_edge import NoiseEdge
 from bymi.detection.reasons import REASONS
-from bymi.detection.rejects import absurd, duplicates
+from bymi.detection.score_test import outstanding
 from bymi.detection.spectrum import centred_diagonal, directions, uniform, widest
-from bymi.phases import NoForge, judge
 from bymi.problems import linear_problem, linear_shard
-from bymi.problems.split import fresh_halves
-from bymi.streams import stream
+from bymi.problems.sample_split import fresh_halves
+from bymi.training.phases import FollowsProtocol, detect_hardened
 from tests.reference import panel as by_definition
 from tests.reference.receiver import Data
 from tests.reference.scenes import draw_scene
@@ -264,7 +264,7 @@ def test_the_guard(plot: str, share: float) -> None:
     for place, hall in enumerate(halls):
         expected = by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, True)
         assert reasons_of(findings, hall, place) == expected
-        assert bool(findings.guarded[place]) == (expected != reasons_of(free, hall, place))
+        assert bool(findings.guard_acted[place]) == (expected != reasons_of(free, hall, place))
 
 
 @pytest.mark.parametrize("guard", [0.5, 0.1])
@@ -284,8 +284,10 @@ def test_a_whole_detection(seed: int, probe: bool, guard: float) -> None:
     detector = Detector(point="receiver", cross_fit=True, panel=panel, probe=probe, sample="all", pruning=how)
     plan = Plan(20, step, detector=detector, watch=Watch(), seed=seed)
     network = LocalNetwork(Graph.from_hears(hears))
-    blank = Record.blank(network.arcs, 16)
-    snapshot, _ = judge(problem, network, plan, theta, NoForge(), step=step, trail=Trail(), record=blank)
+    blank = Suspensions.blank(network.arcs, 16)
+    snapshot, _ = detect_hardened(
+        problem, network, plan, theta, FollowsProtocol(), step=step, trail=UpdateHistory(), record=blank
+    )
     assert snapshot.verdict is not None
     halves = fresh_halves(torch.arange(nodes), samples=30, count=30, seed=seed, step=step)
     data = Data(*(value.numpy() for value in (problem.features, problem.targets, *halves.values())))

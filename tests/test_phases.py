@@ -26,11 +26,11 @@ from bymi import (
     WarmUp,
     drsgd_bymi,
 )
-from bymi.phases import NoForge, optimise, premix, warm_up
-from bymi.plan import theorem_step
+from bymi.core.streams import stream
+from bymi.core.topic import TRACKER
 from bymi.problems import linear_problem, linear_shard, split_samples
-from bymi.streams import stream
-from bymi.topic import TRACKER
+from bymi.training.phases import FollowsProtocol, optimise, premix, warm_up
+from bymi.training.plan import theorem_step
 
 
 class Targets:
@@ -76,7 +76,7 @@ def test_without_gradients_nodes_draw_together_every_round(name: str, topology: 
     network = LocalNetwork(topology.draw(10, seed=0))
     pool = torch.arange(10).expand(10, -1)
     distances = [spread(start)]
-    for snapshot in warm_up(problem, network, plan, pool, NoForge(), rounds=8):
+    for snapshot in warm_up(problem, network, plan, pool, FollowsProtocol(), rounds=8):
         distances.append(spread(snapshot.theta))
         if distances[-1] < 1e-12:
             break
@@ -96,7 +96,7 @@ def test_self_centred_rules_draw_together_when_they_accept(rule: object) -> None
     plan = Plan(20, 10, WarmUp(rule, StepSize(0.0), 2), detector=Detector())  # type: ignore[arg-type]
     pool = torch.arange(10).expand(10, -1)
     network = LocalNetwork(Complete().draw(10))
-    rounds = warm_up(problem, network, plan, pool, NoForge(), rounds=8)
+    rounds = warm_up(problem, network, plan, pool, FollowsProtocol(), rounds=8)
     distances = [spread(start), *[spread(snapshot.theta) for snapshot in rounds]]
     assert all(after < before for before, after in pairwise(distances))
 
@@ -109,7 +109,7 @@ def test_order_of_gradient_and_mixing(order: str) -> None:
     rule = Average() if order == "average" else RULES["ios"](share=0.0)  # type: ignore[call-arg]
     plan = Plan(10, 5, WarmUp(rule, StepSize(0.3), 1), detector=Detector())
     pool = torch.arange(10).expand(5, -1)
-    (snapshot,) = warm_up(Targets(targets, start), LocalNetwork(graph), plan, pool, NoForge(), rounds=1)
+    (snapshot,) = warm_up(Targets(targets, start), LocalNetwork(graph), plan, pool, FollowsProtocol(), rounds=1)
     step = 0.3 * (start - targets)
     expected = graph.mixing @ start - step if order == "average" else graph.mixing @ (start - step)
     assert torch.allclose(snapshot.theta, expected, atol=1e-12)
@@ -134,7 +134,7 @@ def test_a_common_tracker_start_would_never_change() -> None:
 
 def run_optimise(graph: Graph, problem: Targets, how: Optimisation, rounds: int) -> Tensor:
     plan = Plan(rounds + 1, 1, detector=Detector(), optimisation=how)
-    *_, last = optimise(problem, LocalNetwork(graph), plan, problem.initial(torch.arange(graph.size)), NoForge())
+    *_, last = optimise(problem, LocalNetwork(graph), plan, problem.initial(torch.arange(graph.size)), FollowsProtocol())
     return last.theta
 
 
@@ -149,7 +149,7 @@ def test_rescaling_finds_the_plain_mean_and_without_it_the_perron_weighted_one()
     weighted = graph.core().perron @ targets
     plan = Plan(6001, 1, WarmUp(Average(), StepSize(0.02, "linear"), 1), detector=Detector())
     pool = torch.arange(10).expand(12, -1)
-    *_, plain = warm_up(Targets(targets), LocalNetwork(graph), plan, pool, NoForge(), rounds=6000)
+    *_, plain = warm_up(Targets(targets), LocalNetwork(graph), plan, pool, FollowsProtocol(), rounds=6000)
     assert (plain.theta - weighted).abs().max() < 4e-3
     assert (weighted - targets.mean(0)).abs().max() > 0.05
 
@@ -239,7 +239,7 @@ def test_both_orders_reach_the_optimum_of_the_linear_problem() -> None:
     for order in ("combine-then-adapt", "adapt-then-combine"):
         how = Optimisation(StepSize(0.05, "linear"), 16, max_local_step=1.0, order=order)  # type: ignore[arg-type]
         *_, last = optimise(
-            problem, LocalNetwork(graph), Plan(1501, 1, detector=Detector(), optimisation=how), start, NoForge()
+            problem, LocalNetwork(graph), Plan(1501, 1, detector=Detector(), optimisation=how), start, FollowsProtocol()
         )
         gaps.append(float(problem.excess(last.theta.mean(0), best, nodes)))
         assert spread(last.theta) < 0.02
@@ -257,7 +257,7 @@ def test_a_node_that_nobody_hears_is_floored_and_capped_and_counted() -> None:
     plan = Plan(
         101, 1, detector=Detector(), optimisation=Optimisation(StepSize(0.05), 1, "mean", max_local_step=0.1, min_weight=0.1)
     )
-    rounds = list(optimise(problem, LocalNetwork(graph.prune(deaf)), plan, problem.initial(torch.arange(6)), NoForge()))
+    rounds = list(optimise(problem, LocalNetwork(graph.prune(deaf)), plan, problem.initial(torch.arange(6)), FollowsProtocol()))
     for snapshot in rounds:
         assert snapshot.floored is not None
         assert snapshot.capped is not None

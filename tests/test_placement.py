@@ -9,11 +9,11 @@ from torch import Tensor
 
 from bymi import Complete, Graph, Ring
 from bymi.attacks import PLACEMENTS, Placement, place
-from bymi.errors import GraphError
+from bymi.core.errors import GraphError
+from bymi.core.streams import stream
+from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load
-from bymi.runs.scene import build_scene
-from bymi.streams import stream
-from bymi.topology import ErdosRenyi
+from bymi.runs.run_setup import set_up_run
 
 NAMES: list[Placement] = list(PLACEMENTS)
 
@@ -87,7 +87,7 @@ def test_a_graph_in_two_pieces_is_an_error_of_one_line() -> None:
 
 def test_random_is_as_before_and_the_graph_stays() -> None:
     words = ["nodes=20", "data.dim=3", "data.samples=20", "graph.p=0.6"]
-    scenes = {how: build_scene(load(None, [*words, f"byzantine_placement={how}"]).sheet) for how in NAMES}
+    scenes = {how: set_up_run(load(None, [*words, f"byzantine_placement={how}"]).sheet) for how in NAMES}
     roles = torch.zeros(20, dtype=torch.bool)
     roles[stream(0, "roles").permutation(20)[:4]] = True
     assert torch.equal(scenes["random"].byzantine, roles)

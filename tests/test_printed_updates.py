@@ -26,11 +26,11 @@ from bymi import (
 )
 from bymi.aggregation import BALANCE
 from bymi.attacks import ATTACKS
-from bymi.phases import NoForge, detect, dgd_rs, optimise, warm_up
+from bymi.core.streams import stream
+from bymi.core.topic import Topic
 from bymi.problems import LinearProblem, linear_problem, linear_shard, split_samples
 from bymi.runs.simulate import local_network
-from bymi.streams import stream
-from bymi.topic import Topic
+from bymi.training.phases import FollowsProtocol, detect_published, dgd_rs, optimise, warm_up
 from tests.reference import optimisation
 
 NODES, DIM = 9, 3
@@ -91,7 +91,9 @@ def test_a_round_of_optimisation_is_the_printed_update() -> None:
     graph, problem, eta = one_way_cuts(), Pulls(), 0.01
     how = Optimisation(StepSize(eta), 1, "paper", max_local_step=1e9, min_weight=1e-9, premix_rounds=0)
     start = problem.initial(torch.arange(NODES))
-    found = list(optimise(problem, LocalNetwork(graph), Plan(3, 1, detector=Detector(), optimisation=how), start, NoForge()))
+    found = list(
+        optimise(problem, LocalNetwork(graph), Plan(3, 1, detector=Detector(), optimisation=how), start, FollowsProtocol())
+    )
     mixing, theta, y = graph.mixing.numpy(), start.numpy(), np.eye(NODES)
     for snapshot in found:
         gradient = theta - problem.targets.numpy()
@@ -160,6 +162,8 @@ def test_the_published_detection_sends_the_two_half_gradients() -> None:
             return super().exchange(step, topics)
 
     split = split_samples(torch.arange(NODES), samples=4, identification=2, seed=0)
-    detect(problem, Counted(graph), Plan(3, 1, detector=Detector()), split, problem.initial(torch.arange(NODES)), NoForge())
+    detect_published(
+        problem, Counted(graph), Plan(3, 1, detector=Detector()), split, problem.initial(torch.arange(NODES)), FollowsProtocol()
+    )
     assert sent == list(split.halves)
     assert len(sent) == 2

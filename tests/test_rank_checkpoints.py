@@ -13,9 +13,9 @@ import pytest
 
 from bymi.experiment import Spec, load
 from bymi.runs import write_sheets
-from bymi.runs.models import MODEL, NODES
-from bymi.runs.scene import build_scene
-from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
+from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
+from bymi.runs.run_setup import set_up_run
+from bymi.runs.trained_models import MODEL, NODES
 
 ROOT = Path(__file__).parents[1]
 EVERY = 3
@@ -131,5 +131,5 @@ def test_a_run_over_ranks_goes_on_with_the_same_bits(name: str, runs: Runs) -> N
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.goes_on_from < 24 and fault.after > 1])
 def test_nothing_before_the_last_complete_checkpoint_is_computed_again(name: str, runs: Runs) -> None:
     fault = FAULTS[name]
-    detections = build_scene(runs.specs[fault.spec].sheet).plan.detections if fault.spec == "hardened" else ()
+    detections = set_up_run(runs.specs[fault.spec].sheet).plan.detections if fault.spec == "hardened" else ()
     assert runs.exchanges(name) == 24 - fault.goes_on_from + sum(step >= fault.goes_on_from for step in detections)

@@ -153,7 +153,7 @@ def test_torchrun_restarts_with_gloo_and_goes_on_with_the_same_numbers(tmp_path:
     """
     spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=rule"]
     code = (
-        "import os, sys; from bymi.engine.group import Group; from bymi.cli import main; swap = Group.swap\n"
+        "import os, sys; from bymi.distributed.group import Group; from bymi.cli import main; swap = Group.swap\n"
         "def fail(self, rows, counts, coming, name):\n"
         "    early = int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 10\n"
         "    if self.rank == 1 and early and 'in round 2' in self.moment: os._exit(9)\n"

@@ -12,17 +12,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Adversary, Detector, Graph, Identity, LocalNetwork, Plan, Principal, phases
-from bymi import network as networks
+from bymi import Adversary, Detector, Graph, Identity, LocalNetwork, Plan, Principal
 from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation, SimulatedAdversary
-from bymi.detection import CENTRES, REASONS, SCALES, Verdict, asked, identify, identify_asked, identify_neighbours
-from bymi.detection.products import weigh
+from bymi.core import network as networks
+from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
+from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify, identify_neighbours, judge_replies
+from bymi.detection import published as asked
+from bymi.detection.half_products import weigh
 from bymi.experiment import load, run
-from bymi.phases import NoForge, Snapshot, detect
 from bymi.problems import LinearProblem, LinearShard, Split, linear_problem, linear_shard, split_samples
 from bymi.runs.simulate import local_network
-from bymi.staying import Replies
-from bymi.topic import FIRST_HALF, SECOND_HALF, Topic
+from bymi.training import phases
+from bymi.training.phases import FollowsProtocol, Snapshot, detect_published
 from tests.reference import receiver as by_definition
 from tests.reference.scenes import draw_scene
 
@@ -71,7 +73,7 @@ def room(*, nodes: int, dim: int, seed: int = 0, directed: bool = False) -> Room
 class Judged:
     snapshot: Snapshot
     verdict: Verdict
-    replies: dict[int, Replies]
+    replies: dict[int, NeighbourhoodReply]
 
     def halves(self, receiver: int) -> tuple[Tensor, Tensor]:
         """What a receiver heard, a row a neighbour and its own last [J + 1, D] each."""
@@ -81,17 +83,17 @@ class Judged:
 
 def judge(room: Room, detector: Detector, monkeypatch: pytest.MonkeyPatch, adversary: Adversary | None = None) -> Judged:
     """One detection, with a copy of every answer."""
-    kept: list[Replies] = []
+    kept: list[NeighbourhoodReply] = []
 
-    def listen(replies: Iterable[Replies], detector: Detector, arcs: Tensor) -> Verdict:
+    def listen(replies: Iterable[NeighbourhoodReply], detector: Detector, arcs: Tensor) -> Verdict:
         kept.extend(replies)
-        return identify_asked(iter(kept), detector, arcs)
+        return judge_replies(iter(kept), detector, arcs)
 
     network = local_network(Graph.from_hears(room.hears), adversary)
     plan = Plan(steps=3, warm_up_steps=2, detector=detector, identification=IDENTIFICATION)
     with monkeypatch.context() as patch:
         patch.setattr(phases, "identify_asked", listen)
-        snapshot = detect(room.problem, network, plan, room.split, room.theta, adversary or NoForge())
+        snapshot = detect_published(room.problem, network, plan, room.split, room.theta, adversary or FollowsProtocol())
     assert snapshot.verdict is not None
     return Judged(snapshot, snapshot.verdict, {reply.receiver: reply for reply in kept})
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from bymi.attacks import ATTACKS as ATTACK_CLASSES
-from bymi.errors import InputError
+from bymi.core.errors import InputError
 from bymi.experiment import run_all
 from bymi.experiment.spec import read_spec
 from bymi.paper import page_red_team as red_team
 from bymi.paper.find_study import find_study
 from bymi.paper.page_red_team import harmless, image_verdict, verdict
 from bymi.paper.study_red_team import ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, RedTeam, build_red_team
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
 
 IMAGES_ONLY = {"ood", "label-flip"}
 BESIDE = {"misshapen": "silent"}  # the same to whoever does not hear them
@@ -69,7 +69,7 @@ def small(study: RedTeam, rows: list[str]) -> RedTeam:
 @pytest.mark.parametrize("row", ATTACKS)
 def test_every_row_can_be_built(row: str) -> None:
     trials = [trial for trial in build_red_team("red-team", seeds=1, only=["hardened"]).trials if trial.row == row]
-    scene = build_scene(trials[0].spec.sheet)
+    scene = set_up_run(trials[0].spec.sheet)
     assert scene.plan.detections == [300, 375, 600, 900, 1200, 1500, 1800, 1970]
 
 

@@ -19,13 +19,18 @@ from typing import Any
 import pytest
 import torch
 
-from bymi import BymiError, InputError, memory
-from bymi.engine.group import Group
-from bymi.engine.host import Host
-from bymi.errors import EXIT_CODES, OutOfMemoryError, RankLostError, StorageError, error_of, system_refusal
+from bymi import BymiError, InputError
+from bymi.core import allocator as memory
+from bymi.core.errors import EXIT_CODES, OutOfMemoryError, RankLostError, StorageError, error_of, system_refusal
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run, run_all
-from bymi.runs import course, footprint, ranks, runner, store
-from bymi.runs.sheet import write_sheets
+from bymi.runs import engine_choice as course
+from bymi.runs import memory_estimate as footprint
+from bymi.runs import run_folder as store
+from bymi.runs import run_on_ranks as ranks
+from bymi.runs import runner
+from bymi.runs.resolved_spec import write_sheets
 from tests.commands import TINY, bymi, only_line
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -269,7 +274,7 @@ def test_the_estimate_is_no_more_than_what_a_run_takes(words: list[str], tmp_pat
     """A run that would fit is not refused; nor is the figure so low that nothing ever is."""
     program = (
         "import sys; from pathlib import Path; from bymi.experiment import load; from bymi.runs import run\n"
-        "from bymi.runs.footprint import needs\n"
+        "from bymi.runs.memory_estimate import needs\n"
         "def peak(): return int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
         "sheet = load(None, sys.argv[2:]).sheet\n"
         "run(load(None, ['nodes=3', 'method=dsgd', 'steps=2', 'warm_up.steps=1']).sheet, Path(sys.argv[1]))  # imports\n"

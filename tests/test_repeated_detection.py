@@ -8,7 +8,7 @@ import torch
 from bymi import Detector, InputError, Panel, Plan, SimulatedAdversary, Snapshot, simulate
 from bymi.experiment import load
 from bymi.problems import split_samples
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run
 
 SMALL = ["method=drsgd-bymi", "profile=paper", "nodes=30", "graph.p=0.8", "steps=60", "warm_up.steps=20", "data.dim=8"]
@@ -22,11 +22,11 @@ KINDS = {
 }
 
 
-def scene_of(*words: str) -> Scene:
-    return build_scene(load(None, [*SMALL, *words]).sheet)
+def scene_of(*words: str) -> RunSetup:
+    return set_up_run(load(None, [*SMALL, *words]).sheet)
 
 
-def rounds(scene: Scene) -> list[Snapshot]:
+def rounds(scene: RunSetup) -> list[Snapshot]:
     return list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
 
 

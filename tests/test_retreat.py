@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bymi.detection import REASONS, Verdict
 from bymi.detection.reasons import DEEDS
-from bymi.detection.retreat import misled
+from bymi.detection.rollback import to_roll_back
 from bymi.experiment.spec import read_spec
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import simulate
 
 
@@ -25,12 +25,12 @@ def test_only_deeds_of_those_listened_to_count(name: str) -> None:
     used = torch.ones(3, 20, dtype=torch.bool)
     why[0, 3] = why[1, 3] = why[1, 4] = why[2, 3] = why[2, 4] = REASONS.index(name)
     used[2, 4] = False
-    assert misled(verdict(why), used, 0.05).tolist() == [False, name in DEEDS, name in DEEDS]
+    assert to_roll_back(verdict(why), used, 0.05).tolist() == [False, name in DEEDS, name in DEEDS]
 
 
 def test_whoever_listens_to_nobody_stays() -> None:
     nobody = torch.zeros(1, 5, dtype=torch.bool)
-    assert not misled(verdict(torch.full((1, 5), REASONS.index("drift"))), nobody, 0.05).any()
+    assert not to_roll_back(verdict(torch.full((1, 5), REASONS.index("drift"))), nobody, 0.05).any()
 
 
 @pytest.mark.parametrize("start", [61, 101])
@@ -42,7 +42,7 @@ def test_late_poison_is_undone_at_the_last_detection(start: int) -> None:
             **{"warm_up": {"steps": 20}, "watch": {"every": 40}, "graph": "complete"},
         }
     )
-    scene = build_scene(spec.sheet)
+    scene = set_up_run(spec.sheet)
     good = ~scene.byzantine
     detections = [s for s in simulate(scene.problem, scene.graph, scene.plan, scene.adversary) if s.verdict is not None]
     assert [s.step for s in detections] == [20, 30, 60, 100, 116]

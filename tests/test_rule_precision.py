@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi import RULES, Round
 from bymi.aggregation import WeightedRule
-from bymi.hearing import ABSURD
+from bymi.core.message_validity import MAX_NORM_RATIO
 from tests.reference.rules import TRANSCRIPTIONS, Node
 from tests.rounds import Lone, draw_lone
 
@@ -49,7 +49,7 @@ def far(lone: Lone, seed: int) -> Lone:
 
 def almost_absurd(lone: Lone, seed: int) -> Lone:
     """As long as a message may be without being ignored."""
-    return lone.with_message(2, 0.999 * ABSURD * direction(lone, seed))
+    return lone.with_message(2, 0.999 * MAX_NORM_RATIO * direction(lone, seed))
 
 
 def mirrored(lone: Lone, seed: int) -> Lone:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bymi import RULES, Complete, Inbox, LocalNetwork, Round
 from bymi.aggregation import CoordinateRule, WeightedRule
-from bymi.topic import PARAMETERS
-from tests.reference.scenes import Scene, draw_scene
+from bymi.core.topic import PARAMETERS
+from tests.reference.scenes import RunSetup, draw_scene
 from tests.rounds import Lone, draw_lone, lone_of, network_of, quadratic, unusable
 
 # Without shrinking: a seed does not become simpler by becoming smaller.
@@ -53,7 +53,7 @@ def close(left: Tensor, right: Tensor, tolerance: float = 1e-9) -> bool:
 @every_rule()
 @quick
 @given(scene=scenes)
-def test_a_row_of_the_batch_is_a_lone_node(name: str, scene: Scene) -> None:
+def test_a_row_of_the_batch_is_a_lone_node(name: str, scene: RunSetup) -> None:
     """All nodes in one process, or one process a node that sees its neighbours only: the same rows."""
     network = network_of(scene)
     (inbox,) = network.exchange(0, {PARAMETERS: torch.from_numpy(scene.vectors)})

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from bymi import MatrixGraph, sparse
-from bymi.errors import InputError
+from bymi import MatrixGraph
+from bymi.core import list_graph as sparse
+from bymi.core.errors import InputError
+from bymi.core.list_graph import ListGraph, connected
+from bymi.core.topology import TOPOLOGIES, EdgeFile, ErdosRenyi, Regular, Ring
 from bymi.experiment import load
 from bymi.runs import run
-from bymi.runs.scene import build_scene
-from bymi.runs.store import read_json
-from bymi.sparse import SparseGraph, connected
-from bymi.topology import TOPOLOGIES, EdgeFile, ErdosRenyi, Regular, Ring
+from bymi.runs.run_folder import read_json
+from bymi.runs.run_setup import set_up_run
 
 # Whole runs
 
@@ -44,11 +45,11 @@ def both_ways(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     usual = ["method=drsgd-bymi", f"nodes={nodes}", "steps=36", "warm_up.steps=12", "data.samples=40", "data.dim=8"]
     spec = load(None, [*usual, f"graph=file:path={edges}", *keys])
     results = []
-    for start, kind in ((1000, MatrixGraph), (nodes, SparseGraph)):
+    for start, kind in ((1000, MatrixGraph), (nodes, ListGraph)):
         monkeypatch.setattr(sparse, "LISTS_FROM", start)
         monkeypatch.setattr(sparse, "_SHORT", 1)
         sheet = spec.sheet
-        assert isinstance(build_scene(sheet).graph, kind)
+        assert isinstance(set_up_run(sheet).graph, kind)
         out = tmp_path / kind.__name__
         summary = run(sheet, out)
         (folder,) = out.iterdir()
@@ -88,7 +89,7 @@ def test_large_graphs_are_drawn_as_lists(tmp_path: Path) -> None:
     part = torch.arange(1200) % 5 != 0
     for recipe, degree in ((ErdosRenyi(0.02), None), (Regular(6), 6), (Ring(), 2), (EdgeFile(str(path)), 4)):
         graph = recipe.draw(1200, seed=3, must_connect=part if degree is None else None)
-        assert isinstance(graph, SparseGraph)
+        assert isinstance(graph, ListGraph)
         assert graph.symmetric
         assert connected(graph.lists, torch.ones_like(part))
         if degree is not None:
@@ -96,7 +97,7 @@ def test_large_graphs_are_drawn_as_lists(tmp_path: Path) -> None:
         else:
             assert connected(graph.lists, part)
             again = recipe.draw(1200, seed=3, must_connect=part)
-            assert isinstance(again, SparseGraph)
+            assert isinstance(again, ListGraph)
             assert torch.equal(again.lists.at, graph.lists.at)
     assert sparse.lists_pay(1000, 250)
     assert not sparse.lists_pay(1000, 251)
@@ -107,7 +108,7 @@ def test_large_graphs_are_drawn_as_lists(tmp_path: Path) -> None:
 def test_a_sparse_draw_has_its_density() -> None:
     """1,999,000 pairs at p = 0.01: six standard deviations, false alarm 2e-9; each node's share of them likewise fits."""
     graph = ErdosRenyi(0.01).draw(2000, seed=0)
-    assert isinstance(graph, SparseGraph)
+    assert isinstance(graph, ListGraph)
     assert abs(int(graph.hears.sum()) / 2 - 19990) < 6 * (19990 * 0.99) ** 0.5
     arcs = torch.stack(graph.lists.flat, 1)
     assert len(arcs.unique(dim=0)) == len(arcs)
@@ -152,5 +153,5 @@ def test_the_tracker_is_not_attacked_where_none_is_sent() -> None:
     keys = ["method=drsgd-bymi", "nodes=2500", "graph=ring", "attack=y-poison", "data.dim=2", "data.samples=8"]
     sheet = load(None, keys).sheet
     with pytest.raises(InputError, match="premix_rounds"):
-        build_scene(sheet)
-    build_scene(load(None, [*keys, "optimisation.premix_rounds=3"]).sheet)
+        set_up_run(sheet)
+    set_up_run(load(None, [*keys, "optimisation.premix_rounds=3"]).sheet)

@@ -14,7 +14,7 @@ import pytest
 from bymi.aggregation import RULES
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
-from bymi.runs.store import METRICS, SUMMARY, VERDICT, folder_of, read_json, read_rows
+from bymi.runs.run_folder import METRICS, SUMMARY, VERDICT, folder_of, read_json, read_rows
 
 SIZES = (1, 2, 4)
 SMALL = ["nodes=12", "steps=5", "warm_up.steps=2", "record_every=1", "graph.p=0.9", "data.samples=24", "attack=ipm:a=2.0"]

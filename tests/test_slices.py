@@ -13,17 +13,17 @@ from torch import Tensor
 from bymi import Graph, Inbox, LocalNetwork, MatrixGraph
 from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS, Adversary
-from bymi.engine.distributed import Spread
-from bymi.engine.sliced import SlicedInbox
-from bymi.engine.slices import Cut
+from bymi.core.inbox import Mixture, Round
+from bymi.core.network import Network
+from bymi.core.topic import PARAMETERS, TRACKER, Topic
+from bymi.core.topology import Complete, ErdosRenyi, Ring
+from bymi.distributed.dense_shards import DenseShardPlan
+from bymi.distributed.sharded_dense_inbox import ShardedDenseInbox
+from bymi.distributed.sharded_run import ShardedRun
 from bymi.experiment import load
-from bymi.inbox import Mixture, Round
-from bymi.network import Network
 from bymi.problems import linear_problem, linear_shard
-from bymi.runs.scene import build_scene
+from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import sharded_run, simulate
-from bymi.topic import PARAMETERS, TRACKER, Topic
-from bymi.topology import Complete, ErdosRenyi, Ring
 from tests.rounds import quadratic
 
 NODES, SHARDS = 13, 4
@@ -38,13 +38,13 @@ def vectors_of(dim: int, dtype: torch.dtype = torch.float64, size: int = NODES) 
     return (5 + torch.randn(size, dim, generator=generator, dtype=torch.float64)).to(dtype)
 
 
-def spread_of(graph: Graph, *, shards: int = SHARDS, adversary: Adversary | None = None) -> Spread:
+def spread_of(graph: Graph, *, shards: int = SHARDS, adversary: Adversary | None = None) -> ShardedRun:
     problem = linear_problem(linear_shard(torch.arange(graph.size), samples=4, dim=2, seed=0), seed=0)
     return sharded_run(problem, graph, adversary, shards=shards)
 
 
 def by_shards(
-    spread: Spread, vectors: Tensor, use: Use, others: Mapping[Topic, Tensor] | None = None
+    spread: ShardedRun, vectors: Tensor, use: Use, others: Mapping[Topic, Tensor] | None = None
 ) -> tuple[Tensor, list[Inbox]]:
     """What all shards make of one round, in order of nodes, and their inboxes."""
 
@@ -53,9 +53,9 @@ def by_shards(
         inbox = network.exchange(0, {PARAMETERS: vectors[network.nodes], **more})[0]
         yield use(inbox, network.nodes), inbox
 
-    (parts,) = spread.wires.board.walk([partial(rounds, network) for network, _ in spread.wrapped])
+    (parts,) = spread.router.lockstep.walk([partial(rounds, network) for network, _ in spread.wrapped])
     found = torch.cat([part for part, _ in parts])
-    return torch.empty_like(found).index_copy(0, torch.cat(spread.wires.nodes), found), [inbox for _, inbox in parts]
+    return torch.empty_like(found).index_copy(0, torch.cat(spread.router.nodes), found), [inbox for _, inbox in parts]
 
 
 def rule_use(name: str, targets: Tensor) -> Use:
@@ -80,12 +80,12 @@ def test_every_rule_gives_the_numbers_of_one_process(name: str, dim: str, graph:
     use = rule_use(name, vectors.flip(0))
     found, inboxes = by_shards(spread_of(graph), vectors, use)
     torch.testing.assert_close(found, alone(graph, vectors, use), rtol=1e-9, atol=1e-12)
-    assert all(isinstance(inbox, SlicedInbox) for inbox in inboxes)
+    assert all(isinstance(inbox, ShardedDenseInbox) for inbox in inboxes)
     if dim == "many":  # of long rows only those travel whole that somebody tries
-        assert {inbox.slices.whole for inbox in inboxes if isinstance(inbox, SlicedInbox)} == {name == "ubar"}
+        assert {inbox.slices.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox)} == {name == "ubar"}
     if dim == "few":  # weights and products of all pairs would be more than rows
         expected = name not in ("average", "mean", "median", "trimmed-mean")
-        assert {inbox.slices.whole for inbox in inboxes if isinstance(inbox, SlicedInbox)} == {expected}
+        assert {inbox.slices.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox)} == {expected}
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -94,7 +94,7 @@ def test_in_float32(name: str) -> None:
     use = rule_use(name, vectors.flip(0))
     found, inboxes = by_shards(spread_of(DENSE), vectors, use)
     assert found.dtype == torch.float32
-    assert all(isinstance(inbox, SlicedInbox) for inbox in inboxes)
+    assert all(isinstance(inbox, ShardedDenseInbox) for inbox in inboxes)
     torch.testing.assert_close(found, alone(DENSE, vectors, use), rtol=1e-5, atol=1e-5)
 
 
@@ -112,7 +112,7 @@ def test_some_receivers_mix(who: list[int]) -> None:
 
     found, inboxes = by_shards(spread_of(DENSE), vectors, use)
     torch.testing.assert_close(found, alone(DENSE, vectors, use), rtol=1e-9, atol=1e-12)
-    assert not any(inbox.slices.whole for inbox in inboxes if isinstance(inbox, SlicedInbox))
+    assert not any(inbox.slices.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox))
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -132,7 +132,7 @@ def test_receivers_that_leave_messages_out(name: str) -> None:
 
 def test_whole_messages_for_whoever_asks() -> None:
     vectors = vectors_of(31)
-    _, inboxes = by_shards(spread_of(DENSE), vectors, lambda inbox, nodes: inbox.messages[inbox.own_at])
+    _, inboxes = by_shards(spread_of(DENSE), vectors, lambda inbox, nodes: inbox.messages[inbox.own_column])
     for inbox in inboxes:
         assert torch.equal(inbox.messages, vectors[inbox.senders])
         assert torch.equal(inbox.rows.vectors[inbox.own_row], inbox.own)
@@ -147,7 +147,7 @@ def test_rows_that_not_all_can_use_travel_whole(name: str, wild: float) -> None:
     use = rule_use(name, vectors_of(402).flip(0))
     found, inboxes = by_shards(spread_of(DENSE), vectors, use)
     torch.testing.assert_close(found, alone(DENSE, vectors, use), rtol=1e-9, atol=1e-12, equal_nan=True)
-    assert not any(isinstance(inbox, SlicedInbox) for inbox in inboxes)
+    assert not any(isinstance(inbox, ShardedDenseInbox) for inbox in inboxes)
     assert any(bool(inbox.unheard.any()) for inbox in inboxes)
 
 
@@ -164,22 +164,24 @@ def test_when_there_are_no_slices() -> None:
         spread_of(DENSE, adversary=Adversary(liars, ATTACKS["dissensus"]())),
     ):
         _, inboxes = by_shards(spread, vectors, use)
-        assert not any(isinstance(inbox, SlicedInbox) for inbox in inboxes)
+        assert not any(isinstance(inbox, ShardedDenseInbox) for inbox in inboxes)
     # A lie about another topic of the same exchange, too: their inboxes are made alike.
     poison = Adversary(liars, ATTACKS["y-poison"]())
-    assert isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use)[1][0], SlicedInbox)
-    assert not isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use, {TRACKER: vectors})[1][0], SlicedInbox)
+    assert isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use)[1][0], ShardedDenseInbox)
+    assert not isinstance(
+        by_shards(spread_of(DENSE, adversary=poison), vectors, use, {TRACKER: vectors})[1][0], ShardedDenseInbox
+    )
 
 
 def test_rows_that_cross_shards_decide() -> None:
     """13 rows to 4 shards: slices there and back are 2 x 13 x 3/4 = 19.5 rows; a graph on which fewer cross has none."""
     for graph in (DENSE, Ring().draw(NODES), ErdosRenyi(0.2).draw(NODES, seed=1)):
-        wires = spread_of(graph).wires
+        router = spread_of(graph).router
         crossing = sum(
             len({j for i in shard for j in range(NODES) if graph.hears[i, j]} - set(shard))
-            for shard in (nodes.tolist() for nodes in wires.board.layout.shards)
+            for shard in (nodes.tolist() for nodes in router.lockstep.layout.shards)
         )
-        assert Cut(wires).pays(vectors_of(100)) == (crossing > 19.5)
+        assert DenseShardPlan(router).pays(vectors_of(100)) == (crossing > 19.5)
 
 
 @pytest.mark.parametrize("profile", ["paper", "hardened"])
@@ -187,10 +189,10 @@ def test_the_hardened_profile_has_whole_messages(profile: str) -> None:
     """It keeps trails of them. The published one has slices in warm-up and, over the pruned graph, in the optimisation."""
     words = ["method=drsgd-bymi", "nodes=12", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=24", "attack=ipm"]
     (spec,) = load(None, [*words, "data.dim=100", f"profile={profile}"], 0).expand()
-    scene = build_scene(spec.sheet)
+    scene = set_up_run(spec.sheet)
     assert isinstance(scene.graph, MatrixGraph)
     rounds = sharded_run(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
     for whole, parts in zip(simulate(scene.problem, scene.graph, scene.plan, scene.adversary), rounds, strict=True):
         torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta, rtol=1e-9, atol=1e-12)
         if whole.phase != "detection":
-            assert {isinstance(part.inbox, SlicedInbox) for part in parts} == {profile == "paper"}
+            assert {isinstance(part.inbox, ShardedDenseInbox) for part in parts} == {profile == "paper"}

@@ -10,20 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from bymi import LocalNetwork, sparse
+from bymi import LocalNetwork
 from bymi.aggregation import RULES
-from bymi.detection.trail import Trail
-from bymi.engine import inquiry, strips, wires
-from bymi.engine.distributed import Spread, usual_layout
-from bymi.engine.group import Group
-from bymi.engine.striped import StripedInbox
+from bymi.core import list_graph as sparse
+from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX
+from bymi.core.topology import Complete
+from bymi.detection.update_history import UpdateHistory
+from bymi.distributed import list_shards as strips
+from bymi.distributed import point_queries as inquiry
+from bymi.distributed import router as router
+from bymi.distributed.group import Group
+from bymi.distributed.sharded_list_inbox import ShardedListInbox
+from bymi.distributed.sharded_run import ShardedRun, default_layout
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_sheets
-from bymi.runs.scene import Scene, build_scene
+from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run, simulate
-from bymi.runs.store import METRICS, VERDICT, checkpoints_of, folder_of, read_json
-from bymi.topic import FIRST_HALF, PARAMETERS, PREMIX
-from bymi.topology import Complete
 from tests.test_same_numbers import HARDENED, LENET, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
 WIDE = ["nodes=24", "graph=regular:degree=8"]
@@ -60,12 +63,12 @@ MOVED = {
 }
 """Where rows have to be where they are looked at."""
 
-MANY = wires._MANY
+MANY = router._MANY
 ALWAYS = {
-    "bymi.engine.wires.LONG": 1,
-    "bymi.engine.wires._MANY": 0,
-    "bymi.engine.strips._SETS": 2,
-    "bymi.vectors._NUMBERS": 512,  # products come in several pieces
+    "bymi.distributed.router.LONG": 1,
+    "bymi.distributed.router._MANY": 0,
+    "bymi.distributed.list_shards._SETS": 2,
+    "bymi.core.linalg._NUMBERS": 512,  # products come in several pieces
 }
 WATCHED = [*WIDE, *HARDENED, "watch.every=8", "steps=24", "warm_up.steps=6", "record_every=4", "attack=sign-flip"]
 
@@ -79,8 +82,8 @@ def always(patch: pytest.MonkeyPatch) -> None:
     """Rows of lists stay where they are, however short and few they are."""
     patch.setattr(sparse, "LISTS_FROM", 1)
     patch.setattr(sparse, "_SHORT", 0)
-    patch.setattr(wires, "LONG", 1)
-    patch.setattr(wires, "_MANY", 0)
+    patch.setattr(router, "LONG", 1)
+    patch.setattr(router, "_MANY", 0)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +115,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
     jobs.append({**watched, "size": 2, "out": str(place / "whole"), "every": 0})
     jobs.append({**watched, "size": 4, "out": str(place / "broken"), "breaks": ["killed", 3, "mixtures", 37]})
     # Three ranks hold one, one and two shards.
-    some = {**how, "set": {**ALWAYS, "bymi.engine.strips._NUMBERS": 500}}
+    some = {**how, "set": {**ALWAYS, "bymi.distributed.list_shards._NUMBERS": 500}}
     jobs.append({**watched, **some, "size": 3, "out": str(place / "broken")})
     (images,) = load("digits", IMAGES, 0).expand()
     write_sheets(place / "images.json", [images.sheet])
@@ -129,7 +132,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
     ]
     large = {"size": 8, "sheets": str(place / "large.json"), "lists": True, "largest": True}
     little = {f"bymi.{name}._NUMBERS": SIZE // 16 for name in BUFFERS}
-    little.update({"bymi.runs.theory.LARGEST": 16, "bymi.runs.yardsticks.LARGEST": 16})
+    little.update({"bymi.runs.convergence_theory.LARGEST": 16, "bymi.runs.evaluators.LARGEST": 16})
     jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
     jobs.append({**large, "sheets": str(place / "short.json"), "out": str(place / "rows"), "set": little})
     done = launch(jobs)
@@ -189,13 +192,13 @@ def test_no_rank_ever_has_all_rows(runs: Path) -> None:
 
 def test_what_travels_is_what_the_docs_say(runs: Path) -> None:
     """Bytes of all ranks in four rounds and two detections."""
-    scene, ranks = build_scene(load(None, LARGE).sheet), 8
+    scene, ranks = set_up_run(load(None, LARGE).sheet), 8
     names = [json.loads((runs / "strips" / f"traffic-{rank}.json").read_text()) for rank in range(ranks)]
     sent = {
         name: sum(entry[name]["bytes"] for entry in names)
         for name in ("parameters", "mixtures", "products", "lengths", "weights")
     }
-    blocks = usual_layout(scene.graph, torch.float64, torch.device("cpu"), Group(0, ranks))
+    blocks = default_layout(scene.graph, torch.float64, torch.device("cpu"), Group(0, ranks))
     assert blocks is not None
     away = [DIM - ((rank + 1) * DIM // ranks - rank * DIM // ranks) for rank in range(ranks)]  # coordinates of others
     rows = [len(nodes) for nodes in blocks.shards]
@@ -221,7 +224,7 @@ def test_a_run_that_was_broken_off_goes_on_over_another_number_of_ranks(runs: Pa
 # Inside one process
 
 
-def spread_over(scene: Scene, shards: int) -> Spread:
+def spread_over(scene: RunSetup, shards: int) -> ShardedRun:
     return sharded_run(scene.problem, scene.graph, scene.adversary, shards=shards)
 
 
@@ -229,10 +232,10 @@ def spread_over(scene: Scene, shards: int) -> Spread:
 def test_inboxes_have_no_rows(name: str, staying: None, specs: dict[str, Spec]) -> None:
     """Of anything that was sent, with lies or without."""
     seen = 0
-    for parts in spread_over(build_scene(specs[name].sheet), 3).walk(build_scene(specs[name].sheet).plan):
+    for parts in spread_over(set_up_run(specs[name].sheet), 3).walk(set_up_run(specs[name].sheet).plan):
         for part in parts:
             if part.phase != "detection":
-                assert isinstance(part.inbox, StripedInbox)
+                assert isinstance(part.inbox, ShardedListInbox)
                 seen += 1
     assert seen == 3 * 5
 
@@ -241,7 +244,7 @@ def test_inboxes_have_no_rows(name: str, staying: None, specs: dict[str, Spec]) 
 def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
     name: str, staying: None, specs: dict[str, Spec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = build_scene(specs[name].sheet)
+    scene = set_up_run(specs[name].sheet)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     for module in (inquiry, strips):
         monkeypatch.setattr(module, "_NUMBERS", 200)
@@ -257,10 +260,10 @@ def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
 
 @pytest.mark.parametrize("rule", ["balance", "ios", "trimmed-mean", "ubar"])
 def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wires, "_FEW", 1)
-    scene = build_scene(drawn(["nodes=24", "graph=ring", "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).sheet)
+    monkeypatch.setattr(router, "_FEW", 1)
+    scene = set_up_run(drawn(["nodes=24", "graph=ring", "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).sheet)
     spread = spread_over(scene, 24)
-    assert spread.wires.stays(PARAMETERS)
+    assert spread.router.stays(PARAMETERS)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     order = torch.cat([network.nodes for network in spread.networks])
     for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
@@ -269,8 +272,8 @@ def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: No
 
 def test_trails_are_those_of_one_process(staying: None) -> None:
     """A far message is taken at the length at which all of its receivers used it."""
-    scene = build_scene(drawn([*CASES["far off"], "watch.every=4", "steps=9"]).sheet)
-    trails: dict[int, Trail] = {}
+    scene = set_up_run(drawn([*CASES["far off"], "watch.every=4", "steps=9"]).sheet)
+    trails: dict[int, UpdateHistory] = {}
     for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
         if snapshot.state is not None and snapshot.state.trail is not None and snapshot.state.trail.rounds:
             trails[snapshot.step] = snapshot.state.trail.copy()
@@ -298,11 +301,11 @@ def test_deeds_come_with_answers_in_one_process_as_well() -> None:
 
 @pytest.mark.parametrize("name", MOVED)
 def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None:
-    scene = build_scene(drawn(MOVED[name]).sheet)
-    assert not spread_over(scene, 4).wires.stays(PARAMETERS)
+    scene = set_up_run(drawn(MOVED[name]).sheet)
+    assert not spread_over(scene, 4).router.stays(PARAMETERS)
     without = sharded_run(scene.problem, scene.graph, None, shards=4)
-    assert without.wires.stays(PARAMETERS)
-    assert not without.wires.stays(PREMIX)
+    assert without.router.stays(PARAMETERS)
+    assert not without.router.stays(PREMIX)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +323,6 @@ def test_rows_stay_where_many_long_ones_would_have_to_come(
 ) -> None:
     monkeypatch.setattr(sparse, "LISTS_FROM", 1)
     monkeypatch.setattr(sparse, "_SHORT", 0)
-    monkeypatch.setattr(wires, "LONG", 1000)
-    monkeypatch.setattr(wires, "_MANY", MANY)
-    assert spread_over(build_scene(drawn([*words, "method=dsgd"]).sheet), shards).wires.stays(PARAMETERS) is stays
+    monkeypatch.setattr(router, "LONG", 1000)
+    monkeypatch.setattr(router, "_MANY", MANY)
+    assert spread_over(set_up_run(drawn([*words, "method=dsgd"]).sheet), shards).router.stays(PARAMETERS) is stays

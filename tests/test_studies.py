@@ -19,7 +19,7 @@ from bymi.paper.study_default import DefaultStudy
 from bymi.paper.study_scenarios import Study, build_study
 from bymi.paper.write_study import show
 from bymi.report.tables import terminal_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 from tests.commands import FINISHES
 
 

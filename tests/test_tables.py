@@ -12,13 +12,13 @@ from torch import Tensor
 from bymi import Inbox, LocalNetwork
 from bymi.attacks import Adversary, Dissensus
 from bymi.attacks.base import directions
-from bymi.detection.fuse import Fuse, shorten
-from bymi.lists import Lists, Table, median_by_number
+from bymi.core.linalg import VectorStack, all_finite, ascending, lower_median, medoid
+from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_number
+from bymi.core.streams import Stream, stream
+from bymi.core.topic import PARAMETERS
+from bymi.core.topology import ErdosRenyi
+from bymi.detection.clipping import SelfCentredClipping, shorten
 from bymi.runs.simulate import local_network
-from bymi.streams import Stream, stream
-from bymi.topic import PARAMETERS
-from bymi.topology import ErdosRenyi
-from bymi.vectors import Rows, all_finite, ascending, lower_median, midst
 
 SIZE, DIM = 12, 4
 MEMBERS = torch.arange(SIZE) < 5
@@ -30,14 +30,14 @@ def told_each(step: int = 0) -> Inbox:
     """A round in which liars tell each receiver something else: more messages for one than for all."""
     adversary = Adversary(MEMBERS, Dissensus())
     (inbox,) = local_network(GRAPH, adversary).exchange(step, {PARAMETERS: VECTORS})
-    assert isinstance(inbox.lists, Table)
+    assert isinstance(inbox.lists, PerArcLists)
     assert len(inbox.messages) > 2 * SIZE
     return inbox
 
 
 def by_columns(inbox: Inbox) -> Inbox:
     """The same round as a matrix of receivers and messages."""
-    assert isinstance(inbox.lists, Table)
+    assert isinstance(inbox.lists, PerArcLists)
     expected, weight = (inbox.lists.wide(part, len(inbox.messages)) for part in (inbox.expected, inbox.weight))
     return Inbox.receive(
         inbox.own,
@@ -45,7 +45,7 @@ def by_columns(inbox: Inbox) -> Inbox:
         expected=expected,
         weight=weight,
         self_weight=inbox.self_weight,
-        own_at=inbox.own_at,
+        own_column=inbox.own_column,
         senders=inbox.senders,
     )
 
@@ -68,8 +68,8 @@ def test_sorted_and_medians() -> None:
 def test_the_midst_of_many_sets_is_the_origin_of_each() -> None:
     points, valid = stream(1, "points").normal(7, 10, 3), stream(1, "valid").uniform(7, 10) < 0.7
     points[:, 0] = 1e6
-    for place, found in enumerate(midst(points, valid)):
-        assert torch.equal(found, Rows(points[place][valid[place]]).origin)
+    for place, found in enumerate(medoid(points, valid)):
+        assert torch.equal(found, VectorStack(points[place][valid[place]]).origin)
 
 
 @pytest.mark.parametrize("singles", [0, 3, 40])
@@ -94,7 +94,7 @@ def test_a_table_is_the_matrix(dim: int, some: list[int] | None) -> None:
     if some is not None:
         inbox, wide = (each.of(torch.tensor(some)) for each in (inbox, wide))
     lists = inbox.lists
-    assert isinstance(lists, Table)
+    assert isinstance(lists, PerArcLists)
     assert torch.equal(inbox.member, wide.member)
     torch.testing.assert_close(
         inbox.dist2_to_own()[inbox.expected], lists.narrow(wide.dist2_to_own())[inbox.expected], rtol=1e-12, atol=0
@@ -111,13 +111,13 @@ def test_a_table_is_the_matrix(dim: int, some: list[int] | None) -> None:
 def test_plain_lists_measure_like_a_table() -> None:
     inbox = told_each()
     assert inbox.lists is not None
-    exact = Lists(inbox.lists.at, inbox.lists.there).dist2(inbox.own, inbox.messages)
+    exact = NeighbourLists(inbox.lists.at, inbox.lists.there).dist2(inbox.own, inbox.messages)
     torch.testing.assert_close(inbox.dist2_to_own()[inbox.expected], exact[inbox.expected], rtol=1e-12, atol=0)
 
 
 def test_the_fuse_of_a_table_is_that_of_the_matrix() -> None:
     inbox = told_each()
-    assert isinstance(inbox.lists, Table)
+    assert isinstance(inbox.lists, PerArcLists)
     one, two = shorten(inbox, 1.3), shorten(by_columns(inbox), 1.3)
     for narrow, wide in zip(one, two, strict=True):
         expected = inbox.lists.narrow(wide)
@@ -136,7 +136,7 @@ def rounds() -> list[Inbox]:
 
 
 def test_a_fuse_that_has_seen_other_rounds_is_as_good_as_new() -> None:
-    fuse, seen = Fuse(1.2), 0
+    fuse, seen = SelfCentredClipping(1.2), 0
     for inbox in rounds():
         for known, fresh in zip(fuse(inbox), shorten(inbox, 1.2), strict=True):
             assert torch.equal(known, fresh)

@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from bymi import Complete, ErdosRenyi, Graph, Ring, simulate
-from bymi.engine.group import Group
-from bymi.engine.layout import Layout
+from bymi.core.graph import Core
+from bymi.core.list_graph import ListGraph
+from bymi.core.streams import stream
+from bymi.distributed.group import Group
+from bymi.distributed.shard_layout import ShardLayout
 from bymi.experiment import Spec, load, run
-from bymi.graph import Core
 from bymi.problems import linear_problem, linear_shard
-from bymi.runs import store
-from bymi.runs.averages import Average, look
-from bymi.runs.metrics import SUMMARY_KEYS
-from bymi.runs.scene import build_scene
-from bymi.runs.theory import (
+from bymi.runs import run_folder as store
+from bymi.runs.convergence_theory import (
     THEORY_KEYS,
     Constants,
     Contraction,
@@ -40,9 +39,10 @@ from bymi.runs.theory import (
     spaced,
     theory_of,
 )
-from bymi.runs.yardsticks import LinearYardstick
-from bymi.sparse import SparseGraph
-from bymi.streams import stream
+from bymi.runs.evaluators import LinearEvaluator
+from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.model_averages import Average, look
+from bymi.runs.run_setup import set_up_run
 from tests.reference import theory as slow
 
 NOBODY = torch.zeros(14, dtype=torch.bool)
@@ -99,7 +99,7 @@ def test_every_pair_bounds_every_power(kind: str) -> None:
 def test_the_block_of_lists_is_that_of_matrices() -> None:
     graph = pruned("directed")
     members = torch.arange(14) % 3 > 0
-    assert torch.equal(block_of(SparseGraph.of_graph(graph), members), graph.mixing[members][:, members])
+    assert torch.equal(block_of(ListGraph.of_graph(graph), members), graph.mixing[members][:, members])
     assert torch.equal(block_of(graph, members), graph.mixing[members][:, members])
 
 
@@ -138,15 +138,15 @@ def test_no_round_of_mixing_where_the_start_is_the_limit() -> None:
 def test_the_constants_of_least_squares(nodes: int, samples: int, dim: int) -> None:
     shard = linear_shard(torch.arange(nodes + 1), dim=dim, samples=samples, seed=3)
     byzantine = torch.arange(nodes + 1) == nodes
-    yardstick = LinearYardstick(linear_problem(shard, seed=0), byzantine)
+    evaluator = LinearEvaluator(linear_problem(shard, seed=0), byzantine)
     smoothness, sigma, zeta, theta = slow.loss_constants(shard.features[:-1].numpy(), shard.targets[:-1].numpy(), 8)
-    loss = yardstick.loss
+    loss = evaluator.loss
     assert loss is not None
     assert loss.smoothness == pytest.approx(smoothness)
     assert loss.node_variance / 8 == pytest.approx(sigma**2)
     assert 4 * loss.variance / loss.samples == pytest.approx(zeta**2)
-    layout = Layout.even(nodes + 1, 3, 1, torch.arange(nodes + 1))
-    assert yardstick.shared(Group(), layout).loss == pytest.approx(loss)
+    layout = ShardLayout.even(nodes + 1, 3, 1, torch.arange(nodes + 1))
+    assert evaluator.shared(Group(), layout).loss == pytest.approx(loss)
     assert theta.shape == (dim,)
 
 
@@ -197,7 +197,7 @@ def test_a_run_tells_its_theory(words: list[str], tmp_path: Path) -> None:
     assert set(SUMMARY_KEYS) <= set(summary)
     theory = summary["theory"]
     assert tuple(theory) == THEORY_KEYS
-    scene = build_scene(spec.sheet)
+    scene = set_up_run(spec.sheet)
     honest = (~scene.byzantine).nonzero().flatten()
     smoothness, sigma, zeta, theta = slow.loss_constants(
         scene.problem.features[honest].numpy(),  # type: ignore[attr-defined]
@@ -268,7 +268,7 @@ def test_what_is_not_known_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the constants of a loss: the pair with the least c / (1 - rho).
     pairs = contractions(graph.mixing, graph.core().perron)
     assert found["contraction_rate"] == min(pairs, key=lambda pair: pair.factor / (1 - pair.rate)).rate
-    monkeypatch.setattr("bymi.runs.theory.LARGEST", 13)
+    monkeypatch.setattr("bymi.runs.convergence_theory.LARGEST", 13)
     large = facts(graph, graph.core())
     assert large["least_perron"] == found["least_perron"]
     assert large["lambda_2"] is large["contraction_rate"] is large["premix_rounds"] is None

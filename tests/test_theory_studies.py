@@ -16,7 +16,7 @@ from bymi.paper import page_theory as report
 from bymi.paper.find_study import find_study
 from bymi.paper.study_theory import KINDS, LEVELS, THEORY_STUDIES, TheoryStudy, Trial, build_theory
 from bymi.paper.write_study import show
-from bymi.runs import store
+from bymi.runs import run_folder as store
 from tests.pages import are_pictures, rows_of
 
 COMMITTED = Path(__file__).parents[1] / "docs" / "results" / "theory"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bymi.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Part, Topic
+from bymi.core.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Part, Topic
 from tests.golden import stored
 
 HALVES = (FIRST_HALF, SECOND_HALF)

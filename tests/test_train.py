@@ -19,11 +19,11 @@ from torch.utils.data import Dataset, TensorDataset
 import bymi
 from bymi import InputError, datasets
 from bymi.attacks import SignFlip, VectorAttack
-from bymi.engine.host import Host
+from bymi.core.streams import stream
+from bymi.distributed.host import Host
 from bymi.experiment import load
 from bymi.problems import all_samples, fresh_halves, lenet, split_samples, start_of
-from bymi.runs import store
-from bymi.streams import stream
+from bymi.runs import run_folder as store
 
 NODES = 10
 FACTOR = 1.0
@@ -134,7 +134,7 @@ def test_the_same_call_reads_its_folder_and_another_one_does_not(tmp_path: Path)
 def test_a_changed_constant_of_the_loss_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train(tmp_path, loss=shifted)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
-    bymi.runs.foreign.sources_of.cache_clear()
+    bymi.runs.foreign_parts.sources_of.cache_clear()
     assert train(tmp_path, loss=shifted).folder != first.folder
 
 

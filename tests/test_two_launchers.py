@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bymi.runs import store
+from bymi.runs import run_folder as store
 from tests.commands import bymi
 from tests.launcher import free_port
 

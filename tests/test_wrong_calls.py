@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 import bymi
-from bymi import attacks, datasets, detection, experiment, outlook
+from bymi import attacks, datasets, detection, experiment
+from bymi import power as outlook
 from bymi.attacks import Adversary
-from bymi.engine.host import Host
-from bymi.errors import BymiError, GraphError, InputError, is_integer, is_number, shown
-from bymi.lists import Lists
-from bymi.parts import Checked, check_fields, read_value
+from bymi.core.errors import BymiError, GraphError, InputError, is_integer, is_number, shown
+from bymi.core.named_parts import Checked, check_fields, read_value
+from bymi.core.neighbour_lists import NeighbourLists
+from bymi.distributed.host import Host
 from bymi.problems import LinearShard, linear_problem, linear_shard
 from bymi.runs import tasks
 
@@ -163,12 +164,12 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("adjacency", lambda: bymi.Graph.from_adjacency(np.zeros((2, 3)))),
     ("graph", lambda: bymi.Graph.from_networkx(np.ones((3, 3)))),  # type: ignore[arg-type]
     ("path", lambda: bymi.Graph.read(7)),  # type: ignore[arg-type]
-    ("lists", lambda: bymi.SparseGraph(GRAPH.hears, GRAPH.hears, GRAPH.weight, GRAPH.self_weight)),  # type: ignore[arg-type]
-    ("weight", lambda: bymi.SparseGraph(Lists(GRAPH.hears.long(), GRAPH.hears), GRAPH.hears, None, GRAPH.self_weight)),  # type: ignore[arg-type]
-    ("ends", lambda: bymi.SparseGraph.of_edges([(0, 1), (1, 2)], 3)),  # type: ignore[arg-type]
-    ("ends", lambda: bymi.SparseGraph.of_edges(torch.tensor([[0, 3]]), 3)),
-    ("ends", lambda: bymi.SparseGraph.of_edges(torch.tensor([0, 1]), 3)),
-    ("size", lambda: bymi.SparseGraph.of_edges(torch.tensor([[0, 1]]), 2.0)),  # type: ignore[arg-type]
+    ("lists", lambda: bymi.ListGraph(GRAPH.hears, GRAPH.hears, GRAPH.weight, GRAPH.self_weight)),  # type: ignore[arg-type]
+    ("weight", lambda: bymi.ListGraph(NeighbourLists(GRAPH.hears.long(), GRAPH.hears), GRAPH.hears, None, GRAPH.self_weight)),  # type: ignore[arg-type]
+    ("ends", lambda: bymi.ListGraph.of_edges([(0, 1), (1, 2)], 3)),  # type: ignore[arg-type]
+    ("ends", lambda: bymi.ListGraph.of_edges(torch.tensor([[0, 3]]), 3)),
+    ("ends", lambda: bymi.ListGraph.of_edges(torch.tensor([0, 1]), 3)),
+    ("size", lambda: bymi.ListGraph.of_edges(torch.tensor([[0, 1]]), 2.0)),  # type: ignore[arg-type]
     ("p", lambda: bymi.ErdosRenyi("half")),  # type: ignore[arg-type]
     ("p", lambda: bymi.ErdosRenyi(0)),
     ("degree", lambda: bymi.Regular(2.5)),  # type: ignore[arg-type]
@@ -399,7 +400,7 @@ def test_graphs_of_networkx_and_arrays_are_taken(directed: bool) -> None:
 def test_a_large_graph_of_networkx_becomes_lists() -> None:
     drawn = nx.gnp_random_graph(1200, 0.01, seed=1, directed=True)
     taken = bymi.LocalNetwork(drawn).graph
-    assert isinstance(taken, bymi.SparseGraph)
+    assert isinstance(taken, bymi.ListGraph)
     assert torch.equal(taken.dense().hears, bymi.Graph.from_networkx(drawn).hears)
 
 
@@ -411,19 +412,19 @@ def test_a_run_is_refused_when_it_is_called_not_in_its_first_round() -> None:
     assert len([*bymi.simulate(LINEAR, path, PLAN)]) == 5
     for size in (1, 2, 7, 64):
         shuffled = nx.relabel_nodes(nx.path_graph(size), dict(enumerate(torch.randperm(size).tolist())))
-        bymi.sparse.check_connected(bymi.Graph.from_adjacency(nx.to_numpy_array(shuffled, nodelist=range(size))))
+        bymi.core.list_graph.check_connected(bymi.Graph.from_adjacency(nx.to_numpy_array(shuffled, nodelist=range(size))))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_connected_means_what_networkx_means_by_it(seed: int) -> None:
     drawn = nx.gnp_random_graph(12, 0.12, seed=seed, directed=True)
     dense = bymi.Graph.from_networkx(drawn)
-    for graph in (dense, bymi.SparseGraph.of_graph(dense)):
+    for graph in (dense, bymi.ListGraph.of_graph(dense)):
         if nx.is_weakly_connected(drawn):
-            bymi.sparse.check_connected(graph)
+            bymi.core.list_graph.check_connected(graph)
         else:
             with pytest.raises(GraphError, match=f"in {nx.number_weakly_connected_components(drawn)} parts"):
-                bymi.sparse.check_connected(graph)
+                bymi.core.list_graph.check_connected(graph)
 
 
 def test_mutual_pruning_on_a_one_way_graph_is_refused_at_the_start() -> None:

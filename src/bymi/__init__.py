@@ -26,24 +26,24 @@ if TYPE_CHECKING:
         TrMean,
         WeightedRule,
     )
-    from bymi.algorithm import drsgd_bymi
     from bymi.attacks import ATTACKS, Adversary, SimulatedAdversary
+    from bymi.core.errors import BymiError, GraphError, InputError
+    from bymi.core.graph import Core, Graph, MatrixGraph
+    from bymi.core.inbox import Inbox, Mixture, Round
+    from bymi.core.list_graph import ListGraph
+    from bymi.core.network import LocalNetwork, Network, Outgoing
+    from bymi.core.streams import Stream, stream
+    from bymi.core.topic import Topic
+    from bymi.core.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
-    from bymi.errors import BymiError, GraphError, InputError
     from bymi.experiment.train import TrainedRun, train
-    from bymi.graph import Core, Graph, MatrixGraph
-    from bymi.inbox import Inbox, Mixture, Round
-    from bymi.network import LocalNetwork, Network, Outgoing
-    from bymi.phases import Forge, Snapshot
-    from bymi.plan import Optimisation, Plan, StepSize, Stop, WarmUp
     from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
-    from bymi.runs.models import load_model
     from bymi.runs.simulate import simulate
-    from bymi.sparse import SparseGraph
-    from bymi.state import State
-    from bymi.streams import Stream, stream
-    from bymi.topic import Topic
-    from bymi.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
+    from bymi.runs.trained_models import load_model
+    from bymi.training.algorithm import drsgd_bymi
+    from bymi.training.phases import Deviation, Snapshot
+    from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp
+    from bymi.training.state import State
 
 __version__ = "0.11.0"
 
@@ -62,10 +62,10 @@ __all__ = [
     "CoordinateRule",
     "Core",
     "Detector",
+    "Deviation",
     "EdgeFile",
     "ErdosRenyi",
     "Filtering",
-    "Forge",
     "GeometricMedian",
     "Graph",
     "GraphError",
@@ -73,6 +73,7 @@ __all__ = [
     "Inbox",
     "InputError",
     "LinearProblem",
+    "ListGraph",
     "LocalNetwork",
     "MatrixGraph",
     "Mean",
@@ -94,7 +95,6 @@ __all__ = [
     "Shards",
     "SimulatedAdversary",
     "Snapshot",
-    "SparseGraph",
     "State",
     "StepSize",
     "Stop",
@@ -115,8 +115,19 @@ __all__ = [
 ]
 
 _ROOMS = (
-    *("errors", "streams", "graph", "sparse", "topology", "inbox", "topic", "network", "aggregation", "problems", "detection"),
-    *("attacks", "plan", "state", "phases", "algorithm", "engine", "runs.models", "runs.simulate", "experiment.train"),
+    *(
+        "core.errors",
+        "core.streams",
+        "core.graph",
+        "core.list_graph",
+        "core.topology",
+        "core.inbox",
+        "core.topic",
+        "core.network",
+    ),
+    *("aggregation", "problems", "detection", "attacks"),
+    *("training.plan", "training.state", "training.phases", "training.algorithm", "runs.trained_models", "runs.simulate"),
+    "experiment.train",
 )
 """Where the names are; the first room that has one counts."""
 

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bymi import __version__
-from bymi.errors import BymiError, InputError, StorageError, require, system_refusal
-from bymi.files import refuse_link
-from bymi.interrupts import INTERRUPTED, SENTENCE, raise_again
-from bymi.memory import keep_memory
+from bymi.core.allocator import keep_memory
+from bymi.core.errors import BymiError, InputError, StorageError, require, system_refusal
+from bymi.core.files import refuse_link
+from bymi.core.interrupts import INTERRUPTED, SENTENCE, raise_again
 
 app = typer.Typer(
     add_completion=False,
@@ -83,10 +83,10 @@ def run(
     timeout: Timeout = 60.0,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A. Under torchrun: over all ranks."""
-    from bymi.engine.launch import ranks
+    from bymi.distributed.launch import ranks
     from bymi.experiment import load
     from bymi.report import figures, tables
-    from bymi.runs import store
+    from bymi.runs import run_folder as store
     from bymi.runs.outcome import worst
 
     sys.path.append(os.getcwd())  # parts of one's own, module:Name; last, so that nothing installed is shadowed
@@ -159,7 +159,7 @@ def reproduce(
     timeout: Timeout = 60.0,
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
-    from bymi.engine.launch import ranks
+    from bymi.distributed.launch import ranks
     from bymi.paper import study_detect_level as detect_level
     from bymi.paper.find_study import find_study
     from bymi.paper.write_study import show
@@ -266,9 +266,9 @@ def detect(
     """Judge machines from two half-batch gradients each: row j of both arrays belongs to machine j."""
     import json
 
-    from bymi.errors import FLAGGED
-    from bymi.experiment.matrices import judge_files
-    from bymi.report.verdicts import advice, draw_scores, verdict_json
+    from bymi.core.errors import FLAGGED
+    from bymi.experiment.detect_files import judge_files
+    from bymi.report.array_verdicts import advice, draw_scores, verdict_json
 
     how: dict[str, Any] = {"offset": offset, "cross_fit": cross_fit, "centre": centre, "scale": scale}
     verdict = judge_files(first, second, names=names, profile=profile, fdr_level=fdr_level, **how)
@@ -293,10 +293,10 @@ def plan(
     """Say before a run what a detection can reach with so many neighbours, and what to change."""
     import json
 
-    from bymi.outlook import Question, recall
-    from bymi.report.outlook import advice, outlook_json, outlook_table, outlook_title
+    from bymi.power import Setting, recall
+    from bymi.report.power_analysis import advice, outlook_json, outlook_table, outlook_title
 
-    outlook = recall(Question(nodes, degree, ratio, alpha))
+    outlook = recall(Setting(nodes, degree, ratio, alpha))
     if as_json:
         print(json.dumps(outlook_json(outlook)))
         return
@@ -320,7 +320,7 @@ def list_parts() -> None:
 
 def _host(where: Any, specs: Any, group: Any) -> Any:
     """Where to run. Data sets that have to be downloaded come first, under a bar of their own; with ranks, once."""
-    from bymi.engine.host import Host
+    from bymi.distributed.host import Host
     from bymi.runs.tasks import fetch
 
     host = Host(**where)

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import RULES
-from bymi.algorithm import drsgd_bymi
+from bymi.core.graph import Graph
+from bymi.core.inbox import Inbox, Mixture
+from bymi.core.network import LocalNetwork, Network, Outgoing
+from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.detection import Detector
-from bymi.graph import Graph
-from bymi.inbox import Inbox, Mixture
-from bymi.network import LocalNetwork, Network, Outgoing
-from bymi.plan import Optimisation, Plan, WarmUp
 from bymi.problems import linear_problem, linear_shard
-from bymi.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
+from bymi.training.algorithm import drsgd_bymi
+from bymi.training.plan import Optimisation, Plan, WarmUp
 
 Build = Callable[[Graph], Sequence[Network]]
-Rows = dict[str, Tensor]
+VectorStack = dict[str, Tensor]
 """What was seen by the nodes of a network, [B, ...] each."""
 
 _DIM = 5
@@ -65,7 +65,7 @@ def _vectors(nodes: Tensor, number: int, dim: int = _DIM) -> Tensor:
     return torch.sin((1.0 + number + nodes[:, None].double()) * (1.0 + torch.arange(dim)).square())
 
 
-def _seen(inbox: Inbox, network: Network, name: str) -> Rows:
+def _seen(inbox: Inbox, network: Network, name: str) -> VectorStack:
     """Which nodes were heard, and their messages and weights, through random sums of them: a wrong one would show."""
     size = network.size
     weight = _vectors(network.nodes, 0, size)
@@ -81,26 +81,26 @@ def _seen(inbox: Inbox, network: Network, name: str) -> Rows:
     }
 
 
-def _exchanged(network: Network, outgoing: dict[Topic, Tensor | Outgoing], step: int = 0) -> Rows:
+def _exchanged(network: Network, outgoing: dict[Topic, Tensor | Outgoing], step: int = 0) -> VectorStack:
     inboxes = network.exchange(step, outgoing)
-    rows: Rows = {}
+    rows: VectorStack = {}
     for topic, inbox in zip(outgoing, inboxes, strict=True):
         rows |= _seen(inbox, network, topic.kind)
     return rows
 
 
-def _arcs(network: Network) -> Rows:
+def _arcs(network: Network) -> VectorStack:
     size = torch.full((len(network.nodes),), network.size)
     return {"size": size, "arcs": network.arcs}
 
 
-def _one_topic(network: Network) -> Rows:
+def _one_topic(network: Network) -> VectorStack:
     return _exchanged(network, {PARAMETERS: _vectors(network.nodes, 1)})
 
 
-def _many_rounds(network: Network) -> Rows:
+def _many_rounds(network: Network) -> VectorStack:
     """Vectors of one round never arrive in another."""
-    rows: Rows = {}
+    rows: VectorStack = {}
     for step in range(3):
         rows |= {
             f"{key}, round {step}": row
@@ -109,7 +109,7 @@ def _many_rounds(network: Network) -> Rows:
     return rows
 
 
-def _lost(network: Network) -> Rows:
+def _lost(network: Network) -> VectorStack:
     """A message that is lost under one topic counts as lost under the other one, too."""
     own = _vectors(network.nodes, 3)
     lost = network.nodes == _LOST
@@ -117,8 +117,8 @@ def _lost(network: Network) -> Rows:
     return _exchanged(network, {FIRST_HALF: own + 1, SECOND_HALF: Outgoing(own, sent, ~lost)})
 
 
-def _unusable(value: float) -> Callable[[Network], Rows]:
-    def play(network: Network) -> Rows:
+def _unusable(value: float) -> Callable[[Network], VectorStack]:
+    def play(network: Network) -> VectorStack:
         own = _vectors(network.nodes, 4)
         odd = network.nodes == _LOST
         return _exchanged(network, {PARAMETERS: Outgoing(own, torch.where(odd[:, None], value, own), ~odd)})
@@ -126,13 +126,13 @@ def _unusable(value: float) -> Callable[[Network], Rows]:
     return play
 
 
-def _other(network: Network) -> Rows:
+def _other(network: Network) -> VectorStack:
     """Some send something else than they hold, and go on with what they hold."""
     own, same = _vectors(network.nodes, 5), network.nodes % 3 != 0
     return _exchanged(network, {PARAMETERS: Outgoing(own, torch.where(same[:, None], own, -own), same)})
 
 
-def _asked(network: Network, *, changed: bool = False) -> Rows:
+def _asked(network: Network, *, changed: bool = False) -> VectorStack:
     """Answers at the point of the asker, of the nodes that ask; `changed`: as an asker receives them through the hook."""
     points, who = _vectors(network.nodes, 6), network.nodes != 1
     rows = {"asked": torch.zeros_like(who), "points": torch.zeros_like(points)}
@@ -170,7 +170,7 @@ def _asked(network: Network, *, changed: bool = False) -> Rows:
     return rows | _one_topic(network)
 
 
-def _votes(network: Network) -> Rows:
+def _votes(network: Network) -> VectorStack:
     count = len(network.nodes)
     return {
         "agreement of all": torch.full((count,), network.agree(True)),
@@ -189,13 +189,13 @@ def _flags(network: Network) -> Tensor:
     return flagged
 
 
-def _pruned(network: Network) -> Rows:
+def _pruned(network: Network) -> VectorStack:
     after = network.prune(_flags(network))
     return _arcs(after) | _one_topic(after)
 
 
-def _weighed(*, mutual: bool, exile: float | None = None) -> Callable[[Network], Rows]:
-    def play(network: Network) -> Rows:
+def _weighed(*, mutual: bool, exile: float | None = None) -> Callable[[Network], VectorStack]:
+    def play(network: Network) -> VectorStack:
         flags = _flags(network)
         after = network.weigh(flags, mutual=mutual, exile=exile)
         again = after.weigh(flags.roll(1, 1) & network.arcs, mutual=mutual, exile=exile)
@@ -205,10 +205,10 @@ def _weighed(*, mutual: bool, exile: float | None = None) -> Callable[[Network],
     return play
 
 
-def _run(plan: Plan) -> Callable[[Network], Rows]:
-    def play(network: Network) -> Rows:
+def _run(plan: Plan) -> Callable[[Network], VectorStack]:
+    def play(network: Network) -> VectorStack:
         shard = linear_shard(torch.arange(network.size), samples=24, dim=_DIM, seed=0)
-        rows: Rows = {}
+        rows: VectorStack = {}
         for snapshot in drsgd_bymi(linear_problem(shard, seed=0), network, plan):
             rows[f"models after round {snapshot.step} ({snapshot.phase})"] = snapshot.theta
             if snapshot.verdict is not None:
@@ -223,7 +223,7 @@ class _Check:
     """`play` is called with each network, and with one of all nodes."""
 
     name: str
-    play: Callable[[Network], Rows]
+    play: Callable[[Network], VectorStack]
     symmetric: bool = False  # of undirected graphs only
 
 
@@ -255,9 +255,11 @@ def _checks() -> Iterator[_Check]:
 _CHECKS = tuple(_checks())
 
 
-def _side_by_side(networks: Sequence[Network], play: Callable[[Network], Rows], timeout: float, name: str) -> list[Rows]:
+def _side_by_side(
+    networks: Sequence[Network], play: Callable[[Network], VectorStack], timeout: float, name: str
+) -> list[VectorStack]:
     """What `play` makes of each network, all of them at a time."""
-    found: dict[int, Rows] = {}
+    found: dict[int, VectorStack] = {}
     failures: list[BaseException] = []
 
     def follow(place: int) -> None:

@@ -12,9 +12,9 @@ import torch
 from bymi import State
 from bymi.runs import checkpoints
 from bymi.runs.checkpoints import Place
-from bymi.runs.packing import Frame
+from bymi.runs.safetensors_file import TensorFile
 from bymi.runs.simulate import local_network
-from bymi.runs.tensorfile import TensorFile
+from bymi.runs.state_schema import StateShape
 from tests.golden.forms import forced, rounds, scene_of, sheet_of
 from tests.golden.record import Record, join, play
 from tests.golden.stored import CHECKPOINTS
@@ -47,7 +47,7 @@ def resume(name: str, scratch: Path) -> Record:
     words, refused = TensorFile(path).words, list[str]()
     with forced(run.form):
         scene = scene_of(run.words, run.form)
-        frame = Frame.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
+        frame = StateShape.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
         with patch("bymi.__version__", words["bymi"]):
             state: State | None = checkpoints.newest(
                 folder, words["digest"], frame, [_WHOLE], lambda saved: saved.states[0], refused.append

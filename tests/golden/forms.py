@@ -14,15 +14,20 @@ import torch
 from torch import Tensor
 
 from bymi import Snapshot, State, simulate
-from bymi.engine.group import Group
-from bymi.engine.host import Host
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
 from bymi.experiment import load
-from bymi.runs.scene import Scene, build_scene
-from bymi.runs.sheet import Sheet
+from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run
 
-LISTS: dict[str, int] = {"bymi.sparse.LISTS_FROM": 1, "bymi.sparse._SHORT": 0}
-STRIPS: dict[str, int] = {**LISTS, "bymi.engine.wires.LONG": 1, "bymi.engine.wires._MANY": 0, "bymi.engine.strips._SETS": 2}
+LISTS: dict[str, int] = {"bymi.core.list_graph.LISTS_FROM": 1, "bymi.core.list_graph._SHORT": 0}
+STRIPS: dict[str, int] = {
+    **LISTS,
+    "bymi.distributed.router.LONG": 1,
+    "bymi.distributed.router._MANY": 0,
+    "bymi.distributed.list_shards._SETS": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -77,14 +82,14 @@ def forced(form: Form) -> Iterator[None]:
             setattr(module, constant, value)
 
 
-def sheet_of(words: tuple[str, ...], form: Form) -> Sheet:
+def sheet_of(words: tuple[str, ...], form: Form) -> ResolvedSpec:
     (spec,) = load(None, [*words, *form.words], 0).expand()
     return spec.sheet
 
 
-def scene_of(words: tuple[str, ...], form: Form, group: Group | None = None) -> Scene:
+def scene_of(words: tuple[str, ...], form: Form, group: Group | None = None) -> RunSetup:
     """To be called where the form is `forced`."""
-    return build_scene(sheet_of(words, form), Host(device="cpu"), group)
+    return set_up_run(sheet_of(words, form), Host(device="cpu"), group)
 
 
 def rounds(words: tuple[str, ...], form: Form, group: Group | None = None, state: State | None = None) -> Iterator[list[Part]]:

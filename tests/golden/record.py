@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi import Snapshot, State
-from bymi.engine.group import Group
+from bymi.distributed.group import Group
 from tests.golden.forms import Part, rounds
 from tests.golden.table import SHOWN, Run
 
@@ -93,7 +93,7 @@ def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
     # Of arcs only: what stands where nobody is expected means nothing.
     arcs = snapshot.inbox.expected
     yield "left by clipping", None if snapshot.share is None else snapshot.share[arcs]
-    yield "far out", None if snapshot.blown is None else snapshot.blown[arcs]
+    yield "far out", None if snapshot.far_out is None else snapshot.far_out[arcs]
     if snapshot.verdict is not None:
         for name, tensor in vars(snapshot.verdict).items():
             yield f"verdict {name}", tensor

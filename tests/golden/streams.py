@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from bymi import streams
+from bymi.core import streams
 from bymi.datasets.partition import PARTITIONS
-from bymi.outlook import Question, ideal
+from bymi.power import Setting
+from bymi.power import ideal_neighbourhoods as ideal
 from bymi.problems.models import lenet, start_of
 
 
@@ -48,4 +49,4 @@ def draw_others() -> None:
         partition().split(labels, 5, seed=0)
     start_of(lenet(), seed=0)
     for ways in ("apart", "together"):
-        ideal.draw(Question(20, 8), 3, 1.0, ways=ways)
+        ideal.draw(Setting(20, 8), 3, 1.0, ways=ways)

@@ -326,7 +326,7 @@ def at_both_points(one: list[str], two: list[str], asked: list[int], share: floa
     return ["kept" if word in _SOFT else word for word in why]
 
 
-def drifting(deeds: Vector, judged: set[int], centre: Centre, bound: float) -> set[int]:
+def drift_test(deeds: Vector, judged: set[int], centre: Centre, bound: float) -> set[int]:
     """Four times: whoever stands too far from the centre of those left leaves."""
     gone: set[int] = set()
     for _ in range(4):
@@ -346,7 +346,7 @@ def standing_off(values: dict[int, float], bound: float) -> set[int]:
     return set()
 
 
-def belying(deeds: Vector, claims: Vector, noise: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
+def claim_mismatch(deeds: Vector, claims: Vector, noise: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
     """The same for q + kappa g about the centres; `weigh` gives the weights of deeds, which the claims' centre has, too.
 
     Nobody leaves whose residual is less than four times what the noise of its claim makes of it.

@@ -12,7 +12,7 @@ from tests.reference import detection
 from tests.reference.rules import TRANSCRIPTIONS, Node
 
 Vector = NDArray[np.float64]
-Halves = tuple[Vector, Vector]
+ArrayHalves = tuple[Vector, Vector]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Data:
     first: NDArray[np.int64]  # [M, n / 2]
     second: NDArray[np.int64]  # [M, n / 2]
 
-    def answer(self, node: int, point: Vector) -> Halves:
+    def answer(self, node: int, point: Vector) -> ArrayHalves:
         """What a node says of a point: the gradient of (y - x'theta)^2 / 2 over each half of its own samples."""
         return self._gradient(node, self.first[node], point), self._gradient(node, self.second[node], point)
 
@@ -50,7 +50,9 @@ def weights_of(vectors: list[Vector], middle: Vector) -> Vector:
     return np.linalg.lstsq(system, np.append(middle, 1.0), rcond=None)[0]
 
 
-def scores(own: Halves, others: dict[int, Halves], centre: str, settings: dict[str, Any], omega: str, cross_fit: bool) -> Any:
+def scores(
+    own: ArrayHalves, others: dict[int, ArrayHalves], centre: str, settings: dict[str, Any], omega: str, cross_fit: bool
+) -> Any:
     """(g1_j - c1)' Omega (g2_j - c2) for every neighbour j; c2 = c1, or the weights of c1 on the second halves."""
     first = [own[0], *(halves[0] for halves in others.values())]
     second = [own[1], *(halves[1] for halves in others.values())]
@@ -60,7 +62,7 @@ def scores(own: Halves, others: dict[int, Halves], centre: str, settings: dict[s
     return {j: float((halves[0] - c1) @ matrix @ (halves[1] - c2)) for j, halves in others.items()}
 
 
-def verdict(own: Halves, others: dict[int, Halves], *, level: float, offset: int, **how: Any) -> Any:
+def verdict(own: ArrayHalves, others: dict[int, ArrayHalves], *, level: float, offset: int, **how: Any) -> Any:
     """Scores, threshold and who is flagged, for one receiver."""
     found = scores(own, others, **how)
     limit = detection.threshold(list(found.values()), level, offset)

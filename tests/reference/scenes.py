@@ -14,7 +14,7 @@ Vector = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Scene:
+class RunSetup:
     """Rows of `hears` are receivers. A sender in `lost` brings nothing usable to anybody, but holds its vector all the same.
 
     Each node's loss is the squared distance to its row of `targets`.
@@ -48,7 +48,7 @@ class Scene:
         )
 
 
-def draw_scene(*, nodes: int, dim: int, directed: bool, losses: bool, seed: int) -> Scene:
+def draw_scene(*, nodes: int, dim: int, directed: bool, losses: bool, seed: int) -> RunSetup:
     """Half of all arcs; lengths about 6 and distances about 1.3 in any dimension, but one node in five is 5 away."""
     random = np.random.default_rng(seed)
     hears = random.random((nodes, nodes)) < 0.5
@@ -60,4 +60,4 @@ def draw_scene(*, nodes: int, dim: int, directed: bool, losses: bool, seed: int)
     means[: nodes // 5] += 5 * shift / np.linalg.norm(shift)
     first, second, targets = (means + 0.9 / np.sqrt(dim) * random.standard_normal((nodes, dim)) for _ in range(3))
     lost = tuple(sorted(random.choice(nodes, size=4, replace=False).tolist())) if losses else ()
-    return Scene(hears, first, second, targets, lost)
+    return RunSetup(hears, first, second, targets, lost)

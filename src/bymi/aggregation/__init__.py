@@ -12,7 +12,7 @@ from bymi.aggregation.mean import Mean
 from bymi.aggregation.median import Median
 from bymi.aggregation.trimmed_mean import TrMean
 from bymi.aggregation.ubar import UBAR
-from bymi.parts import Table
+from bymi.core.named_parts import Table
 
 _RULES: dict[str, type[Rule]] = {
     "average": Average,

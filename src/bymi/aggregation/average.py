@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bymi.aggregation.base import Order, WeightedRule
-from bymi.inbox import Inbox, Mixture, Round
+from bymi.core.inbox import Inbox, Mixture, Round
 
 
 @dataclass(frozen=True)

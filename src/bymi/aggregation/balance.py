@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from bymi.aggregation.base import WeightedRule
-from bymi.errors import require
-from bymi.inbox import Inbox, Mixture, Round
-from bymi.vectors import norms
+from bymi.core.errors import require
+from bymi.core.inbox import Inbox, Mixture, Round
+from bymi.core.linalg import norms
 
 
 @dataclass(frozen=True)

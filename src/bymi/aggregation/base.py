@@ -13,10 +13,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bymi.inbox import Inbox, Mixture, Round
-from bymi.neighbourhoods import Need, Neighbourhoods, of_members, of_sets, over_rows, reduce_members
-from bymi.parts import Checked
-from bymi.vectors import Rows
+from bymi.core.inbox import Inbox, Mixture, Round
+from bymi.core.linalg import VectorStack
+from bymi.core.named_parts import Checked
+from bymi.core.neighbourhoods import Need, Neighbourhoods, of_members, of_sets, over_rows, reduce_members
 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
 
@@ -63,11 +63,11 @@ class SetRule(WeightedRule):
         assert hood.gram is not None
         return self.weights(hood.gram, hood.valid)
 
-    def weights_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
+    def weights_of(self, rows: VectorStack, at: Tensor, valid: Tensor) -> Tensor:
         """The same for sets of few rows out of many: `at` [b, n] says which."""
         return self.weights_in(of_sets(rows, at, valid, self.need))
 
-    def coefficients(self, rows: Rows, member: Tensor) -> Tensor:
+    def coefficients(self, rows: VectorStack, member: Tensor) -> Tensor:
         """The same for sets that share their points: weights over `rows` [B, R], zero outside `member` [B, R]."""
         hoods = of_members(rows, member, self.need)
         return over_rows(((hood, self.weights_in(hood) * hood.valid) for hood in hoods), member.shape, member.device)
@@ -83,11 +83,11 @@ class CoordinateRule(Rule):
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
         """From values sorted along dim 1 [b, n, c], the first `count` [b, 1] of them real, to one value each [b, c]."""
 
-    def centre(self, rows: Rows, member: Tensor) -> Tensor:
+    def centre(self, rows: VectorStack, member: Tensor) -> Tensor:
         """The rule's value over each set of `member` [B, R] as vectors [B, D]."""
         return reduce_members(rows, member, self.centre_of)
 
-    def centre_of(self, rows: Rows, at: Tensor, valid: Tensor) -> Tensor:
+    def centre_of(self, rows: VectorStack, at: Tensor, valid: Tensor) -> Tensor:
         """The same over sets of rows `at` [b, n] as vectors [b, D]."""
         vectors = rows.vectors
         output = torch.empty(len(at), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
-from bymi.errors import require
-from bymi.neighbourhoods import Need, Neighbourhoods
+from bymi.core.errors import require
+from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 _SQUARINGS = 30
 _TINY = torch.finfo(torch.float64).tiny

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
-from bymi.errors import require
-from bymi.vectors import lower_median
+from bymi.core.errors import require
+from bymi.core.linalg import lower_median
 
 _FAR = 1e3  # usual distances: points within that are settled once their weights are
 _SURELY = 2.5  # times the longest: farther apart than any two points, whatever is rounded

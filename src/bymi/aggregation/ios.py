@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import WeightedRule, whole
-from bymi.errors import require
-from bymi.inbox import Inbox, Mixture, Round
-from bymi.neighbourhoods import Neighbourhoods
+from bymi.core.errors import require
+from bymi.core.inbox import Inbox, Mixture, Round
+from bymi.core.neighbourhoods import Neighbourhoods
 
 _FAR = 1e4  # squared distances: products lose 4 of their 16 digits before they are formed anew
 

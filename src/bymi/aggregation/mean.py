@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
-from bymi.neighbourhoods import Need, Neighbourhoods
+from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 
 @dataclass(frozen=True)

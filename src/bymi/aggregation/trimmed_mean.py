@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import CoordinateRule, whole
-from bymi.errors import require
+from bymi.core.errors import require
 
 
 @dataclass(frozen=True)

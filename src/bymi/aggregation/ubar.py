@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import Order, WeightedRule, whole
-from bymi.errors import InputError, require
-from bymi.inbox import Inbox, Losses, Mixture, Round
-from bymi.neighbourhoods import Trial
+from bymi.core.errors import InputError, require
+from bymi.core.inbox import Inbox, Losses, Mixture, Round
+from bymi.core.neighbourhoods import Trial
 
 _WORST = torch.finfo(torch.float64).max
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from bymi.attacks.adversary import Adversary
-from bymi.attacks.base import Moment, PerReceiver, Plot, VectorAttack
-from bymi.attacks.collusion import Deed, Shift, Steer, Victim
+from bymi.attacks.base import AttackContext, PerReceiver, RoleAttack, VectorAttack
+from bymi.attacks.collusion import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
 from bymi.attacks.gradient import GradientAttack, InnerProductManipulation
+from bymi.attacks.halves import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.levels import Level
 from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.attacks.options import Attack, Shown, check_options
-from bymi.attacks.pair import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
 from bymi.attacks.placement import PLACEMENTS, Placement, place
+from bymi.attacks.registry import ALIASES, ATTACKS
 from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
-from bymi.attacks.simulated import Deviation, SimulatedAdversary
+from bymi.attacks.simulated_adversary import SimulatedAdversary, SimulatedDeviation
 from bymi.attacks.statistical import ALIE, Mimic, MinMax
-from bymi.attacks.table import ALIASES, ATTACKS
 from bymi.attacks.tracker import TrackerPoison
 
 __all__ = [
@@ -26,12 +26,11 @@ __all__ = [
     "PLACEMENTS",
     "Adversary",
     "Attack",
+    "AttackContext",
     "CovariateAttack",
     "DataAttack",
     "Decorrelated",
     "Decoy",
-    "Deed",
-    "Deviation",
     "Dissensus",
     "Gaussian",
     "GradientAttack",
@@ -45,24 +44,25 @@ __all__ = [
     "Mimic",
     "MinMax",
     "Misshapen",
-    "Moment",
     "NaN",
     "NegativeInjection",
     "OutOfDistribution",
     "ParameterAttack",
     "PerReceiver",
     "Placement",
-    "Plot",
     "Poison",
     "ResponseFlip",
+    "RoleAttack",
     "SameValue",
     "Shift",
     "Shown",
     "SignFlip",
     "Silent",
     "SimulatedAdversary",
+    "SimulatedDeviation",
     "Steer",
     "TrackerPoison",
+    "TrainingShift",
     "VectorAttack",
     "Victim",
     "Zero",

@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import Moment, PerReceiver, VectorAttack, is_finite_row
+from bymi.attacks.base import AttackContext, PerReceiver, VectorAttack, is_finite_row
 from bymi.attacks.data import DataAttack
 from bymi.attacks.levels import PARTS, Level
 from bymi.attacks.message import MessageAttack, Sent
 from bymi.attacks.options import Mixing, Pruning, Shown, check_options
-from bymi.attacks.table import ALIASES, ATTACKS
-from bymi.attacks.tailor import tailor_by_lists, tailor_by_matrices
-from bymi.errors import InputError, require, shown
-from bymi.faces import Faces, ListedFaces
-from bymi.graph import Graph
-from bymi.inbox import Inbox
-from bymi.parts import check_fields, part_by_name
-from bymi.sparse import SparseGraph
-from bymi.streams import Stream, stream
-from bymi.topic import Part, Topic
-from bymi.vectors import all_finite
+from bymi.attacks.per_receiver import tailor_by_lists, tailor_by_matrices
+from bymi.attacks.registry import ALIASES, ATTACKS
+from bymi.core.errors import InputError, require, shown
+from bymi.core.graph import Graph
+from bymi.core.inbox import Inbox
+from bymi.core.linalg import all_finite
+from bymi.core.list_graph import ListGraph
+from bymi.core.named_parts import check_fields, part_by_name
+from bymi.core.streams import Stream, stream
+from bymi.core.topic import Part, Topic
+from bymi.core.variants import ListedVariants, Variants
 
 OnVectors = VectorAttack | PerReceiver | MessageAttack
 
@@ -124,7 +124,7 @@ class Adversary:
 
     # The forge of the algorithm.
 
-    def forges(self, topic: Topic, step: int) -> bool:
+    def deviates(self, topic: Topic, step: int) -> bool:
         """Whether `gradients` may change vectors of this topic; `sees` says what it has to know of others then."""
         parts = self._parts
         if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
@@ -136,7 +136,7 @@ class Adversary:
         return True
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
-        return self._forged(vectors, nodes, topic, step) if self.forges(topic, step) else vectors
+        return self._forged(vectors, nodes, topic, step) if self.deviates(topic, step) else vectors
 
     @property
     def sees(self) -> Literal["all", "mean", "nothing"]:
@@ -190,13 +190,13 @@ class Adversary:
         """What senders put on the wire. If these are not all nodes, `mean` [D] is what an attack that sees it has to know."""
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step, mean)
 
-    def layout(self, graph: Graph) -> Faces | ListedFaces | None:
+    def layout(self, graph: Graph) -> Variants | ListedVariants | None:
         """Which further messages there are in all rounds over these arcs, by lists if the graph is; None for none."""
         if self._tailored is None and self.faces == "one":
             return None
         arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
         senders = self.members.nonzero().flatten()
-        if isinstance(graph, SparseGraph):
+        if isinstance(graph, ListGraph):
             receivers, places = arcs.nonzero(as_tuple=True)
             numbers = graph.lists.at[receivers, places]
             which = torch.arange(len(numbers), device=numbers.device)
@@ -204,12 +204,12 @@ class Adversary:
                 which = (torch.cumsum(self.members, 0) - 1)[numbers]
                 receivers = self.fooled.to(torch.uint8).argmax().expand(len(senders))
             at = torch.full_like(graph.lists.at, -1).masked_scatter(arcs, which)
-            return ListedFaces(senders if self._tailored is None else numbers, receivers, at)
+            return ListedVariants(senders if self._tailored is None else numbers, receivers, at)
         if self._tailored is None:
-            return Faces(senders, self.fooled[:, None].expand(-1, len(senders)))
+            return Variants(senders, self.fooled[:, None].expand(-1, len(senders)))
         # A message has one sender, so there is one for each arc, although those to one receiver are alike.
         receivers, senders = arcs.nonzero().unbind(1)
-        return Faces(senders, torch.nn.functional.one_hot(receivers, graph.size).T.bool())
+        return Variants(senders, torch.nn.functional.one_hot(receivers, graph.size).T.bool())
 
     def needs_all(self, topics: Iterable[Topic]) -> bool:
         """Whether vectors of all nodes have to be known to send those of some topic, or receivers are told different things."""
@@ -222,7 +222,7 @@ class Adversary:
     def show(
         self,
         vectors: Tensor,
-        faces: Faces | ListedFaces,
+        faces: Variants | ListedVariants,
         graph: Graph,
         topic: Topic,
         step: int,
@@ -287,12 +287,12 @@ class Adversary:
         assert isinstance(self.attack, VectorAttack)
         own = nodes[mine]
         fresh = stream(self.seed, f"attack {topic.stream_name()}", node=own, step=step, device=vectors.device)
-        moment = Moment(topic.part, whose, own, self.members, self.seed)
+        moment = AttackContext(topic.part, whose, own, self.members, self.seed)
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph, receivers: Tensor) -> Tensor:
         """One message for each of the receivers [K], who are honest: alike for all who stand there more than once."""
-        if isinstance(graph, SparseGraph):
+        if isinstance(graph, ListGraph):
             return tailor_by_lists(attack, vectors, graph, receivers, self.members, self._shared)
         within, outside = self._weights(graph, self._honest)
         return tailor_by_matrices(attack, vectors, within, outside, self._honest, receivers, self._shared)

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from bymi.attacks.levels import Level
-from bymi.parts import Checked
-from bymi.streams import Stream, stream
-from bymi.topic import Part
+from bymi.core.named_parts import Checked
+from bymi.core.streams import Stream, stream
+from bymi.core.topic import Part
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
+class AttackContext:
     """What attackers know of a call beyond the vectors: the part of the protocol, and whose the vectors are."""
 
     part: Part
@@ -52,23 +52,23 @@ class VectorAttack(Checked, ABC):
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
         """The vectors that the attackers use instead [b, D]."""
 
-    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: Moment) -> Tensor:
+    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: AttackContext) -> Tensor:
         """The same, for attacks to which the moment matters."""
         return self(honest, would_send, shared, fresh)
 
 
-class Plot(VectorAttack):
+class RoleAttack(VectorAttack):
     """An attack with roles: what a node sends depends on who it is and on the part of the protocol."""
 
     @abstractmethod
-    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: Moment) -> Tensor: ...
+    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: AttackContext) -> Tensor: ...
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
         """As in training, with honest nodes 0, 1, ... and attackers after them."""
         count, device = len(honest), honest.device
         numbers = torch.arange(count + len(would_send), device=device)
         return self.act(
-            honest, would_send, shared, fresh, Moment("training", numbers[:count], numbers[count:], numbers >= count)
+            honest, would_send, shared, fresh, AttackContext("training", numbers[:count], numbers[count:], numbers >= count)
         )
 
 

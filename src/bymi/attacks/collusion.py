@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import Moment, Plot, VectorAttack, directions, spread_of
+from bymi.attacks.base import AttackContext, RoleAttack, VectorAttack, directions, spread_of
 from bymi.attacks.levels import Level
-from bymi.errors import require
-from bymi.streams import Stream
+from bymi.core.errors import require
+from bymi.core.streams import Stream
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Shift(VectorAttack):
 
 
 @dataclass(frozen=True)
-class Deed(Shift):
+class TrainingShift(Shift):
     """Claims honest halves and trains with g = own + size u: a test of gradients that were asked for sees nothing."""
 
     level: ClassVar[Level] = "training"
@@ -60,7 +60,7 @@ class Steer(VectorAttack):
 
 
 @dataclass(frozen=True)
-class Victim(Plot):
+class Victim(RoleAttack):
     """g = own + size s (unit vector from the mean to one honest node): that node alone shall look like an attacker.
 
     The victim is drawn once a run; where it has no say, the next honest node takes its place.
@@ -72,7 +72,7 @@ class Victim(Plot):
         super().__post_init__()
         require(self.size >= 0, "size", self.size, "0 or above")
 
-    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: Moment) -> Tensor:
+    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: AttackContext) -> Tensor:
         everybody = (~moment.members).nonzero().flatten()
         drawn = everybody[shared.integers(len(everybody), 1)]
         chosen = ((moment.honest - drawn) % len(moment.members)).argmin()

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from bymi.errors import InputError, require
-from bymi.parts import Checked
+from bymi.core.errors import InputError, require
+from bymi.core.named_parts import Checked
+from bymi.core.streams import Stream
 from bymi.problems import LinearShard, Shards
-from bymi.streams import Stream
 
 
 class DataAttack(Checked, ABC):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from bymi.attacks.base import VectorAttack
-from bymi.streams import Stream
+from bymi.core.streams import Stream
 
 
 @dataclass(frozen=True)

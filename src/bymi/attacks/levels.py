@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from bymi.topic import Part
+from bymi.core.topic import Part
 
 Level = Literal["gradient", "training", "pair", "message", "tracker"]
 """gradient: gradients used in training and both detection halves; training: those of training alone, with true halves;

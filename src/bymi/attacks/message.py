@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.parts import Checked
+from bymi.core.named_parts import Checked
 
 Sent = Mapping[int, Tensor | None] | Tensor
 """Messages that are not what their sender holds, by row, None for silence; or all messages in one stack."""

@@ -8,7 +8,7 @@ from bymi.attacks.base import PerReceiver, VectorAttack
 from bymi.attacks.data import DataAttack
 from bymi.attacks.levels import PARTS, Level
 from bymi.attacks.message import MessageAttack
-from bymi.errors import is_integer, require
+from bymi.core.errors import is_integer, require
 
 Attack = DataAttack | VectorAttack | PerReceiver | MessageAttack
 Mixing = Literal["plain", "none", "rule"]

@@ -11,9 +11,9 @@ from torch import Tensor
 from bymi.attacks.base import PerReceiver, VectorAttack, directions
 from bymi.attacks.levels import Level
 from bymi.attacks.statistical import ALIE
-from bymi.errors import require
-from bymi.streams import Stream
-from bymi.vectors import Rows, lower_median
+from bymi.core.errors import require
+from bymi.core.linalg import VectorStack, lower_median
+from bymi.core.streams import Stream
 
 _How = Literal["large", "fuse", "alie"]
 _EXACT = "donot_use_mm_for_euclid_dist"  # no cancellation
@@ -52,7 +52,7 @@ class Poison(VectorAttack, PerReceiver):
 
     def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:
         if others is None:
-            gram = Rows(own).gram
+            gram = VectorStack(own).gram
             square = gram.diagonal()
             away2 = torch.add(square[:, None], square).sub_(gram, alpha=2).clamp_min_(0)
         else:

@@ -9,11 +9,11 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from bymi.errors import GraphError
-from bymi.graph import Graph
-from bymi.lists import Lists
-from bymi.sparse import connected
-from bymi.streams import Stream, stream
+from bymi.core.errors import GraphError
+from bymi.core.graph import Graph
+from bymi.core.list_graph import connected
+from bymi.core.neighbour_lists import NeighbourLists
+from bymi.core.streams import Stream, stream
 
 _SOURCES = 1000  # of the paths that are counted
 
@@ -44,23 +44,23 @@ def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
     return chosen
 
 
-def _links(graph: Graph) -> Lists:
+def _links(graph: Graph) -> NeighbourLists:
     """Who hears, or is heard by, whom."""
     arcs = torch.stack(graph.arcs(), 1)
     both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
-    return Lists.of_arcs(both[:, 0], both[:, 1], graph.size)
+    return NeighbourLists.of_arcs(both[:, 0], both[:, 1], graph.size)
 
 
-def _random(links: Lists, draws: Stream) -> Tensor:
+def _random(links: NeighbourLists, draws: Stream) -> Tensor:
     return draws.permutation(len(links.at))
 
 
-def _high_degree(links: Lists, draws: Stream) -> Tensor:
+def _high_degree(links: NeighbourLists, draws: Stream) -> Tensor:
     order = draws.permutation(len(links.at))
     return order[torch.argsort(links.there.sum(1)[order], descending=True, stable=True)]
 
 
-def _neighbourhood(links: Lists, draws: Stream) -> Tensor:
+def _neighbourhood(links: NeighbourLists, draws: Stream) -> Tensor:
     """The neighbours of the node drawn first, then all others; that node itself comes last."""
     order = draws.permutation(len(links.at))
     middle, rest = order[:1], order[1:]
@@ -68,7 +68,7 @@ def _neighbourhood(links: Lists, draws: Stream) -> Tensor:
     return torch.cat([rest[near], rest[~near], middle])
 
 
-def _cut_vertex(links: Lists, draws: Stream) -> Tensor:
+def _cut_vertex(links: NeighbourLists, draws: Stream) -> Tensor:
     """By betweenness: how many shortest paths go through a node; on a large graph, of those from some of the nodes."""
     size = len(links.at)
     order = draws.permutation(size)
@@ -80,7 +80,7 @@ def _cut_vertex(links: Lists, draws: Stream) -> Tensor:
     return order[torch.argsort(values[order], descending=True, stable=True)]
 
 
-PLACEMENTS: dict[Placement, Callable[[Lists, Stream], Tensor]] = {
+PLACEMENTS: dict[Placement, Callable[[NeighbourLists, Stream], Tensor]] = {
     "random": _random,
     "high-degree": _high_degree,
     "neighbourhood": _neighbourhood,

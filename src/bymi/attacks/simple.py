@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bymi.attacks.base import VectorAttack
-from bymi.errors import require
-from bymi.streams import Stream
+from bymi.core.errors import require
+from bymi.core.streams import Stream
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bymi.attacks.base import VectorAttack
-from bymi.errors import require
-from bymi.streams import Stream
-from bymi.vectors import Rows
+from bymi.core.errors import require
+from bymi.core.linalg import VectorStack
+from bymi.core.streams import Stream
 
 _HALVINGS = 40  # of the interval in which min-max looks for its factor
 
@@ -54,7 +54,7 @@ class MinMax(VectorAttack):
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
         mean, spread = honest.mean(0), honest.std(0, correction=0)
-        gram = Rows(honest).gram
+        gram = VectorStack(honest).gram
         square = gram.diagonal()
         allowed = float((square[:, None] + square[None, :] - 2 * gram).max())
         # |x_j - mean + gamma s|^2 is a quadratic in gamma for each j: three numbers a node, no vectors in the search.

@@ -8,16 +8,16 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import Moment, Plot
+from bymi.attacks.base import AttackContext, RoleAttack
 from bymi.attacks.levels import Level
-from bymi.errors import require
-from bymi.streams import Stream
+from bymi.core.errors import require
+from bymi.core.streams import Stream
 
 _Kind = Literal["invalid", "unit"]
 
 
 @dataclass(frozen=True)
-class TrackerPoison(Plot):
+class TrackerPoison(RoleAttack):
     """Sends a wrong tracker: size times a random vector ("invalid", outside of [0, 1]) or for ever e_b ("unit", valid).
 
     The random vector of an attacker is the same in every round, so that premixing still settles.
@@ -31,7 +31,7 @@ class TrackerPoison(Plot):
         super().__post_init__()
         require(self.kind in get_args(_Kind), "kind", self.kind, ", ".join(get_args(_Kind)))
 
-    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: Moment) -> Tensor:
+    def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: AttackContext) -> Tensor:
         if self.kind == "invalid":
             return self.size * moment.lasting.normal(would_send.shape[1]).to(would_send)
         return torch.nn.functional.one_hot(moment.own, would_send.shape[1]).to(would_send)

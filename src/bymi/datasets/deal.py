@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bymi.streams import stream
+from bymi.core.streams import stream
 
 
 def apportion(weights: Tensor, totals: Tensor) -> Tensor:

@@ -7,9 +7,9 @@ import importlib
 import torch
 from torch import Tensor
 
+from bymi.core.errors import InputError
 from bymi.datasets.deal import apportion, deal
 from bymi.datasets.images import ImageSet
-from bymi.errors import InputError
 
 _TEST = 300
 _GREY = 16  # the brightest pixel of the original

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from bymi.errors import InputError, StorageError
+from bymi.core.errors import InputError, StorageError
 
 Progress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes there so far and the bytes in all."""

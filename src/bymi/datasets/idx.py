@@ -12,8 +12,8 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from bymi.errors import InputError
-from bymi.files import opened
+from bymi.core.errors import InputError
+from bymi.core.files import opened
 
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08

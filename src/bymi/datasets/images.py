@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from bymi.core.errors import InputError
 from bymi.datasets.idx import read_idx
-from bymi.errors import InputError
 
 
 class ImageFiles(NamedTuple):

@@ -6,8 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from bymi.core.errors import InputError
 from bymi.datasets.images import ImageFiles
-from bymi.errors import InputError
 
 VARIABLE = "BYMI_DATA"
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bymi.core.errors import require
+from bymi.core.named_parts import Checked, Table
+from bymi.core.streams import stream
 from bymi.datasets.deal import apportion, deal
-from bymi.errors import require
-from bymi.parts import Checked, Table
-from bymi.streams import stream
 
 
 class Partition(Checked, ABC):

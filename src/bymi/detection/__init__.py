@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from bymi.detection.array_verdict import ArrayVerdict
-from bymi.detection.arrays import PANEL, identify
-from bymi.detection.asked import identify_asked, identify_neighbours
-from bymi.detection.claims import Answers, ClaimMakers, Claims, ProbeMakers
-from bymi.detection.identify import Detector, Verdict
+from bymi.detection.detector import Detector, Verdict
+from bymi.detection.half_gradients import HalfGradientMakers, HalfGradients, ProbeMakers, QueriedHalfGradients
+from bymi.detection.half_products import Centre
+from bymi.detection.hardened import judge_neighbours
+from bymi.detection.identify_arrays import PANEL, identify
+from bymi.detection.monitoring import Watch
 from bymi.detection.panel import Panel
-from bymi.detection.products import Centre
+from bymi.detection.published import identify_neighbours, judge_replies
 from bymi.detection.reasons import REASONS
-from bymi.detection.record import Record
+from bymi.detection.registry import CENTRES, SCALES, THRESHOLDS
 from bymi.detection.scale import Identity, Principal, Scale
-from bymi.detection.tables import CENTRES, SCALES, THRESHOLDS
+from bymi.detection.suspensions import Suspensions
 from bymi.detection.threshold import PublishedThreshold, Threshold, threshold
-from bymi.detection.trail import Trail
-from bymi.detection.tribunal import sit
-from bymi.detection.watch import Watch
+from bymi.detection.update_history import UpdateHistory
 
 __all__ = [
     "CENTRES",
@@ -24,26 +24,26 @@ __all__ = [
     "REASONS",
     "SCALES",
     "THRESHOLDS",
-    "Answers",
     "ArrayVerdict",
     "Centre",
-    "ClaimMakers",
-    "Claims",
     "Detector",
+    "HalfGradientMakers",
+    "HalfGradients",
     "Identity",
     "Panel",
     "Principal",
     "ProbeMakers",
     "PublishedThreshold",
-    "Record",
+    "QueriedHalfGradients",
     "Scale",
+    "Suspensions",
     "Threshold",
-    "Trail",
+    "UpdateHistory",
     "Verdict",
     "Watch",
     "identify",
-    "identify_asked",
     "identify_neighbours",
-    "sit",
+    "judge_neighbours",
+    "judge_replies",
     "threshold",
 ]

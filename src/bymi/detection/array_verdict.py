@@ -90,15 +90,15 @@ class ArrayVerdict:
 
     def explain(self, row: int) -> str:
         """Why a machine was flagged, as a sentence with the figures; empty for a kept one."""
-        reason, value = self.reasons[row], float(self.statistic[row])
-        if reason == "kept":
+        reason_code, value = self.reasons[row], float(self.statistic[row])
+        if reason_code == "kept":
             return ""
-        if self.profile == "published" and reason == "score":
+        if self.profile == "published" and reason_code == "score":
             return f"score {float(self.scores[row]):.4g}, threshold {float(self.threshold):.4g}"
-        bound = self.bounds.get("low" if reason == "inconsistent" and value < 0 else reason, math.nan)
+        bound = self.bounds.get("low" if reason_code == "inconsistent" and value < 0 else reason_code, math.nan)
         more = "less" if value < 0 else "more"
-        return _SENTENCES[reason].format(
-            value=abs(value), bound=bound, joint=self.bounds.get(f"joint {reason}", math.nan), more=more
+        return _SENTENCES[reason_code].format(
+            value=abs(value), bound=bound, joint=self.bounds.get(f"joint {reason_code}", math.nan), more=more
         )
 
     def rows(self, *, flagged_only: bool = False) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.detection.evidence import Evidence
-from bymi.detection.robust import deviation, log, median, standing
+from bymi.detection.robust_statistics import deviation, log, median, robust_z
 
 _TINY = torch.finfo(torch.float64).tiny
 _ALIKE, _EXCESS = 0.5, 2.5  # so six copies at least
@@ -48,7 +48,7 @@ def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(_PASSES):
         left = evidence.valid & ~gone
         kinship = (square @ left.to(square)[:, :, None]).squeeze(2) - square.diagonal(dim1=1, dim2=2) * left
-        off = standing(kinship, left)
+        off = robust_z(kinship, left)
         found = evidence.judged & (off > high) & (kinship - median(kinship, left) > _EXCESS) & ~gone
         if not bool(found.any()):
             break
@@ -71,4 +71,4 @@ def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tu
         if not bool(found.any()):
             return gone, off
         gone = gone | found
-    return gone, standing(values, evidence.valid & ~gone)
+    return gone, robust_z(values, evidence.valid & ~gone)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bymi.detection.evidence import Evidence
 from bymi.detection.noise_edge import Centre
-from bymi.detection.robust import median, spread
+from bymi.detection.robust_statistics import median, spread
 from bymi.detection.spectrum import directions, uniform
 from bymi.detection.threshold import threshold
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bymi.core.inbox import Inbox
+from bymi.core.linalg import gather_members
 from bymi.detection.spectrum import centred_diagonal
-from bymi.inbox import Inbox
-from bymi.vectors import gather_members
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, eq=False)
-class Seats:
+class NeighbourIndex:
     """Who sits before each of b receivers, in one order for all evidence: its neighbours, then itself, then nobody."""
 
     receivers: Tensor  # [b] places among the nodes held here
@@ -100,13 +100,13 @@ class Seats:
     judged: Tensor  # [b, n] bool: neighbours
 
     @staticmethod
-    def of(arcs: Tensor, nodes: Tensor, receivers: Tensor) -> Seats:
+    def of(arcs: Tensor, nodes: Tensor, receivers: Tensor) -> NeighbourIndex:
         """Seats before some receivers, from arcs [B, M] and the numbers of all held here [B]."""
         index, judged = gather_members(arcs[receivers])
         count = judged.sum(1, keepdim=True)
         wide = torch.nn.functional.pad(torch.where(judged, index, 0), (0, 1)).scatter(1, count, nodes[receivers][:, None])
         judged = torch.nn.functional.pad(judged, (0, 1))
-        return Seats(receivers, wide, judged.scatter(1, count, True), judged)
+        return NeighbourIndex(receivers, wide, judged.scatter(1, count, True), judged)
 
     @property
     def at(self) -> Tensor:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bymi.core.errors import require
 from bymi.detection.evidence import Evidence
-from bymi.detection.robust import median
+from bymi.detection.robust_statistics import median
 from bymi.detection.spectrum import uniform, variance, widest
-from bymi.errors import require
 
 _EMPTY = 1e-9  # of a row's first weight: with so little left it counts as gone
 _TINY = torch.finfo(torch.float64).tiny

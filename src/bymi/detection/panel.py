@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
+from bymi.core.named_parts import Checked, bounded
 from bymi.detection.consistency import alike, inconsistent, too_good
 from bymi.detection.direction import shifted
 from bymi.detection.evidence import Evidence
-from bymi.detection.hybrid import outstanding
+from bymi.detection.gross_outliers import absurd, duplicates
 from bymi.detection.noise_edge import Centre, NoiseEdge
-from bymi.detection.reasons import reason
-from bymi.detection.rejects import absurd, duplicates
+from bymi.detection.reasons import reason_code
+from bymi.detection.score_test import outstanding
 from bymi.detection.threshold import threshold
-from bymi.parts import Checked, bounded
 
 _MANY = 60  # neighbours from which on bounds hold as they are
 _SEVERE = 3.0  # times the bound of a strong score: no good node's bad luck
@@ -89,7 +89,7 @@ class Findings:
     figure: Tensor  # [b, n] float64: spreads or units of noise; a kept row's is its score
     scores: Tensor  # [b, n] float64
     taken: Tensor  # [b] share of weight that the filter took
-    guarded: Tensor  # [b] bool: the guard acted
+    guard_acted: Tensor  # [b] bool: the guard acted
     weights: Tensor  # [b, n] of the centre
 
     @property
@@ -104,7 +104,7 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
 
     def note(found: Tensor, name: str, value: Tensor) -> None:
         new = found & (code == 0)
-        code.masked_fill_(new, reason(name))
+        code.masked_fill_(new, reason_code(name))
         figure.copy_(torch.where(new, value, figure))
 
     if panel.absurd is not None:
@@ -145,16 +145,16 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         strong, weak = panel.direction * wider, panel.joint * wider
         # Liars who stand far off by themselves would make room in the count for others; half the level, as the direction was
         # chosen for being wide.
-        some = left.without(code == reason("extreme score"))
+        some = left.without(code == reason_code("extreme score"))
         if panel.dimension_free:  # with more dimensions than rows, fewer rows have a larger noise edge
             middle = replace(middle, noise=NoiseEdge().noise(some))
         found, off = shifted(some, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2)
         note(found, "direction", off)
-    guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
+    guard_acted = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
-        code, guarded = _guard(code, hard, screened, left, panel.guard)
+        code, guard_acted = _guard(code, hard, screened, left, panel.guard)
     figure = torch.where((code == 0) & left.judged, units, figure)
-    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded, middle.weights)
+    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guard_acted, middle.weights)
 
 
 def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:

@@ -34,6 +34,6 @@ DEEDS = ("fuse", "drift", "deed")
 """Reasons that lie in messages already used."""
 
 
-def reason(name: str) -> int:
+def reason_code(name: str) -> int:
     """The code of a reason."""
     return REASONS.index(name)

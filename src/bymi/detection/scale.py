@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.detection.products import Products
-from bymi.errors import require
-from bymi.neighbourhoods import padded
-from bymi.parts import Checked
+from bymi.core.errors import require
+from bymi.core.named_parts import Checked
+from bymi.core.neighbourhoods import padded
+from bymi.detection.half_products import Products
 
 _SMALLEST = 1e-10  # eigenvalues below this part of the largest are rounding, not directions
 

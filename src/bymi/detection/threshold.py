@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.parts import Checked
-from bymi.vectors import ascending
+from bymi.core.linalg import ascending
+from bymi.core.named_parts import Checked
 
 
 class Threshold(Checked, ABC):

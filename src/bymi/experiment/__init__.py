@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bymi.experiment.loading import load
 from bymi.experiment.recipes import RECIPES
-from bymi.experiment.runner import run, run_all, steps_to_do
-from bymi.experiment.source import load
+from bymi.experiment.run_specs import run, run_all, steps_to_do
 from bymi.experiment.spec import Spec, read_spec
 
 __all__ = ["RECIPES", "Spec", "load", "read_spec", "run", "run_all", "steps_to_do"]

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
-from bymi.runs.sheet import LARGEST_INTEGER, LARGEST_NUMBER
+from bymi.runs.resolved_spec import LARGEST_INTEGER, LARGEST_NUMBER
 
 
 class Bounded:

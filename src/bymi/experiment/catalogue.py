@@ -9,12 +9,13 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from bymi import aggregation, attacks, datasets, detection, topology
-from bymi.errors import EXIT_CODES
-from bymi.experiment.component import Part
+from bymi import aggregation, attacks, datasets, detection
+from bymi.core import topology
+from bymi.core.errors import EXIT_CODES
+from bymi.core.named_parts import Table
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
-from bymi.parts import Table
+from bymi.experiment.spec_parts import Part
 from bymi.runs import tasks
 
 Row = tuple[str, str, str]

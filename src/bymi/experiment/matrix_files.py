@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.errors import InputError
-from bymi.files import MEBIBYTE, read_bytes
+from bymi.core.errors import InputError
+from bymi.core.files import MEBIBYTE, read_bytes
 
 LIMIT = 4096 * MEBIBYTE
 """Bytes of the largest file that is read, and of the arrays that an archive may hold once unpacked."""

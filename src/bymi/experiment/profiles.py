@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from bymi.plan import PROFILES
+from bymi.training.plan import PROFILES
 
 Profile = Literal["hardened", "paper"]
 

@@ -6,14 +6,16 @@ from typing import Annotated, Any, Literal, cast, get_args
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from bymi import aggregation, attacks, detection, plan, topology
-from bymi.errors import InputError
-from bymi.experiment.component import Part, PartOf
-from bymi.experiment.mistakes import first_mistake
+from bymi import aggregation, attacks, detection
+from bymi.core import topology
+from bymi.core.errors import InputError
 from bymi.experiment.profiles import Profile, over, published, under
 from bymi.experiment.sections import Off, Section, derived
+from bymi.experiment.spec_parts import Part, PartOf
+from bymi.experiment.validation_errors import first_mistake
 from bymi.runs import tasks
-from bymi.runs.sheet import LARGEST_SEED, Sheet
+from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec
+from bymi.training import plan
 
 RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
@@ -205,12 +207,12 @@ class Spec(Section):
         return self.sheet.digest
 
     @property
-    def sheet(self) -> Sheet:
+    def sheet(self) -> ResolvedSpec:
         """The spec as plain values. The published threshold is not written down: older sheets, digests and folders lack it."""
         values = self.model_dump(mode="json")
         if self.detection.threshold == _DEFAULTS["threshold"]:
             del values["detection"]["threshold"]
-        return Sheet(values)
+        return ResolvedSpec(values)
 
     def expand(self) -> list[Spec]:
         """One spec a method; the published one once, if it is also what the profile says."""

@@ -18,20 +18,20 @@ from torch.utils.data import Dataset, TensorDataset
 
 from bymi import aggregation, attacks, datasets, runs
 from bymi.attacks import Attack
+from bymi.core.errors import InputError, is_integer, is_number, require, shown
+from bymi.core.graph import Graph
+from bymi.core.list_graph import GraphLike, as_graph
+from bymi.core.named_parts import Table, part_by_name
 from bymi.datasets import Partition
-from bymi.engine.host import Host
-from bymi.errors import InputError, is_integer, is_number, require, shown
+from bymi.distributed.host import Host
 from bymi.experiment.spec import read_spec
-from bymi.graph import Graph
-from bymi.parts import Table, part_by_name
 from bymi.problems import Shards
-from bymi.problems.gradients import Loss
-from bymi.runs import store
-from bymi.runs.course import alone
-from bymi.runs.models import load_model
-from bymi.runs.own import Evaluate, OwnTask, digest_of
-from bymi.runs.scene import Given
-from bymi.sparse import GraphLike, as_graph
+from bymi.problems.gradient_backends import Loss
+from bymi.runs import run_folder as store
+from bymi.runs.engine_choice import alone
+from bymi.runs.given_objects import Evaluate, OwnTask, digest_of
+from bymi.runs.run_setup import Given
+from bymi.runs.trained_models import load_model
 
 Arrays = Tensor | np.ndarray[Any, Any]
 Data = Shards | tuple[Arrays, Arrays] | Sequence[tuple[Arrays, Arrays]] | Dataset[Any]
@@ -39,7 +39,7 @@ Data = Shards | tuple[Arrays, Arrays] | Sequence[tuple[Arrays, Arrays]] | Datase
 _PROFILES = {"published": "paper"}  # as bymi.identify calls it
 
 
-class Rows(list[dict[str, Any]]):
+class MetricsTable(list[dict[str, Any]]):
     """A table: a list of rows, each a dict from column to value."""
 
     def to_pandas(self) -> Any:
@@ -59,9 +59,9 @@ class TrainedRun:
     """Its run folder: spec, metrics, verdict, summary, trained models, checksums."""
     summary: dict[str, Any]
     """How it ended: outcome, loss, evaluation, what was found and lost."""
-    metrics: Rows
+    metrics: MetricsTable
     """A row per recorded round."""
-    verdict: Rows | None
+    verdict: MetricsTable | None
     """A row per flag of the last detection: who (`receiver`) flagged whom (`sender`), why, at which score; None without one."""
     model: nn.Module
     """The trained module: the mean over the core, or over all honest nodes without a detection."""
@@ -119,8 +119,8 @@ def train(
         "byzantine_ratio": share,
         "steps": steps,
         "seed": seed,
-        "graph": graph if own is None else {"name": "bymi.runs.own:OwnGraph", "content": _digest_of_graph(own)},
-        "data": {"name": "bymi.runs.own:OwnData", **content},
+        "graph": graph if own is None else {"name": "bymi.runs.given_objects:OwnGraph", "content": _digest_of_graph(own)},
+        "data": {"name": "bymi.runs.given_objects:OwnData", **content},
         "attack": "silent" if attack is None else _named("attack", attack, attacks.ATTACKS),
         "warm_up": {"rule": _named("rule", rule, aggregation.RULES), **settings.get("warm_up", {})},
     }
@@ -139,12 +139,12 @@ def _read(folder: Path, summary: dict[str, Any], model: nn.Module) -> TrainedRun
     trained.load_state_dict(load_model(folder))
     path = folder / store.VERDICT
     verdict = _flags(store.read_json(path)["receivers"]) if path.exists() else None
-    return TrainedRun(folder, summary, Rows(store.read_rows(folder / store.METRICS)), verdict, trained)
+    return TrainedRun(folder, summary, MetricsTable(store.read_rows(folder / store.METRICS)), verdict, trained)
 
 
-def _flags(receivers: list[dict[str, Any]]) -> Rows:
+def _flags(receivers: list[dict[str, Any]]) -> MetricsTable:
     """A row per flag."""
-    return Rows(
+    return MetricsTable(
         {"receiver": one["node"], "sender": sender, "why": why, "score": score, "threshold": one["threshold"]}
         for one in receivers
         for sender, why, score in zip(one["neighbours"], one["why"], one["scores"], strict=True)

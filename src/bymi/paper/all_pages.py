@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bymi.errors import InputError
-from bymi.files import MEBIBYTE, read_bytes, write_bytes
+from bymi.core.errors import InputError
+from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
 from bymi.paper import page_detect_level as detect_level
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper import page_images as images

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from bymi.errors import InputError
-from bymi.files import MEBIBYTE, read_bytes
+from bymi.core.errors import InputError
+from bymi.core.files import MEBIBYTE, read_bytes
 from bymi.paper import page_images as images
 from bymi.paper import page_red_team as red_team
 from bymi.paper import page_scenarios as studies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bymi.errors import InputError, require
+from bymi.core.errors import InputError, require
 from bymi.paper.study_default import DefaultStudy, build_default
 from bymi.paper.study_detect_level import NAME as DETECT_LEVEL
 from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study

@@ -15,7 +15,7 @@ from bymi.paper.provenance import fingerprints, origin
 from bymi.paper.study_default import DefaultStudy
 from bymi.report.figures import describe, draw_comparison
 from bymi.report.tables import remarks, terminal_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 _WIDTH = 140
 

@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import bymi
-from bymi.files import MEBIBYTE, read_bytes, write_bytes
+from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
 from bymi.paper.study_detect_level import DETECTORS, LEVEL, NAME, Setting, cause, measure, settings, symmetric
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import markdown_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 VALUES, PAGE = f"{NAME}.json", "README.md"
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from bymi.paper.study_images import CURVES, RULES, ImageStudy
 from bymi.report.figures import COLOURS
 from bymi.report.tables import markdown_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 METRICS = {"grad_norm": "norm of the pooled gradient", "acc_normal": "accuracy of the mean of honest nodes"}
 _LABELS = {

@@ -15,13 +15,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bymi.files import write_bytes
+from bymi.core.files import write_bytes
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper.published_tables import RULES_ALONE, WITH_DETECTION
 from bymi.paper.study_images import ATTACKS, COLUMNS, DATA, DETECTING, PUBLISHED, RULES, ImageStudy
 from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import endings, markdown_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 Key = tuple[str, str, float, str]  # attack, rule, ratio, column
 Runs = dict[Key, list[dict[str, Any]]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bymi.files import write_bytes
+from bymi.core.files import write_bytes
 from bymi.paper.study_published_step import SETTINGS, StepStudy
 from bymi.report.tables import endings, markdown_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 _KEPT = (
     *("seed", "outcome", "sentence", "gap", "capped", "floored", "fdp", "pa", "core_size", "core_byzantine", "steps_done"),

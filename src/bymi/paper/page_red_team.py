@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from bymi.files import write_bytes
+from bymi.core.files import write_bytes
 from bymi.paper.provenance import origin
 from bymi.paper.study_red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, RedTeam
 from bymi.report.tables import endings, markdown_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 Runs = dict[tuple[str, str], list[dict[str, Any]]]  # (row, column) -> summaries
 

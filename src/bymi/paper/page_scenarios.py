@@ -14,12 +14,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.files import write_bytes
+from bymi.core.files import write_bytes
 from bymi.paper.provenance import fingerprints, origin
 from bymi.paper.study_scenarios import Study
 from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import cell, endings, markdown_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 _METRICS = (("FDP", "fdp"), ("P_a", "pa"), ("optimality gap", "gap"))
 _HEADINGS = ("FDP %", "P_a %", "gap")

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from bymi.files import write_bytes
+from bymi.core.files import write_bytes
 from bymi.paper.study_theory import NODES, PROFILES, ROUNDS, THEORY_STUDIES, TheoryStudy
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import markdown_table
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 Data = dict[str, Any]  # what is in the JSON file
 Run = dict[str, Any]

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bymi.runs import store
+from bymi.runs import run_folder as store
 
 
 def origin(folder: Path) -> dict[str, str]:

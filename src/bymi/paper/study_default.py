@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bymi.experiment.source import load
+from bymi.experiment.loading import load
 from bymi.experiment.spec import Spec
 
 

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from bymi.aggregation import Filtering
+from bymi.core.linalg import VectorStack, inner
+from bymi.core.streams import stream
 from bymi.datasets import load_images
 from bymi.detection import Identity, identify, threshold
-from bymi.detection.products import weigh
+from bymi.detection.half_products import weigh
 from bymi.problems import lenet, start_of
-from bymi.streams import stream
-from bymi.vectors import Rows, inner
 
 NAME = "detect-level"
 FOLDER = "detection"
@@ -191,7 +191,7 @@ def _cause(dim: int, draws: int) -> dict[str, Any]:
         sums.setdefault(name, []).extend(values.tolist())
 
     for draw, (first, second) in enumerate(draws_of(setting)):
-        rows = Rows(first)
+        rows = VectorStack(first)
         gram, cross = rows.gram, inner(first, second, rows.origin)
         everybody = torch.ones(1, _MACHINES, dtype=torch.bool)
         honest = torch.arange(_MACHINES) >= _BAD

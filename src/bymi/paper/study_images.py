@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bymi.errors import InputError, require
+from bymi.core.errors import InputError, require
 from bymi.experiment.spec import Spec, read_spec
 
 ATTACKS: dict[str, str] = {"ood": "ood", "gradient": "gradient", "ipm": "ipm"}

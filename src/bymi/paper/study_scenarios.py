@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from bymi.errors import InputError, require
+from bymi.core.errors import InputError, require
 from bymi.experiment.recipes import WARM_UPS
 from bymi.experiment.spec import Spec, read_spec
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bymi.errors import InputError, require
+from bymi.core.errors import InputError, require
 from bymi.experiment.spec import Spec, read_spec
 from bymi.paper.study_images import image_spec
 

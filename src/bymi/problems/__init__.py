@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bymi.problems.base import Problem
-from bymi.problems.linear import LinearProblem, LinearShard, linear_problem, linear_shard
+from bymi.problems.linear_problem import LinearProblem, LinearShard, linear_problem, linear_shard
 from bymi.problems.models import lenet, start_of
-from bymi.problems.module import ModuleProblem, Shards
-from bymi.problems.split import Split, all_samples, fresh_halves, sizes_of, split_samples
+from bymi.problems.module_problem import ModuleProblem, Shards
+from bymi.problems.problem import Problem
+from bymi.problems.sample_split import Split, all_samples, fresh_halves, sizes_of, split_samples
 
 __all__ = [
     "LinearProblem",

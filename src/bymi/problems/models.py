@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor, nn
 
-from bymi.problems.layout import Layout
-from bymi.streams import stream
+from bymi.core.streams import stream
+from bymi.problems.parameter_vector import ParameterShapes
 
 
 def lenet(classes: int = 10) -> nn.Sequential:
@@ -45,4 +45,4 @@ def start_of(model: nn.Module, *, seed: int) -> Tensor:
             bound = math.sqrt((6 if part == "weight" else 1) / fan_in)
             uniform = stream(seed, f"start {name}").uniform(*value.shape)
             values[name] = (bound * (2 * uniform - 1)).to(value)
-    return Layout.of(model).join(values)
+    return ParameterShapes.of(model).join(values)

@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi import files
-from bymi.errors import InputError
-from bymi.runs import store
+from bymi.core import files
+from bymi.core.errors import InputError
+from bymi.runs import run_folder as store
 
 _log = logging.getLogger("bymi")
 

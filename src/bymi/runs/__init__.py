@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from bymi.runs.resolved_spec import ResolvedSpec, read_sheets, write_sheets
 from bymi.runs.runner import run, run_all, steps_to_do
-from bymi.runs.sheet import Sheet, read_sheets, write_sheets
 
-__all__ = ["Sheet", "read_sheets", "run", "run_all", "steps_to_do", "write_sheets"]
+__all__ = ["ResolvedSpec", "read_sheets", "run", "run_all", "steps_to_do", "write_sheets"]

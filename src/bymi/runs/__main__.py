@@ -11,14 +11,14 @@ import sys
 import time
 from pathlib import Path
 
-from bymi.engine.host import Host
-from bymi.engine.launch import ranks
-from bymi.errors import BymiError
-from bymi.interrupts import INTERRUPTED, SENTENCE
-from bymi.memory import keep_memory
+from bymi.core.allocator import keep_memory
+from bymi.core.errors import BymiError
+from bymi.core.interrupts import INTERRUPTED, SENTENCE
+from bymi.distributed.host import Host
+from bymi.distributed.launch import ranks
 from bymi.runs import read_sheets, run_all
-from bymi.runs.ranks import run_apart, run_together
-from bymi.runs.scene import check_sheet
+from bymi.runs.run_on_ranks import run_apart, run_together
+from bymi.runs.run_setup import check_sheet
 
 _SAY_EVERY = 10.0  # seconds
 

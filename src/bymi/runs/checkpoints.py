@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 import bymi
-from bymi.engine.group import Group
-from bymi.files import sync_folder
-from bymi.runs import tensorfile
-from bymi.runs.packing import AXES, Frame, Layout, expected, pack, unpack
-from bymi.runs.tensorfile import TensorFile, UnusableError
-from bymi.state import State
+from bymi.core.files import sync_folder
+from bymi.distributed.group import Group
+from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.safetensors_file import TensorFile, UnusableError
+from bymi.runs.state_schema import AXES, ShardLayout, StateShape, expected, pack, unpack
+from bymi.training.state import State
 
 _KEPT = 2  # whole rounds
 _SEEN = 6  # rounds of any kind: where processes see different folders, none is ever whole
@@ -81,7 +81,7 @@ def save(
 def newest(
     folder: Path,
     digest: str,
-    frame: Frame,
+    frame: StateShape,
     places: Sequence[Place],
     make: Callable[[Saved], Made],
     say: Callable[[str], None],
@@ -140,7 +140,7 @@ def forget(folder: Path) -> None:
             shutil.rmtree(there, ignore_errors=True)
 
 
-def _read(there: Path, digest: str, frame: Frame, places: Sequence[Place]) -> Saved:
+def _read(there: Path, digest: str, frame: StateShape, places: Sequence[Place]) -> Saved:
     sets = _sets(there)
     whole = [paths for count, paths in sorted(sets.items()) if len(paths) == count]
     if not whole:
@@ -195,7 +195,7 @@ def _numbers(shard: TensorFile, name: str, size: int) -> Tensor:
     return found
 
 
-def _fit(shard: TensorFile, parts: Layout) -> None:
+def _fit(shard: TensorFile, parts: ShardLayout) -> None:
     """A shard must have the tensors that its round needs, no others, each of its type and shape."""
     found = {name.removeprefix("state.") for name in shard.names if name.startswith("state.")}
     if found != set(parts):
@@ -211,7 +211,7 @@ def _gather(
     name: str,
     numbers: Mapping[str, Sequence[Tensor]],
     wanted: Mapping[str, Tensor],
-    frame: Frame,
+    frame: StateShape,
 ) -> Tensor:
     """The rows wanted, from whichever shards have them."""
     axis, *across = AXES[name]

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bymi.core.graph import Core, Graph
 from bymi.detection import REASONS, Verdict
-from bymi.engine.records import Held, Models
-from bymi.graph import Core, Graph
-from bymi.phases import Snapshot
-from bymi.runs.averages import Average, look
+from bymi.distributed.gathered_rounds import Held, Models
+from bymi.runs.convergence_theory import Look, spaced, theory_of
+from bymi.runs.evaluators import Evaluator, number
+from bymi.runs.model_averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
-from bymi.runs.theory import Look, spaced, theory_of
-from bymi.runs.yardsticks import Yardstick, number
-from bymi.state import RoundCounts
+from bymi.training.phases import Snapshot
+from bymi.training.state import RoundCounts
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
@@ -71,7 +71,7 @@ between honest nodes. `gap` and `acc_scc` are of the mean model of the core: all
 those who could hear them have flagged. `guarded`: verdicts of honest nodes, over all detections, that flagged a majority and
 were cut down to hard evidence. `model_bytes`: size of the files of trained models in the folder; `model_finite`: whether all
 numbers in them are finite. `theory`: what the convergence theorem asks for over the pruned graph, and what the run did
-(bymi.runs.theory)."""
+(bymi.runs.convergence_theory)."""
 
 
 def false_discoveries(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
@@ -114,8 +114,8 @@ def _between(graph: Graph, chosen: Tensor) -> Tensor:
 class Recorder:
     """Sees every snapshot of a run, writes a row now and then, and sums up at the end."""
 
-    def __init__(self, yardstick: Yardstick, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
-        self._yardstick, self._graph, self._byzantine = yardstick, graph, byzantine
+    def __init__(self, evaluator: Evaluator, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
+        self._yardstick, self._graph, self._byzantine = evaluator, graph, byzantine
         self._honest = (~byzantine).nonzero().flatten()
         self._steps, self._every = steps, every
         self._core: Core | None = None
@@ -130,7 +130,7 @@ class Recorder:
         self._ever, self._stuck = torch.zeros_like(graph.hears), torch.zeros_like(graph.hears)
         self._last: dict[str, Any] = {}
         self._looks: list[Look] = []
-        self._spaced = spaced(steps) if yardstick.quick else set()
+        self._spaced = spaced(steps) if evaluator.quick else set()
         self._lost: str | None = None
         self.verdict: Verdict | None = None
 
@@ -154,7 +154,7 @@ class Recorder:
         counts = snapshot.counts
         if counts is None:
             assert snapshot.inbox is not None
-            counts = RoundCounts.of(snapshot.inbox, snapshot.blown, self._graph.size)
+            counts = RoundCounts.of(snapshot.inbox, snapshot.far_out, self._graph.size)
         if counts.unheard is not None:
             self._unheard += self._graph.count(counts.unheard & ~self._byzantine[:, None])
         if snapshot.capped is not None and snapshot.floored is not None:
@@ -174,7 +174,9 @@ class Recorder:
             cut = self._honest_arcs & ~self._pruned.hears
             self._cut_for = (self._cut_for + 1) * cut
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
-            self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
+            self._guarded += (
+                int(snapshot.verdict.guard_acted[self._honest].sum()) if snapshot.verdict.guard_acted.numel() else 0
+            )
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
         recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
         # Elsewhere a look at every round would make the host wait for the device.
@@ -276,7 +278,7 @@ class Recorder:
                 stuck_nodes=int((2 * self._graph.count(self._stuck) > self._graph.count(self._honest_arcs)).sum()),
                 detections=self._detections,
                 exiled=exiled(self.verdict.flagged, self._graph, self._byzantine),
-                guarded=self._guarded,
+                guard_acted=self._guarded,
                 detection_seconds=round(detection_seconds, 3),
                 fused=int(self._fused) / max(1, self._fuse_rounds * int(self._honest_arcs.sum())),
                 core_size=int(self._core.members.sum()),

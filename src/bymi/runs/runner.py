@@ -20,20 +20,21 @@ from typing import Any
 import torch
 
 import bymi
-from bymi.engine.host import Host, one_thread
-from bymi.engine.parent import die_with_parent
-from bymi.errors import BymiError, OutOfMemoryError, system_refusal
-from bymi.memory import available, keep_memory, let_go
+from bymi.core.allocator import available, keep_memory, let_go
+from bymi.core.errors import BymiError, OutOfMemoryError, system_refusal
+from bymi.distributed.host import Host, one_thread
+from bymi.distributed.parent_watchdog import die_with_parent
 from bymi.problems import LinearProblem, ModuleProblem
-from bymi.runs import footprint, store
-from bymi.runs.course import Alone, Course, Plot, alone, frame_of
-from bymi.runs.keeper import Keeper
-from bymi.runs.logbook import Logbook
+from bymi.runs import memory_estimate as footprint
+from bymi.runs import run_folder as store
+from bymi.runs.checkpointer import Checkpointer
+from bymi.runs.engine_choice import Engine, OneProcess, RoleAttack, alone, frame_of
 from bymi.runs.metrics import Recorder
-from bymi.runs.models import collect, nodes_to_keep, write_models
-from bymi.runs.scene import Scene
-from bymi.runs.sheet import Sheet
+from bymi.runs.progress import ProgressLog
+from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.run_setup import RunSetup
 from bymi.runs.tasks import TASKS
+from bymi.runs.trained_models import collect, nodes_to_keep, write_models
 
 Progress = Callable[[int, int], None]
 """(number of the sheet in the list, steps done since the last call)"""
@@ -49,11 +50,11 @@ _queue: Any = None  # of a worker process only: where it reports its progress
 
 
 def run(
-    sheet: Sheet,
+    sheet: ResolvedSpec,
     out: str | Path = "runs",
     tell: Callable[[int], None] | None = None,
     host: Host | None = None,
-    plot: Plot = alone,
+    plot: RoleAttack = alone,
 ) -> dict[str, Any]:
     """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
 
@@ -78,7 +79,7 @@ def run(
 
 
 @contextmanager
-def _refusals_of(sheet: Sheet) -> Iterator[None]:
+def _refusals_of(sheet: ResolvedSpec) -> Iterator[None]:
     """A full disk, a folder that vanished, too little memory: errors of one line that name the run."""
     try:
         yield
@@ -89,13 +90,13 @@ def _refusals_of(sheet: Sheet) -> Iterator[None]:
         raise refused from None
 
 
-def steps_to_do(sheets: Sequence[Sheet], out: str | Path, *, again: bool = False) -> int:
+def steps_to_do(sheets: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
     """Rounds that are left to run: those of all sheets without a complete folder, or of all of them `again`."""
     return sum(sheet.steps for sheet in sheets if again or not store.is_complete(store.folder_of(Path(out), sheet)))
 
 
 def run_all(
-    sheets: Sequence[Sheet],
+    sheets: Sequence[ResolvedSpec],
     out: str | Path,
     *,
     jobs: int | None = None,
@@ -130,7 +131,7 @@ def run_all(
     ]
 
 
-def _too_large(sheet: Sheet, host: Host) -> BymiError | None:
+def _too_large(sheet: ResolvedSpec, host: Host) -> BymiError | None:
     """Why a run would not fit, before a process is started for it."""
     try:
         footprint.check(sheet, host)
@@ -139,7 +140,7 @@ def _too_large(sheet: Sheet, host: Host) -> BymiError | None:
     return None
 
 
-def _usual_jobs(sheets: Sequence[Sheet], host: Host) -> int:
+def _usual_jobs(sheets: Sequence[ResolvedSpec], host: Host) -> int:
     """One run a core, or a few that share a GPU; no more than fit into memory, with room to spare."""
     on_gpu = any(host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda" for sheet in sheets)
     cores = os.cpu_count() or 1
@@ -149,7 +150,7 @@ def _usual_jobs(sheets: Sequence[Sheet], host: Host) -> int:
 
 
 def _spread(
-    sheets: Sequence[Sheet], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
+    sheets: Sequence[ResolvedSpec], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
 ) -> list[Result]:
     """Run sheets in `jobs` processes and pass on their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
@@ -221,10 +222,10 @@ def _start(queue: Any) -> None:
 
 
 def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: float | None) -> Result:
-    return _attempt(Sheet(values), out, lambda steps: _queue.put((index, steps)), host, until)
+    return _attempt(ResolvedSpec(values), out, lambda steps: _queue.put((index, steps)), host, until)
 
 
-def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, until: float | None) -> Result:
+def _attempt(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, until: float | None) -> Result:
     if until is not None and time.time() > until:
         return None
     try:
@@ -233,7 +234,7 @@ def _attempt(sheet: Sheet, out: Path, tell: Callable[[int], None], host: Host, u
         return problem
 
 
-def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: Plot) -> None:
+def _execute(sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: RoleAttack) -> None:
     course = plot(sheet, host)
     with (folder / store.METRICS).open("wb") as metrics:
         log = _walk(course, sheet, host, kept, tell, metrics.write)
@@ -255,29 +256,29 @@ def _execute(sheet: Sheet, folder: Path, tell: Callable[[int], None], host: Host
     store.write_json(folder / store.SUMMARY, summary)
 
 
-def follow(sheet: Sheet, host: Host, kept: Path, plot: Plot) -> None:
+def follow(sheet: ResolvedSpec, host: Host, kept: Path, plot: RoleAttack) -> None:
     """The part of a process that holds some nodes of a run and writes nothing down; all of them measure together."""
     with one_thread(), _refusals_of(sheet):
         _walk(plot(sheet, host), sheet, host, kept, lambda steps: None, lambda line: None)
 
 
 def _walk(
-    course: Course,
-    sheet: Sheet,
+    course: Engine,
+    sheet: ResolvedSpec,
     host: Host,
     kept: Path,
     tell: Callable[[int], None],
     write: Callable[[bytes | bytearray], object],
-) -> Logbook:
+) -> ProgressLog:
     """All rounds, those before the last checkpoint from there."""
     scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
-    blank = partial(Recorder, scene.yardstick, scene.graph, scene.byzantine, **size)
-    keeper = Keeper(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group)
+    blank = partial(Recorder, scene.evaluator, scene.graph, scene.byzantine, **size)
+    keeper = Checkpointer(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group)
     # A closed form needs no derivatives: a tenth less time a round without torch's records of what could need them. They belong
     # to a thread, and the shards of one process are threads.
-    bare = isinstance(scene.problem, LinearProblem) and isinstance(course, Alone)
+    bare = isinstance(scene.problem, LinearProblem) and isinstance(course, OneProcess)
     with torch.inference_mode(bare), keeper:
-        log = keeper.newest(lambda saved: Logbook.take_up(saved, scene, blank)) or Logbook(blank())
+        log = keeper.newest(lambda saved: ProgressLog.take_up(saved, scene, blank)) or ProgressLog(blank())
         write(log.rows)
         done, final = 0, None if log.states is None else course.models(log.states)
         told = before = time.perf_counter()
@@ -310,7 +311,7 @@ def _walk(
     return log
 
 
-def _where(scene: Scene) -> dict[str, Any]:
+def _where(scene: RunSetup) -> dict[str, Any]:
     """Where the run happened, and how it computed gradients."""
     way = scene.problem.way if isinstance(scene.problem, ModuleProblem) else "closed form"
     return {"device": scene.byzantine.device.type, "gradients": way}

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bymi.algorithm import drsgd_bymi
-from bymi.attacks import Adversary, Deviation, SimulatedAdversary
-from bymi.engine.distributed import SHARDS, Spread
-from bymi.engine.group import Group
-from bymi.engine.layout import Layout
-from bymi.engine.wires import STAY
-from bymi.errors import require
-from bymi.graph import Graph
-from bymi.network import LocalNetwork, Observable
-from bymi.plan import Plan
+from bymi.attacks import Adversary, SimulatedAdversary, SimulatedDeviation
+from bymi.core.errors import require
+from bymi.core.graph import Graph
+from bymi.core.list_graph import GraphLike, as_graph
+from bymi.core.network import LocalNetwork, Observable
+from bymi.distributed.group import Group
+from bymi.distributed.router import STAY
+from bymi.distributed.shard_layout import ShardLayout
+from bymi.distributed.sharded_run import SHARDS, ShardedRun
 from bymi.problems import Problem
-from bymi.sparse import GraphLike, as_graph
-from bymi.state import Snapshot, State
+from bymi.training.algorithm import drsgd_bymi
+from bymi.training.plan import Plan
+from bymi.training.state import Snapshot, State
 
 
 def simulate(
@@ -28,8 +28,8 @@ def simulate(
     problem and the adversary's mask.
     """
     network = local_network(graph, adversary)
-    forge = network.deviation if isinstance(network, SimulatedAdversary) else None
-    return drsgd_bymi(problem, network, plan, forge, state)
+    deviation = network.deviation if isinstance(network, SimulatedAdversary) else None
+    return drsgd_bymi(problem, network, plan, deviation, state)
 
 
 def local_network(graph: GraphLike, adversary: Adversary | None = None) -> LocalNetwork | SimulatedAdversary:
@@ -48,19 +48,19 @@ def sharded_run(
     group: Group | None = None,
     *,
     shards: int = SHARDS,
-    layout: Layout | None = None,
-) -> Spread:
+    layout: ShardLayout | None = None,
+) -> ShardedRun:
     """All nodes of a graph over the ranks of a group, some of them the adversary's. `shards`, `layout`: those of Spread."""
     check_adversary(adversary, graph.size)
     if adversary is None:
-        return Spread(problem, graph, group, shards=shards, layout=layout)
+        return ShardedRun(problem, graph, group, shards=shards, layout=layout)
 
-    def wrap(network: Observable) -> tuple[SimulatedAdversary, Deviation]:
+    def wrap(network: Observable) -> tuple[SimulatedAdversary, SimulatedDeviation]:
         wrapped = SimulatedAdversary(network, adversary)
         return wrapped, wrapped.deviation
 
     variants, everywhere = adversary.layout(graph), adversary.needs_all(STAY)
-    return Spread(problem, graph, group, shards=shards, layout=layout, variants=variants, everywhere=everywhere, wrap=wrap)
+    return ShardedRun(problem, graph, group, shards=shards, layout=layout, variants=variants, everywhere=everywhere, wrap=wrap)
 
 
 def check_adversary(adversary: Adversary | None, size: int) -> None:

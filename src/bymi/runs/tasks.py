@@ -16,13 +16,13 @@ from torch.nn import functional as nnf
 
 from bymi import datasets
 from bymi.attacks import Attack, DataAttack
-from bymi.engine.host import Host
-from bymi.errors import InputError, require
-from bymi.parts import Checked, Table, build_part, full_name, read_shorthand
+from bymi.core.errors import InputError, require
+from bymi.core.named_parts import Checked, Table, build_part, full_name, read_shorthand
+from bymi.core.streams import stream
+from bymi.distributed.host import Host
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
-from bymi.problems.linear import draw_samples, linear_start
-from bymi.runs.yardsticks import ImageYardstick, LinearYardstick, Yardstick
-from bymi.streams import stream
+from bymi.problems.linear_problem import draw_samples, linear_start
+from bymi.runs.evaluators import Evaluator, ImageEvaluator, LinearEvaluator
 
 _SIDE = 28  # pixels
 _AT_ONCE = 1000  # nodes whose data are put under attack: bounds the copies
@@ -45,7 +45,7 @@ class Task(Checked, ABC):
     @abstractmethod
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
-    ) -> tuple[Problem, Yardstick]:
+    ) -> tuple[Problem, Evaluator]:
         """The problem of nodes 0..M-1, with the data of `byzantine` [M] under attack, and what to measure with the truth.
 
         With `blocks` of nodes it is asked about these alone, and need not have the data of others.
@@ -76,7 +76,7 @@ class Linear(Task):
 
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
-    ) -> tuple[Problem, Yardstick]:
+    ) -> tuple[Problem, Evaluator]:
         device = host.place(gains=self.gains)
         some = [torch.arange(len(byzantine))] if blocks is None else list(blocks)
         counts = [len(nodes) for nodes in some]
@@ -87,7 +87,7 @@ class Linear(Task):
         start = linear_start(self.dim, seed=seed)
         numbers = None if blocks is None else torch.cat(some).to(device)
         problem = LinearProblem(rows.to(device), parameter.to(device), start.to(device), numbers)
-        return problem, LinearYardstick(problem, byzantine.to(device))
+        return problem, LinearEvaluator(problem, byzantine.to(device))
 
     def _draw(self, rows: Tensor, nodes: Tensor, byzantine: Tensor, attack: Attack, seed: int) -> Tensor:
         """Put the samples of nodes into rows, those of Byzantine ones under attack. Returns the true parameter."""
@@ -146,7 +146,7 @@ class Images(Task):
 
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
-    ) -> tuple[Problem, Yardstick]:
+    ) -> tuple[Problem, Evaluator]:
         # Who has few of the nodes does not keep the images of all for later runs.
         source = (_read_once if blocks is None else _read)(self.dataset, host.data, os.environ.get("BYMI_DATA"))
         images, device = source.images, host.place(gains=self.gains)
@@ -174,7 +174,7 @@ class Images(Task):
             gradients=host.gradients,
             threads=host.threads,
         )
-        return problem, ImageYardstick(
+        return problem, ImageEvaluator(
             problem, normalised(images.test_images), images.test_labels.to(device), byzantine.to(device)
         )
 

@@ -1,0 +1,135 @@
+"""An inbox by matrices: what is per place is per message, [B, J]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
+from bymi.core.linalg import VectorStack, dist2_from
+from bymi.core.message_usage import Usage, of_columns
+from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
+
+_FEW_DIMENSIONS = 64
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DenseInbox(Inbox):
+    """Place j of every receiver's row is message j. Products are those of all pairs of rows [R, R], formed once."""
+
+    @property
+    def member(self) -> Tensor:
+        """[B, R] bool: the messages heard, plus the receiver's own vector."""
+        return self._over_rows(self.heard).scatter(1, self.own_row[:, None], True)
+
+    @property
+    def _row_count(self) -> int:
+        return len(self.rows.vectors)
+
+    def _over_rows(self, values: Tensor) -> Tensor:
+        """Values of messages [B, J] as values of rows [B, R], zero for own vectors that nobody sent."""
+        return torch.nn.functional.pad(values, (0, self._row_count - values.shape[1]))
+
+    def split(self, coefficients: Tensor) -> Mixture:
+        """Coefficients over `rows` [B, R] as a mixture: own vector and messages apart."""
+        own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
+        others = coefficients.scatter(1, self.own_row[:, None], 0.0)
+        return Mixture(own, others[:, : self.heard.shape[1]])
+
+    def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
+        if common:
+            gram = None if need == "nothing" else self.rows.gram
+            return iter([self._with_own(Neighbourhoods(slice(None), self.member, gram=gram))])
+        return map(self._with_own, of_members(self.rows, self.member, need))
+
+    def _with_own(self, hood: Neighbourhoods) -> Neighbourhoods:
+        own = self.own_row[hood.receivers, None]
+        return replace(hood, own=own if hood.index is None else (hood.index == own).int().argmax(1, keepdim=True))
+
+    def mixing(self, hood: Neighbourhoods) -> Tensor:
+        weight = self._over_rows(self.weight).scatter_add(1, self.own_row[:, None], self.self_weight[:, None])[hood.receivers]
+        return weight if hood.index is None else weight.gather(1, hood.index)
+
+    def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
+        return self.split(over_rows(found, (len(self.heard), self._row_count), self.heard.device))
+
+    def reduce_coordinates(self, work: Work) -> Tensor:
+        return reduce_members(self.rows, self.member, work)
+
+    def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
+        own = self.own_row[:, None]
+        places = torch.arange(wanted.shape[1], device=wanted.device).expand_as(wanted)
+        yield Trial(slice(None), self.rows.vectors, self._over_rows(wanted).scatter(1, own, True), places, own)
+
+    def gram_among(self, rows: VectorStack, index: Tensor) -> Tensor:
+        return rows.gram[index[:, :, None], index[:, None, :]]
+
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        assert isinstance(second, DenseInbox)
+        return makers.common(self, second)
+
+    def usage(self, share: Tensor) -> Usage:
+        return of_columns(self, share)
+
+    def mix(self, mixture: Mixture) -> Tensor:
+        dtype = self.own.dtype
+        if self.own is self.messages and self.own.shape[1] > len(self.own):
+            # Everybody's vector is its message: one product, without a second stack of long vectors in between.
+            return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
+        return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
+
+    def _at_places(self, values: Tensor) -> Tensor:
+        return values[None, :]
+
+    def distance_to_own(self) -> Tensor:
+        if self.dim > _FEW_DIMENSIONS or self.own is self.messages:
+            return super().distance_to_own()
+        # Straight from the differences: few coordinates make that as fast, and nothing cancels.
+        own, messages = self.own.to(torch.float64), self.messages.to(torch.float64)
+        return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
+
+    def has_places_of(self, other: Inbox) -> bool:
+        return isinstance(other, DenseInbox)
+
+    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
+        expected = self.expected[receivers]
+        numbers = torch.arange(expected.shape[1], device=expected.device)
+        senders = numbers if self.senders is None else self.senders
+        size = 1 + max(int(senders.max()), int(columns.max()))
+        # Of all columns of one sender a receiver expects one.
+        column = torch.zeros(len(expected), size, dtype=torch.int64, device=expected.device)
+        column.scatter_reduce_(1, senders.expand_as(expected), torch.where(expected, numbers, 0), "amax")
+        return torch.gather(column, 1, columns)
+
+    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return places
+
+    def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
+        if self.senders is None:
+            return values
+        output = values.new_full((len(values), size), fill)
+        receiver, column = self.expected.nonzero(as_tuple=True)
+        output[receiver, self.senders[column]] = values[receiver, column]
+        return output
+
+    def by_sender(self, mask: Tensor, size: int) -> Tensor:
+        return mask if self.senders is None else fold(mask, self.senders, size)
+
+    def from_node(self, values: Tensor) -> Tensor:
+        return values if self.senders is None else values[:, self.senders]
+
+    def _heard_by_any(self) -> Tensor:
+        return self.heard.any(0)
+
+    def _squared_distances(self) -> Tensor:
+        rows, at, count = self.rows, self.own_row, self.heard.shape[1]
+        if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
+            return dist2_from(rows.vectors, at, count, rows.origin)
+        square = rows.gram.diagonal()
+        if self.own is rows.vectors:  # place i of both is node i
+            return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)
+        products = rows.gram[at][:, :count]
+        return torch.add(square[at][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)

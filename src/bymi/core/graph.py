@@ -1,0 +1,348 @@
+"""Who hears whom, with which weight; pruning; the component that survives it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor
+
+from bymi.core.errors import GraphError, InputError, shown
+from bymi.core.files import MEBIBYTE, decode, read_bytes
+from bymi.core.neighbour_lists import NeighbourLists
+
+EDGE_FILE_LIMIT = 256 * MEBIBYTE
+NOT_MUTUAL = "mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed"
+_ROW_TOLERANCE = 1e-9
+_SQUARINGS = 60
+_LARGEST_NODE = 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class Core:
+    """The largest strongly connected component of a graph.
+
+    `closed` says that it hears nobody outside (Paper: asp:sure_detection2). `perron` is the left Perron vector of its
+    block of the mixing matrix, zero outside, summing to one.
+    """
+
+    members: Tensor  # [M] bool
+    closed: bool
+    perron: Tensor  # [M] float64
+
+
+class Graph(ABC):
+    """Arcs and mixing weights of M nodes, row by row of receivers.
+
+    Each of P places of a row stands for a node: place j for node j in a `MatrixGraph`, one of the receiver's list in a
+    `SparseGraph`. `hears[i, k]` means that i hears the node at place k.
+    """
+
+    knows_tracker_limit: ClassVar[bool] = False
+    """Whether the limit of endless premixing is worked out from the weights."""
+
+    if TYPE_CHECKING:  # some are fields: a property here would be taken for their default
+
+        @property
+        def hears(self) -> Tensor:
+            """[M, P] bool: arcs."""
+
+        @property
+        def weight(self) -> Tensor:
+            """Mixing weights of arcs [M, P] float64, zero without one."""
+
+        @property
+        def self_weight(self) -> Tensor:
+            """[M] float64"""
+
+        @property
+        def lists(self) -> NeighbourLists | None:
+            """Who is at which place; None: node j at place j. For inboxes and engines."""
+
+    @property
+    def size(self) -> int:
+        return len(self.hears)
+
+    @property
+    @abstractmethod
+    def symmetric(self) -> bool:
+        """Whoever is heard hears."""
+
+    @abstractmethod
+    def look(self, values: Tensor) -> Tensor:
+        """Of values of nodes [M] the one at each place of a row: [M, P], or [1, P] where all rows are alike."""
+
+    @abstractmethod
+    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        """Numbers of the nodes at places [E] of receivers [E]."""
+
+    @abstractmethod
+    def count(self, mask: Tensor) -> Tensor:
+        """How many receivers mark each node [M], from a mask of receivers and places [M, P]."""
+
+    def neighbours(self, receivers: Tensor) -> tuple[Tensor, Tensor]:
+        """All arcs to some receivers [R], row by row: which of these hears, and the node that it hears, each [E]."""
+        row, place = self.hears[receivers].nonzero(as_tuple=True)
+        return row, self.nodes_at(receivers[row], place)
+
+    def arcs(self) -> tuple[Tensor, Tensor]:
+        """Receiver and sender of every arc, each [E], row by row."""
+        receivers, places = self.hears.nonzero(as_tuple=True)
+        return receivers, self.nodes_at(receivers, places)
+
+    @abstractmethod
+    def block(self, members: Tensor) -> Tensor:
+        """The rows and columns of some nodes [M] bool of the mixing matrix [k, k]."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> Graph:
+        """The same graph on a device."""
+
+    @abstractmethod
+    def prune(self, flagged: Tensor) -> Graph:
+        """Cut flagged in-arcs [M, P] and share their weight over what is left of the row.
+
+        W[i, j] <- W[i, j] / sum of the kept W[i, l], own weight included. Paper: eq:reassign.
+        """
+
+    @abstractmethod
+    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> Graph:
+        """Cut every edge that an end of it flags, and give what is left Metropolis weights again: doubly stochastic.
+
+        A node whom more than the share `exile` of those who could hear it have flagged keeps listening to those whom it does
+        not flag itself, though they no longer hear it: else it would train alone and never find back.
+        """
+
+    @abstractmethod
+    def core(self) -> Core:
+        """The largest strongly connected component; of equally large ones, the one with the smallest node."""
+
+    def to_networkx(self) -> nx.DiGraph[int]:
+        """The arcs as a networkx DiGraph, sender -> receiver."""
+        receivers, senders = self.arcs()
+        return digraph(receivers, senders, self.size)
+
+    # Made from what a user has. `as_graph` of bymi.core.list_graph chooses lists where they pay.
+
+    @staticmethod
+    def from_hears(hears: Tensor) -> MatrixGraph:
+        """A graph with Metropolis weights from a matrix of who hears whom."""
+        _check_matrix("hears", hears, torch.bool)
+        return MatrixGraph(hears, metropolis(hears))
+
+    @staticmethod
+    def from_adjacency(array: Any) -> MatrixGraph:
+        """From any square array-like: a non-zero entry [i, j] means that i hears j. The diagonal is ignored."""
+        try:
+            numbers = np.asarray(array)
+        except (TypeError, ValueError, RuntimeError):  # rows of different lengths, a tensor on another device
+            numbers = np.asarray(None)
+        if numbers.dtype.kind not in "biuf":
+            raise GraphError(f"an adjacency array must be a matrix of numbers, got {shown(array)}")
+        if numbers.ndim != 2 or numbers.shape[0] != numbers.shape[1] or not len(numbers):
+            raise GraphError(f"an adjacency array must be square and not empty, got shape {list(numbers.shape)}")
+        if np.isnan(numbers).any():
+            raise GraphError("an adjacency array must be a matrix of numbers, got NaN in it")
+        return Graph.from_hears(torch.as_tensor(numbers != 0) & ~torch.eye(len(numbers), dtype=torch.bool))
+
+    @staticmethod
+    def from_networkx(graph: nx.Graph[Any]) -> MatrixGraph:
+        """From a networkx Graph or DiGraph, nodes in its own order. An arc u -> v means that v hears u."""
+        if not isinstance(graph, nx.Graph):
+            raise GraphError(f"graph: got {shown(graph)}, allowed: a networkx Graph or DiGraph")
+        if graph.number_of_nodes() == 0:
+            raise GraphError("the graph has no nodes")
+        return Graph.from_adjacency(nx.to_numpy_array(graph, weight=None).T)
+
+    @staticmethod
+    def read(path: str | Path, *, directed: bool = False) -> MatrixGraph:
+        """From a text file with one edge `u v` a line (blank or comma between, # starts a comment), nodes 0, 1, 2, ...
+
+        With `directed`, a line `u v` means that v hears u.
+        """
+        arcs, size = read_edges(path, directed=directed)
+        hears = torch.zeros(size, size, dtype=torch.bool)
+        hears[arcs[:, 0], arcs[:, 1]] = True
+        return Graph.from_adjacency(hears)
+
+
+@dataclass(frozen=True, eq=False)
+class MatrixGraph(Graph):
+    """A graph by matrices. Row = receiver, column = sender, always; self-weights sit on the diagonal of `mixing`.
+
+    `hears[i, j]` means that i hears j. Rows of `mixing` sum to one and are zero where nothing is heard.
+    """
+
+    hears: Tensor  # [M, M] bool, False on the diagonal
+    mixing: Tensor  # [M, M] float64
+
+    def __post_init__(self) -> None:
+        _check_matrix("hears", self.hears, torch.bool)
+        _check_matrix("mixing", self.mixing, torch.float64)
+        size = len(self.hears)
+        if self.hears.shape != (size, size) or self.mixing.shape != (size, size):
+            raise GraphError(
+                f"a graph needs two square matrices of one size, got {list(self.hears.shape)} and {list(self.mixing.shape)}"
+            )
+        if bool(self.hears.diagonal().any()):
+            raise GraphError("a node does not hear itself through an arc: clear the diagonal of `hears`")
+        outside = self.mixing[~self.hears & ~torch.eye(size, dtype=torch.bool, device=self.hears.device)]
+        rows = self.mixing.sum(1)
+        if bool((outside != 0).any()) or bool((self.mixing < 0).any()) or not torch.all((rows - 1).abs() < _ROW_TOLERANCE):
+            raise GraphError("mixing weights must be non-negative, zero without an arc, and sum to one in each row")
+        if not bool((self.mixing.diagonal() > 0).all()):
+            raise GraphError("every node needs a positive weight on itself")
+
+    @property
+    def lists(self) -> None:
+        return None
+
+    @property
+    def weight(self) -> Tensor:
+        return self.mixing * self.hears
+
+    @property
+    def self_weight(self) -> Tensor:
+        return self.mixing.diagonal().clone()
+
+    @property
+    def symmetric(self) -> bool:
+        return torch.equal(self.hears, self.hears.T)
+
+    def look(self, values: Tensor) -> Tensor:
+        return values[None]
+
+    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return places
+
+    def count(self, mask: Tensor) -> Tensor:
+        return mask.sum(0)
+
+    def block(self, members: Tensor) -> Tensor:
+        return self.mixing[members][:, members]
+
+    def to(self, device: torch.device | str) -> MatrixGraph:
+        return MatrixGraph(self.hears.to(device), self.mixing.to(device))
+
+    def prune(self, flagged: Tensor) -> MatrixGraph:
+        cut = flagged & self.hears
+        kept = torch.where(cut, torch.zeros_like(self.mixing), self.mixing)
+        total = kept.sum(1, keepdim=True)
+        # Rows without a cut keep their bits: dividing by a sum that is 1 up to rounding would not.
+        return MatrixGraph(self.hears & ~cut, torch.where(cut.any(1, keepdim=True), kept / total, kept))
+
+    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> MatrixGraph:
+        if not self.symmetric:
+            raise GraphError(NOT_MUTUAL)
+        cut = flagged & self.hears
+        kept = self.hears & ~cut & ~cut.T
+        graph = Graph.from_hears(kept)
+        if exile is None:
+            return graph
+        alone = cut.sum(0) > exile * self.hears.sum(0)
+        listens = self.hears & ~cut
+        rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
+        rows = rows + torch.diag(1 - rows.sum(1))
+        return MatrixGraph(torch.where(alone[:, None], listens, kept), torch.where(alone[:, None], rows, graph.mixing))
+
+    def core(self) -> Core:
+        reached = _reach(self.hears)
+        together = reached & reached.T
+        numbers = torch.arange(self.size, device=together.device)
+        members = together[(together.sum(1) * (self.size + 1) - numbers).argmax()]
+        closed = not bool(self.hears[members][:, ~members].any())
+        perron = torch.zeros(self.size, dtype=torch.float64, device=self.hears.device)
+        perron[members] = perron_vector(self.block(members))
+        return Core(members, closed, perron)
+
+
+def _check_matrix(name: str, matrix: object, dtype: torch.dtype) -> None:
+    if not isinstance(matrix, Tensor) or matrix.ndim != 2 or matrix.dtype != dtype or not len(matrix):
+        allowed = f"a tensor [nodes, nodes] of {dtype}; Graph.from_adjacency takes other arrays, Graph.from_networkx a graph"
+        raise GraphError(f"{name}: got {shown(matrix)}, allowed: {allowed}")
+
+
+def _reach(hears: Tensor) -> Tensor:
+    """Whom each node hears over some path, itself among them [M, M] bool: paths twice as long in every turn."""
+    reached = hears | torch.eye(len(hears), dtype=torch.bool, device=hears.device)
+    while True:
+        paths = reached.to(torch.float32)
+        farther = paths @ paths > 0
+        if torch.equal(farther, reached):
+            return reached
+        reached = farther
+
+
+def digraph(receivers: Tensor, senders: Tensor, size: int) -> nx.DiGraph[int]:
+    """Arcs [E] among `size` nodes as a networkx DiGraph, sender -> receiver."""
+    arcs = nx.DiGraph()
+    arcs.add_nodes_from(range(size))
+    arcs.add_edges_from(zip(senders.tolist(), receivers.tolist(), strict=True))
+    return arcs
+
+
+def metropolis(hears: Tensor) -> Tensor:
+    """Metropolis weights [M, M] float64: 1 / (1 + max(d_i, d_j)) on arcs, the rest on the diagonal.
+
+    Doubly stochastic when `hears` is symmetric, else row-stochastic (d = number of nodes heard).
+    """
+    degree = hears.sum(1, dtype=torch.float64)
+    weights = hears / (1 + torch.maximum(degree[:, None], degree[None, :]))
+    return weights + torch.diag(1 - weights.sum(1))
+
+
+def perron_vector(block: Tensor) -> Tensor:
+    """Left Perron vector of an irreducible non-negative block with positive diagonal, summing to one.
+
+    Repeated squaring: A^(2^k) tends to a rank-one matrix whose rows are multiples of the vector.
+    """
+    power = block
+    for _ in range(_SQUARINGS):
+        rows = power / power.sum(1, keepdim=True)
+        if bool((rows.amax(0) - rows.amin(0)).max() < 1e-15):
+            break
+        power = power @ power
+        power = power / power.amax()
+    vector = power.sum(0)
+    return vector / vector.sum()
+
+
+def read_edges(path: str | Path, *, directed: bool = False) -> tuple[Tensor, int]:
+    """The arcs [E, 2] (receiver, sender) of an edge file, each once and none to oneself, and the number of nodes."""
+    if not isinstance(path, (str, Path)):
+        raise GraphError(f"path: got {shown(path)}, allowed: the name of an edge file")
+    edges = _read_edges(Path(path))
+    size = 1 + max(max(edge) for edge in edges)
+    if size > len(edges) + 1:  # not connected, whatever the edges are; a huge number would also take all memory
+        raise GraphError(f"{path}: got node number {size - 1} but {len(edges)} edges; allowed: 0, 1, 2, ... without gaps")
+    arcs = torch.tensor(edges).flip(1)
+    arcs = (arcs if directed else torch.cat([arcs, arcs.flip(1)])).unique(dim=0)
+    return arcs[arcs[:, 0] != arcs[:, 1]], size
+
+
+def _read_edges(path: Path) -> list[tuple[int, int]]:
+    try:
+        lines = decode(read_bytes(path, limit=EDGE_FILE_LIMIT)).splitlines()
+    except (InputError, ValueError) as problem:
+        raise GraphError(f"cannot read the edge file {path}: {str(problem).removeprefix(f'cannot read {path}: ')}") from None
+    edges = []
+    for number, line in enumerate(lines, start=1):
+        words = line.split("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        try:
+            sender, receiver = (int(word) for word in words)
+            if not 0 <= min(sender, receiver) <= max(sender, receiver) <= _LARGEST_NODE:
+                raise ValueError
+        except ValueError:
+            got = repr(line.strip()[:60])
+            raise GraphError(f"{path}, line {number}: expected two node numbers from 0 to {_LARGEST_NODE}, got {got}") from None
+        edges.append((sender, receiver))
+    if not edges:
+        raise GraphError(f"{path} has no edges")
+    return edges

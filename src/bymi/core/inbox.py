@@ -1,0 +1,413 @@
+"""The vocabulary of one communication round: what B receivers heard, and what they make of it.
+
+Everything here holds for any number of receivers: all M nodes in one process, a shard of them, or a single one.
+Letters: B receivers held here, J messages heard here, P places of a receiver's row, D coordinates, R = J plus own vectors
+that nobody sent.
+
+On a small graph there is a place for each message, P = J. On a large one a receiver hears few of the J messages, and there is
+a place for each entry of its list of neighbours. What is elementwise does not notice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from bymi.core.errors import is_integer, require
+from bymi.core.linalg import VectorStack, join, norms, norms_surely_below
+from bymi.core.message_usage import Usage
+from bymi.core.message_validity import MAX_NORM_RATIO, OVERFLOW, heard, usable
+from bymi.core.neighbour_lists import NeighbourLists
+from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
+from bymi.core.receiver_group import ReceiverGroup
+
+if TYPE_CHECKING:
+    from bymi.core.dense_inbox import DenseInbox
+    from bymi.core.list_inbox import ListInbox
+    from bymi.core.neighbourhood_reply import NeighbourhoodReply
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+Sides = tuple[Tensor, Tensor]
+"""The update history of the nodes held here, as others saw each and as it is [B, D] each."""
+
+
+class PairMakers(Protocol[T_co]):
+    """What to make of two inboxes of one round, for each form that they may have; `Inbox.paired` calls the right one."""
+
+    def common(self, first: DenseInbox, second: DenseInbox) -> T_co:
+        """From rows that most receivers share."""
+        ...
+
+    def lists(self, first: ListInbox, second: ListInbox) -> T_co:
+        """From neighbourhoods of few rows out of many."""
+        ...
+
+    def replies(self, replies: Iterator[NeighbourhoodReply]) -> T_co:
+        """From one neighbourhood at a time, each with rows of its own."""
+        ...
+
+
+class Losses(Protocol):
+    """How to try models on own samples."""
+
+    def __call__(self, vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None) -> Tensor:
+        """Loss of vectors [R, D], where wanted [B, R] bool, on the current samples of all or some receivers [B]: [B, R]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a rule may know of the round beyond its messages: when it is, and how to try a model on own samples."""
+
+    step: int = 0
+    steps: int = 1
+    losses: Losses | None = None
+
+    def __post_init__(self) -> None:
+        require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
+        require(is_integer(self.steps) and self.steps >= 1, "steps", self.steps, "an integer, 1 or more")
+        require(self.losses is None or callable(self.losses), "losses", self.losses, "a function or None")
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A decision of B receivers: the weight on the own vector [B] and on the message at each place [B, P], float64."""
+
+    own: Tensor
+    weight: Tensor
+
+    def __post_init__(self) -> None:
+        tensors = isinstance(self.own, Tensor) and isinstance(self.weight, Tensor)
+        require(tensors and self.own.ndim == 1, "own", self.own, "a tensor [receivers], with `weight` [receivers, messages]")
+        fits = self.weight.ndim == 2 and self.weight.shape[0] == self.own.shape[0]
+        require(fits, "weight", self.weight, "a tensor [receivers, messages]")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Inbox(ABC):
+    """What B receivers hold and heard in one round. Build it with `Inbox.receive`, which decides what counts as heard.
+
+    Each of P places of a receiver's row stands for one message: for message j in a `DenseInbox`, for one of the receiver's
+    list in a `ListInbox`. Whoever uses the operations below need not know which it is. Where rows are spread over processes,
+    every operation is collective: all shards call the same ones in the same order, or the run deadlocks.
+    """
+
+    history_at_senders: ClassVar[bool] = False
+    """Where the update history of a node is kept: by those who hear it, or with itself, from where it comes with replies."""
+
+    own: Tensor  # [B, D]
+    messages: Tensor  # [J, D], finite; zero where nobody may use the row
+    expected: Tensor  # [B, P] bool: arcs of the graph
+    heard: Tensor  # [B, P] bool: those of them that brought a usable message
+    weight: Tensor  # [B, P] float64 mixing weights, zero where unheard
+    self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
+    own_column: Tensor  # [B] which message equals the own vector, -1 if none
+    senders: Tensor | None = None  # [J] which node sent each message; None: message j comes from node j
+    receiver_group: ReceiverGroup | None = None  # None: all receivers of the round are held here, or only these count
+
+    @staticmethod
+    def receive(
+        own: Tensor,
+        messages: Tensor | Sequence[Tensor | None],
+        *,
+        expected: Tensor,
+        weight: Tensor,
+        self_weight: Tensor,
+        own_column: Tensor | None = None,
+        senders: Tensor | None = None,
+        lists: NeighbourLists | None = None,
+    ) -> Inbox:
+        """The one door for vectors from other nodes. `weight` [B, J] is zero where nothing is expected.
+
+        Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector has
+        diverged hears nobody: it has nothing to compare with. An InputError if there are more or fewer messages than the
+        arcs are about: every column after a missing one would be somebody else's.
+        """
+        _check_parts(own, messages, expected, weight, self_weight)
+        _check_widths(len(messages), expected, weight, senders, lists)
+        from bymi.core.dense_inbox import DenseInbox
+        from bymi.core.list_inbox import ListInbox
+
+        kind: Callable[..., Inbox] = DenseInbox if lists is None else partial(ListInbox, lists=lists)
+        made = partial(kind, own=own, expected=expected, self_weight=self_weight, senders=senders)
+        stacked, present = stack(messages, own)
+        position = torch.full((len(own),), -1, device=own.device) if own_column is None else own_column
+        if (
+            present is None
+            and len(stacked)
+            and norms_surely_below(stacked, MAX_NORM_RATIO)
+            and (stacked is own or norms_surely_below(own, MAX_NORM_RATIO))
+        ):
+            return made(messages=stacked, heard=expected, weight=weight, own_column=position)
+
+        length = norms(stacked)
+        own_length = length if stacked is own else norms(own)
+        if present is not None:
+            length = torch.where(present, length, torch.nan)
+        fine = usable(length, own_length)
+        if fine is None:
+            if present is None:
+                return made(messages=stacked, heard=expected, weight=weight, own_column=position)
+            fine = present
+        stacked = torch.where(fine[:, None], stacked, torch.zeros_like(stacked))
+        if len(stacked):
+            position = torch.where((position >= 0) & fine[position.clamp_min(0)], position, -1)
+        arcs = heard(length, own_length, expected, lists)
+        return made(messages=stacked, heard=arcs, weight=weight * arcs, own_column=position)
+
+    @staticmethod
+    def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
+        """Inboxes of one round made alike: a sender is heard in all of them or in none, and their rows line up."""
+        complete = all(inbox.complete for inbox in inboxes)
+        # With places of their own they have rows of their own, some perhaps elsewhere.
+        alike = all(inbox.has_places_of(inboxes[0]) for inbox in inboxes)
+        if complete and (not alike or all(inbox.own_column is inboxes[0].own_column for inbox in inboxes)):
+            return tuple(inboxes)
+        own_column = torch.stack([inbox.own_column for inbox in inboxes]).amin(0)
+        places = [own_column if alike else inbox.own_column for inbox in inboxes]
+        if complete:
+            return tuple(replace(inbox, own_column=place) for inbox, place in zip(inboxes, places, strict=True))
+        heard = torch.stack([inbox.heard for inbox in inboxes]).all(0)
+        return tuple(
+            replace(inbox, heard=heard, weight=inbox.weight * heard, own_column=place)
+            for inbox, place in zip(inboxes, places, strict=True)
+        )
+
+    @abstractmethod
+    def has_places_of(self, other: Inbox) -> bool:
+        """Whether each place stands for the same message number in both."""
+
+    def of(self, receivers: Tensor) -> Self:
+        """The same round as seen by some of the receivers, given by their places [b] in this inbox."""
+        return replace(self, **self._selected(receivers))
+
+    def _selected(self, receivers: Tensor) -> dict[str, Any]:
+        expected = self.expected.index_select(0, receivers)
+        return {
+            "own": self.own.index_select(0, receivers),
+            "expected": expected,
+            "heard": expected if self.complete else self.heard.index_select(0, receivers),
+            "weight": self.weight.index_select(0, receivers),
+            "self_weight": self.self_weight.index_select(0, receivers),
+            "own_at": self.own_column.index_select(0, receivers),
+            "crowd": None,
+        }
+
+    def accept_rows(self, test: Callable[[Tensor], Tensor]) -> Self:
+        """The same round without the messages that fail a test, from rows [J, D] to a mask [J]."""
+        accepted = test(self.messages)
+        if bool(accepted.all()):
+            return self
+        heard = self.heard & self._at_places(accepted)
+        return replace(self, heard=heard, weight=self.weight * heard)
+
+    @abstractmethod
+    def _at_places(self, values: Tensor) -> Tensor:
+        """Values of messages [J] at each place [B, P], or [1, P] where they are the same for all receivers."""
+
+    def metadata_only(self) -> Inbox:
+        """Who sits where and who was heard, for whoever keeps that: as many vectors, of no length."""
+        return replace(self, own=self.own[:, :0].clone(), messages=self.messages[:, :0].clone())
+
+    # Places and nodes: only where a sender has several messages they differ.
+
+    def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
+        """Values at places [B, P] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere.
+
+        By lists a place is one of both: nothing changes.
+        """
+        return values
+
+    def by_sender(self, mask: Tensor, size: int) -> Tensor:
+        """A mask over places [B, P] as one over the nodes that sent them [B, size]: true where it is for any message."""
+        return mask
+
+    def from_node(self, values: Tensor) -> Tensor:
+        """Values for nodes [B, size] as values at places [B, P]."""
+        return values
+
+    @abstractmethod
+    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
+        """Places of neighbours in the rows of receivers [b], from their columns in the network's arcs [b, n]."""
+
+    @abstractmethod
+    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        """Which message stands at places [b, n] of receivers [b]."""
+
+    @property
+    def complete(self) -> bool:
+        """Nobody was ruled out: every message expected is heard, and every own vector is usable."""
+        return self.heard is self.expected
+
+    @property
+    def unheard(self) -> Tensor:
+        """[B, P] bool: expected, but not usable."""
+        return self.expected & ~self.heard
+
+    @property
+    def dim(self) -> int:
+        """Coordinates of a vector, D."""
+        return self.own.shape[1]
+
+    # What rules and detection are made of.
+
+    def fetch(self) -> None:  # noqa: B027 (most have them)
+        """Vectors will be looked at: let them come now, where they can, so that nothing else is sent in their place."""
+
+    def dist2_to_own(self) -> Tensor:
+        """Squared distance of each message to the receiver's own vector [B, P], float64."""
+        return self._dist2_to_own
+
+    def distance_to_own(self) -> Tensor:
+        """Distance of each message to the receiver's own vector [B, P], float64."""
+        return self.dist2_to_own().sqrt()
+
+    @abstractmethod
+    def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
+        """The neighbourhoods of all receivers in batches; `common`: in one frame with common products where there are such."""
+
+    @abstractmethod
+    def mixing(self, hood: Neighbourhoods) -> Tensor:
+        """Mixing weights at the places of neighbourhoods [b, n], the self-weight in that of the own vector."""
+
+    @abstractmethod
+    def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
+        """Weights found for all neighbourhoods [b, n] as a decision."""
+
+    @abstractmethod
+    def reduce_coordinates(self, work: Work) -> Tensor:
+        """What `work` makes of each neighbourhood, coordinate by coordinate, as vectors [B, D]."""
+
+    @abstractmethod
+    def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
+        """The vectors at places that are `wanted` [B, P], and own vectors, for some receivers at a time."""
+
+    @abstractmethod
+    def gram_among(self, rows: VectorStack, index: Tensor) -> Tensor:
+        """Products [b, n, n] of sets of rows [b, n] that receivers share as they do those of this inbox."""
+
+    @abstractmethod
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        """What `makers` make of this inbox and a second one of the same exchange, whose rows line up.
+
+        Where rows are elsewhere, receiver by receiver: of `who` [B] alone, and with their neighbours' `history`.
+        """
+
+    @abstractmethod
+    def usage(self, share: Tensor) -> Usage:
+        """How the messages whose history is kept here were used, where receivers took a share [B, P] of each."""
+
+    def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
+        """Counts kept over a run with a mask [B, P] added in place; None: begin."""
+        counts = torch.zeros(mask.shape, dtype=torch.int32, device=mask.device) if counts is None else counts
+        return counts.add_(mask)
+
+    def tallied(self, counts: Tensor, receivers: Tensor, places: Tensor) -> Tensor:
+        """Such counts at places [b, n] of receivers [b]."""
+        return torch.gather(counts[receivers], 1, places)
+
+    def average(self) -> Mixture:
+        """The mixing weights, shared over what was heard (rows sum to one)."""
+        if self.complete:
+            return Mixture(self.self_weight, self.weight)
+        total = self.weight.sum(1) + self.self_weight
+        return Mixture(self.self_weight / total, self.weight / total[:, None])
+
+    @abstractmethod
+    def mix(self, mixture: Mixture) -> Tensor:
+        """Apply a decision: own weight times own vector plus the weighted messages [B, D]."""
+
+    # Rows: messages and own vectors in one stack.
+
+    @cached_property
+    def _sources(self) -> tuple[VectorStack, Tensor]:
+        alone = self.own_column < 0
+        if not bool(alone.any()):
+            return VectorStack(self.messages, None if self.complete else self._present), self.own_column
+        place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_column)
+        if self.complete:
+            return VectorStack(join(self.messages, self.own if bool(alone.all()) else self.own[alone])), place
+        # A vector that has diverged takes part in nothing; zero keeps the products of the others clean.
+        sane = norms(self.own[alone]) < OVERFLOW
+        extra = torch.where(sane[:, None], self.own[alone], torch.zeros_like(self.own[:1]))
+        return VectorStack(torch.cat([self.messages, extra]), torch.cat([self._present, sane])), place
+
+    @property
+    def _present(self) -> Tensor:
+        """[J] bool: messages that somebody hears or holds, so not one of those blanked."""
+        held = torch.zeros(len(self.messages), dtype=torch.bool, device=self.heard.device)
+        held[self.own_column[self.own_column >= 0]] = True
+        return held | self._heard_by_any()
+
+    @property
+    def rows(self) -> VectorStack:
+        """All distinct vectors of the round [R, D]: the messages first, then own vectors that were not sent."""
+        return self._sources[0]
+
+    @property
+    def own_row(self) -> Tensor:
+        """Where in `rows` each receiver's own vector stands [B]."""
+        return self._sources[1]
+
+    @cached_property
+    def _dist2_to_own(self) -> Tensor:
+        return self._squared_distances()
+
+    @abstractmethod
+    def _squared_distances(self) -> Tensor: ...
+
+    @abstractmethod
+    def _heard_by_any(self) -> Tensor:
+        """[J] bool: messages that at least one receiver heard."""
+
+
+def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any) -> None:
+    """Raise an InputError unless what is received are tensors of the right kind."""
+    require(isinstance(own, Tensor) and own.ndim == 2, "own", own, "a tensor [receivers, coordinates]")
+    receivers, dim = own.shape
+    stacked = isinstance(messages, Tensor) and messages.ndim == 2 and messages.shape[1] == dim
+    fits = stacked or isinstance(messages, (list, tuple))
+    require(fits, "messages", messages, "a tensor [messages, coordinates], or a list of vectors and None")
+    for name, mask in (("expected", expected), ("weight", weight)):
+        fits = isinstance(mask, Tensor) and mask.ndim == 2 and len(mask) == receivers
+        fits = fits and (name == "weight" or mask.dtype == torch.bool)
+        require(fits, name, mask, "a tensor [receivers, messages]" + " of torch.bool" * (name == "expected"))
+    fits = isinstance(self_weight, Tensor) and self_weight.shape == (receivers,)
+    require(fits, "self_weight", self_weight, "a tensor [receivers]")
+
+
+def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:
+    """From columns [B, J], each of one sender [J], to senders [B, size]: true where any of the columns is."""
+    counts = torch.zeros(len(mask), size, dtype=torch.int64, device=mask.device)
+    return counts.index_add_(1, senders, mask.to(torch.int64)) > 0
+
+
+def _check_widths(count: int, expected: Tensor, weight: Tensor, senders: Tensor | None, lists: NeighbourLists | None) -> None:
+    """Whether arcs [B, J], or lists of places [B, n], are about so many messages."""
+    require(weight.shape == expected.shape, "weight", list(weight.shape), f"{list(expected.shape)}, as expected has it")
+    if lists is None:
+        require(expected.shape[1] == count, "messages", count, f"{expected.shape[1]}, one for each column of expected")
+    else:
+        require(lists.at.shape == expected.shape, "lists", list(lists.at.shape), f"{list(expected.shape)}, as expected has it")
+        require(lists.last < count, "messages", count, f"{lists.last + 1} or more, as the lists name them")
+    if senders is not None:
+        require(len(senders) == count, "messages", count, f"{len(senders)}, one for each of senders")
+
+
+def stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Messages as [J, D] and which of them arrived in the right shape [J], None for all."""
+    if isinstance(messages, Tensor):
+        return messages, None
+    blank = torch.zeros_like(own[0])
+    fits = [message is not None and message.shape == blank.shape for message in messages]
+    rows = [message.to(blank) if fit and message is not None else blank for message, fit in zip(messages, fits, strict=True)]
+    stacked = torch.stack(rows) if rows else own[:0]
+    return stacked, torch.tensor(fits, dtype=torch.bool, device=own.device)

@@ -1,0 +1,290 @@
+"""Large graphs: neighbour lists in place of matrices. Memory grows with the arcs, not with the square of the nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import networkx as nx
+import numpy as np
+import torch
+from torch import Tensor
+
+from bymi.core.errors import GraphError, is_integer, shown
+from bymi.core.graph import NOT_MUTUAL, Core, Graph, MatrixGraph, digraph
+from bymi.core.neighbour_lists import NeighbourLists
+
+GraphLike = Any
+"""A Graph, a networkx graph or a square array in which entry [i, j] says whether i hears j."""
+
+LISTS_FROM = 1000
+"""A graph of so many nodes or more is kept as lists, if they are short."""
+
+_SHORT = 4  # times the longest list: with fewer nodes than that, matrices take no more memory and less time
+_ROW_TOLERANCE = 1e-9
+_STEPS = 20_000  # of a power iteration: about 1e-14 off unless the graph hangs on a few arcs
+_STILL = 1e-14  # relative change of an entry that counts as none
+
+
+def lists_pay(size: int, longest: int) -> bool:
+    """Whether a graph with lists of up to `longest` places is kept as such."""
+    return size >= LISTS_FROM and _SHORT * longest <= size
+
+
+@dataclass(frozen=True, eq=False)
+class ListGraph(Graph):
+    """A graph by lists: who is at which place, which of the arcs are there, and with which weights.
+
+    Places stay what they are when arcs are cut, so that everything kept place by place lines up over a run. Lists are padded
+    to the longest: memory is [M, largest degree], so a hub among many nodes is better served by a MatrixGraph.
+    """
+
+    knows_tracker_limit: ClassVar[bool] = True
+
+    lists: NeighbourLists  # [M, n] all places; rows are receivers
+    hears: Tensor  # [M, n] bool: arcs
+    weight: Tensor  # [M, n] float64, zero without an arc
+    self_weight: Tensor  # [M] float64
+
+    def __post_init__(self) -> None:
+        parts = (("hears", torch.bool, 2), ("weight", torch.float64, 2), ("self_weight", torch.float64, 1))
+        if not isinstance(self.lists, NeighbourLists):
+            raise GraphError(f"lists: got {shown(self.lists)}, allowed: Lists; SparseGraph.of_edges makes a graph from edges")
+        for name, dtype, dimensions in parts:
+            part, shape = getattr(self, name), self.lists.at.shape[:dimensions]
+            if not isinstance(part, Tensor) or part.dtype != dtype or part.shape != shape:
+                raise GraphError(f"{name}: got {shown(part)}, allowed: a tensor {list(shape)} of {dtype}")
+        if bool((self.hears & ~self.lists.there).any()):
+            raise GraphError("an arc needs a place in its receiver's list")
+        if bool((self.weight[~self.hears] != 0).any()) or bool((self.weight < 0).any()):
+            raise GraphError("mixing weights must be non-negative and zero without an arc")
+        if not torch.all((self.weight.sum(1) + self.self_weight - 1).abs() < _ROW_TOLERANCE):
+            raise GraphError("mixing weights must sum to one in each row")
+        if not bool((self.self_weight > 0).all()):
+            raise GraphError("every node needs a positive weight on itself")
+
+    @staticmethod
+    def of_arcs(receivers: Tensor, senders: Tensor, size: int) -> ListGraph:
+        """Metropolis weights over arcs [E], each given once: receivers hear senders."""
+        for name, ends in (("receivers", receivers), ("senders", senders)):
+            _check_ends(name, ends, size)
+        lists = NeighbourLists.of_arcs(receivers, senders, size)
+        return ListGraph(lists, lists.there, *_metropolis(lists, lists.there))
+
+    @staticmethod
+    def of_edges(ends: Tensor, size: int) -> ListGraph:
+        """The same over edges [E, 2] whose ends hear each other."""
+        _check_ends("ends", ends, size)
+        if ends.ndim != 2 or ends.shape[1] != 2:
+            raise GraphError(f"ends: got {shown(ends)}, allowed: edges [E, 2]")
+        one, two = ends.unbind(1)
+        return ListGraph.of_arcs(torch.cat([one, two]), torch.cat([two, one]), size)
+
+    @staticmethod
+    def of_graph(graph: MatrixGraph) -> ListGraph:
+        """The same arcs and weights as a graph of matrices."""
+        receivers, senders = graph.hears.nonzero(as_tuple=True)
+        lists = NeighbourLists.of_arcs(receivers, senders, graph.size)
+        weight = torch.where(lists.there, graph.weight.gather(1, lists.at), 0.0)
+        return ListGraph(lists, lists.there, weight, graph.self_weight)
+
+    def dense(self) -> MatrixGraph:
+        """The same arcs and weights as matrices."""
+        rows, places = self.hears.nonzero(as_tuple=True)
+        columns = self.lists.at[rows, places]
+        hears = torch.zeros(self.size, self.size, dtype=torch.bool, device=self.hears.device)
+        mixing = torch.diag(self.self_weight)
+        hears[rows, columns], mixing[rows, columns] = True, self.weight[rows, places]
+        return MatrixGraph(hears, mixing)
+
+    def to(self, device: torch.device | str) -> ListGraph:
+        parts = (part.to(device) for part in (self.hears, self.weight, self.self_weight))
+        return ListGraph(self.lists.to(device), *parts)
+
+    def look(self, values: Tensor) -> Tensor:
+        return self.lists.look(values)
+
+    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return self.lists.at[receivers, places]
+
+    def count(self, mask: Tensor) -> Tensor:
+        return self.lists.count(mask, self.size)
+
+    def block(self, members: Tensor) -> Tensor:
+        place = torch.cumsum(members, 0) - 1
+        block = torch.diag(self.self_weight[members])
+        receivers, places = (self.hears & members[:, None] & self.look(members)).nonzero(as_tuple=True)
+        block[place[receivers], place[self.lists.at[receivers, places]]] = self.weight[receivers, places]
+        return block
+
+    @cached_property
+    def _mirror(self) -> tuple[Tensor, Tensor]:
+        """Of every place that is not empty: where the way back stands among them [E], and whether it is there at all [E]."""
+        receivers, senders = self.lists.flat
+        forth, back = receivers * self.size + senders, senders * self.size + receivers
+        place = torch.searchsorted(forth, back).clamp_max(max(0, len(forth) - 1))
+        return place, forth[place] == back
+
+    def _reversed(self, mask: Tensor) -> Tensor:
+        """A mask over arcs [M, n] as seen from the other end: entry of i and j is that of j and i."""
+        place, found = self._mirror
+        there = self.lists.there
+        return torch.zeros_like(mask).masked_scatter(there, mask[there][place] & found)
+
+    @property
+    def symmetric(self) -> bool:
+        return torch.equal(self.hears, self._reversed(self.hears))
+
+    def prune(self, flagged: Tensor) -> ListGraph:
+        cut = flagged & self.hears
+        kept = torch.where(cut, 0.0, self.weight)
+        # Rows without a cut keep their bits.
+        total = torch.where(cut.any(1), kept.sum(1) + self.self_weight, 1.0)
+        return replace(self, hears=self.hears & ~cut, weight=kept / total[:, None], self_weight=self.self_weight / total)
+
+    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> ListGraph:
+        if not self.symmetric:
+            raise GraphError(NOT_MUTUAL)
+        cut = flagged & self.hears
+        kept = self.hears & ~cut & ~self._reversed(cut)
+        weight, self_weight = _metropolis(self.lists, kept)
+        if exile is None:
+            return ListGraph(self.lists, kept, weight, self_weight)
+        alone = (self.count(cut) > exile * self.count(self.hears))[:, None]
+        listens = self.hears & ~cut
+        rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
+        weight = torch.where(alone, rows, weight)
+        self_weight = torch.where(alone[:, 0], 1 - rows.sum(1), self_weight)
+        return ListGraph(self.lists, torch.where(alone, listens, kept), weight, self_weight)
+
+    def core(self) -> Core:
+        part = _components(self.lists, self.hears)
+        first = torch.full_like(part, self.size).scatter_reduce_(0, part, torch.arange(self.size, device=part.device), "amin")
+        sizes = torch.bincount(part, minlength=self.size)
+        largest = (sizes * (self.size + 1) - first).argmax()
+        members = part == largest
+        inside = self.hears & members[:, None] & self.look(members)
+        closed = torch.equal(inside, self.hears & members[:, None])
+        perron = _settle(self.lists, self.weight * inside, self.self_weight, members / members.sum(dtype=torch.float64))
+        return Core(members, closed, perron)
+
+    def tracker_limit(self, weight: Tensor, self_weight: Tensor) -> Tensor:
+        """[y_i]_i [M] after endless rounds of y_i <- sum_j W_ij y_j from y_i = e_i, with the weights [M, n], [M] really used.
+
+        Nodes that all hear each other, over some path, and nobody else form a closed class: within it y tends to the left
+        Perron vector of its block of W. Whoever hears somebody that never hears back forgets itself: its entry tends to zero.
+        """
+        carries = weight > 0
+        part = _components(self.lists, carries)
+        leaves = (carries & (self.look(part) != part[:, None])).any(1)
+        closed = torch.bincount(part[leaves], minlength=self.size) == 0
+        stays = closed[part]
+        start = stays / torch.bincount(part, minlength=self.size)[part].to(torch.float64)
+        return _settle(self.lists, weight * stays[:, None], self_weight * stays, start, classes=part)
+
+
+def as_graph(graph: GraphLike) -> Graph:
+    """A graph as it is, or made from a networkx graph or an adjacency array, with Metropolis weights."""
+    if isinstance(graph, Graph):
+        return graph
+    if isinstance(graph, nx.Graph):
+        size = graph.number_of_nodes()
+        if not size or not lists_pay(size, max(degree for _, degree in graph.degree())):
+            return Graph.from_networkx(graph)
+        places = {node: place for place, node in enumerate(graph)}
+        arcs = torch.tensor([(places[to], places[source]) for source, to in graph.edges() if source != to])
+        arcs = (arcs if graph.is_directed() else torch.cat([arcs, arcs.flip(1)])).unique(dim=0)
+        return ListGraph.of_arcs(arcs[:, 0], arcs[:, 1], size)
+    if isinstance(graph, (np.ndarray, Tensor, list, tuple)):
+        return Graph.from_adjacency(graph)
+    raise GraphError(f"graph: got {shown(graph)}, allowed: a Graph, a networkx graph or a square array")
+
+
+def check_connected(graph: Graph) -> None:
+    """Raise a GraphError unless all nodes hang together over arcs in either direction."""
+    part = _parts(graph)
+    if bool(part.any()):
+        apart = f"{graph.size} nodes in {len(part.unique())} parts without an arc between them"
+        raise GraphError(f"graph: got {apart}, allowed: a connected graph")
+
+
+def _parts(graph: Graph) -> Tensor:
+    """The connected part of each node [M], arcs taken in either direction, by the smallest node in it."""
+    receivers, senders = graph.arcs()
+    label = torch.arange(graph.size, device=receivers.device)
+    while True:  # the smallest number that each node, and each label, is joined with; then labels of labels
+        least = torch.minimum(label[receivers], label[senders])
+        ends = torch.cat([receivers, senders, label[receivers], label[senders]])
+        lower = label.scatter_reduce(0, ends, least.repeat(4), "amin")
+        lower = lower[lower]
+        if torch.equal(lower, label):
+            return label
+        label = lower
+
+
+def _check_ends(name: str, ends: object, size: int) -> None:
+    """Numbers of nodes, of which there are `size`."""
+    if not is_integer(size) or size < 1:
+        raise GraphError(f"size: got {shown(size)}, allowed: an integer, 1 or more")
+    if not isinstance(ends, Tensor) or ends.dtype != torch.int64:
+        raise GraphError(f"{name}: got {shown(ends)}, allowed: a tensor of torch.int64")
+    if ends.numel() and not 0 <= int(ends.min()) <= int(ends.max()) < size:
+        raise GraphError(f"{name}: got node numbers {int(ends.min())} to {int(ends.max())}, allowed: 0 to {size - 1}")
+
+
+def _metropolis(lists: NeighbourLists, hears: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights 1 / (1 + max(d_i, d_j)) of arcs [M, n] and what is left for oneself [M], d the number of nodes heard."""
+    degree = hears.sum(1, dtype=torch.float64)
+    weight = hears / (1 + torch.maximum(degree[:, None], lists.look(degree)))
+    return weight, 1 - weight.sum(1)
+
+
+def _components(lists: NeighbourLists, hears: Tensor) -> Tensor:
+    """The strongly connected component of each node [M], by the smallest node in it."""
+    receivers, places = hears.nonzero(as_tuple=True)
+    part = torch.empty(len(hears), dtype=torch.int64)
+    for component in nx.strongly_connected_components(digraph(receivers, lists.at[receivers, places], len(hears))):
+        part[list(component)] = min(component)
+    return part.to(hears.device)
+
+
+def _settle(lists: NeighbourLists, weight: Tensor, self_weight: Tensor, start: Tensor, classes: Tensor | None = None) -> Tensor:
+    """The left Perron vector [M] by power iteration v <- v W from `start`; with `classes` [M], one in each of them.
+
+    Every class of `start` sums to one, and so does the result.
+    """
+    receivers, senders = lists.flat
+    arcs = weight[lists.there]
+    where = torch.zeros(len(start), dtype=torch.int64, device=start.device) if classes is None else classes
+
+    def scaled(vector: Tensor) -> Tensor:
+        # By the largest entry of each class, which is exact: sums of thousands are off by more than what counts as still.
+        return vector / _nonzero(torch.zeros_like(vector).scatter_reduce_(0, where, vector, "amax"))[where]
+
+    vector = scaled(start)
+    for _ in range(_STEPS):
+        moved = scaled((vector * self_weight).index_add_(0, senders, vector[receivers] * arcs))
+        still = bool(((moved - vector).abs() <= _STILL * moved).all())
+        vector = moved
+        if still:
+            break
+    return vector / _nonzero(torch.zeros_like(vector).index_add_(0, where, vector))[where]
+
+
+def _nonzero(divisors: Tensor) -> Tensor:
+    return torch.where(divisors > 0, divisors, 1.0)
+
+
+def connected(lists: NeighbourLists, part: Tensor) -> bool:
+    """Whether a part of the nodes [M] bool hangs together without the others, in lists in which whoever is heard hears."""
+    if not bool(part.any()):
+        return False
+    seen = torch.zeros_like(part)
+    front = part.nonzero()[:1].flatten()
+    seen[front] = True
+    while len(front):
+        near = lists.at[front][lists.there[front]].unique()
+        front = near[part[near] & ~seen[near]]
+        seen[front] = True
+    return bool((seen == part).all())

@@ -1,0 +1,130 @@
+"""An inbox by lists: what is per place is per place of a receiver's list, [B, n]."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.core.errors import InputError
+from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
+from bymi.core.linalg import VectorStack
+from bymi.core.message_usage import Usage, of_places
+from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
+from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degree, of_sets
+
+_NO_MATRIX = (
+    "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
+)
+_RECEIVERS = 32  # that try the vectors of their neighbourhoods together
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ListInbox(Inbox):
+    """Every receiver hears few of the J messages. Products are those within each neighbourhood [b, n, n]."""
+
+    lists: NeighbourLists  # [B, n] which message each receiver has at each place
+
+    @property
+    def member(self) -> Tensor:
+        """[B, R] bool: the messages heard, plus the receiver's own vector. Of a Table only: elsewhere it would be too large."""
+        if not isinstance(self.lists, PerArcLists):
+            raise InputError(_NO_MATRIX)
+        return self.lists.wide(self.heard, len(self.rows.vectors)).scatter(1, self.own_row[:, None], True)
+
+    def split(self, coefficients: Tensor) -> Mixture:
+        """Coefficients over `rows` [B, R] as a mixture: own vector and messages apart. Of a Table only."""
+        if not isinstance(self.lists, PerArcLists):
+            raise InputError(_NO_MATRIX)
+        own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
+        return Mixture(own, self.lists.narrow(coefficients.scatter(1, self.own_row[:, None], 0.0)))
+
+    def _sets(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Receivers [b], the rows of their neighbourhoods [b, n + 1], the own one last, and which of them count [b, n + 1]."""
+        for receivers, size in by_degree(self.lists):
+            index = torch.cat([self.lists.at[receivers, :size], self.own_row[receivers][:, None]], 1)
+            yield receivers, index, torch.nn.functional.pad(self.heard[receivers, :size], (0, 1), value=True)
+
+    def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
+        for receivers, index, valid in self._sets():
+            own = torch.full_like(index[:, :1], index.shape[1] - 1)
+            yield replace(of_sets(self.rows, index, valid, need), receivers=receivers, own=own)
+
+    def mixing(self, hood: Neighbourhoods) -> Tensor:
+        length = hood.valid.shape[1] - 1
+        return torch.cat([self.weight[hood.receivers, :length], self.self_weight[hood.receivers][:, None]], 1)
+
+    def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
+        own, weight = torch.zeros_like(self.self_weight), torch.zeros_like(self.weight)
+        for hood, weights in found:
+            own[hood.receivers], weight[hood.receivers, : weights.shape[1] - 1] = weights[:, -1], weights[:, :-1]
+        return Mixture(own, weight)
+
+    def reduce_coordinates(self, work: Work) -> Tensor:
+        output = torch.empty_like(self.own)
+        for receivers, index, valid in self._sets():
+            output[receivers] = work(self.rows, index, valid)
+        return output
+
+    def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
+        vectors = self.rows.vectors
+        for receivers in torch.arange(len(wanted), device=wanted.device).split(_RECEIVERS):
+            at = torch.cat([self.lists.at[receivers], self.own_row[receivers][:, None]], 1)
+            valid = torch.nn.functional.pad(wanted[receivers], (0, 1), value=True)
+            used, column = torch.where(valid, at, at[:, -1:]).unique(return_inverse=True)
+            tried = torch.zeros(len(receivers), len(used), dtype=torch.bool, device=wanted.device).scatter(1, column, True)
+            yield Trial(receivers, vectors.index_select(0, used), tried, column[:, :-1], column[:, -1:])
+
+    def gram_among(self, rows: VectorStack, index: Tensor) -> Tensor:
+        return rows.among(index)
+
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        assert isinstance(second, ListInbox)
+        return makers.lists(self, second)
+
+    @property
+    def kept(self) -> Tensor:
+        """Messages whose history is kept here [K, D]."""
+        return self.messages
+
+    def usage(self, share: Tensor) -> Usage:
+        return of_places(self, self.kept, share)
+
+    # A Table counts by message: places do not tell a sender's further messages apart.
+
+    def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
+        if not isinstance(self.lists, PerArcLists):
+            return super().tally(counts, mask)
+        counts = torch.zeros(len(mask), len(self.messages), dtype=torch.int32, device=mask.device) if counts is None else counts
+        return counts.scatter_add_(1, self.lists.at, mask.to(counts.dtype)) if bool(mask.any()) else counts
+
+    def tallied(self, counts: Tensor, receivers: Tensor, places: Tensor) -> Tensor:
+        by_message = isinstance(self.lists, PerArcLists)
+        return super().tallied(counts, receivers, self.messages_at(receivers, places) if by_message else places)
+
+    def mix(self, mixture: Mixture) -> Tensor:
+        return mixture.own.to(self.own.dtype)[:, None] * self.own + self.lists.total(mixture.weight, self.messages)
+
+    def _at_places(self, values: Tensor) -> Tensor:
+        return self.lists.look(values)
+
+    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
+        return columns
+
+    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
+        return self.lists.at[receivers].gather(1, places)
+
+    def has_places_of(self, other: Inbox) -> bool:
+        return isinstance(other, ListInbox) and self.lists is other.lists
+
+    def _selected(self, receivers: Tensor) -> dict[str, Any]:
+        return {**super()._selected(receivers), "lists": self.lists.of(receivers)}
+
+    def _heard_by_any(self) -> Tensor:
+        return self.lists.count(self.heard, len(self.messages)) > 0
+
+    def _squared_distances(self) -> Tensor:
+        return self.lists.dist2(self.own, self.messages, None if self.complete else self._present)

@@ -1,0 +1,211 @@
+"""Named parts (rules, attacks, graphs, ...) and their parameters: read from text, built from a table, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import importlib.metadata
+import operator
+import re
+import tomllib
+import types
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from bymi.core.errors import BymiError, InputError, is_integer, is_number, require
+
+Entry = TypeVar("Entry")
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
+_WORDS = {
+    ("ge",): "{ge} or more",
+    ("gt",): "above {gt}",
+    ("ge", "le"): "{ge} to {le}",
+    ("ge", "lt"): "{ge} up to, not including, {lt}",
+    ("gt", "le"): "above {gt}, up to {le}",
+    ("gt", "lt"): "strictly between {gt} and {lt}",
+}
+
+_IMPORTED = re.compile(r"\s*([A-Za-z_][\w.]*:[A-Z_]\w*)\s*")  # module:Name
+
+
+class Table(dict[str, type[Entry]]):
+    """Classes of one `kind` by name: bymi's own, with those of installed packages and of any module that can be imported.
+
+    A lookup takes, in this order, a name that is listed, an entry point of the `group`, and "module:Name" (a class, so that
+    Name begins with a capital letter). The last one imports the module, which runs its code. Iteration has listed names only.
+    """
+
+    def __init__(self, kind: Any, entries: Mapping[str, type[Entry]], group: str | None = None) -> None:
+        super().__init__(entries)
+        self.kind, self.group = kind, group
+
+    def __missing__(self, name: str) -> type[Entry]:
+        points = () if self.group is None or is_import(name) else importlib.metadata.entry_points(group=self.group, name=name)
+        if not points and not is_import(name):
+            raise KeyError(name)
+        try:
+            module, _, attribute = name.partition(":")
+            found = next(iter(points)).load() if points else getattr(importlib.import_module(module), attribute)
+        except BymiError:
+            raise
+        except Exception as problem:  # whatever the code of the module raises
+            why = f"{type(problem).__name__}: {_first_line(problem)}"
+            raise InputError(f"got {name!r}, allowed: a class that can be imported ({why})") from None
+        if not (isinstance(found, type) and issubclass(found, self.kind) and dataclasses.is_dataclass(found)):
+            raise InputError(f"got {name!r}, allowed: a dataclass derived from {_kinds(self.kind)}")
+        return found  # type: ignore[return-value]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a lookup would find it: this imports what `name` names."""
+        if super().__contains__(name):
+            return True
+        try:
+            return isinstance(name, str) and self[name] is not None
+        except KeyError:
+            return False
+
+    def installed(self) -> list[str]:
+        """Names of entry points of the group."""
+        return [] if self.group is None else sorted({point.name for point in importlib.metadata.entry_points(group=self.group)})
+
+
+def is_import(name: object) -> bool:
+    """Whether a name of a part is "module:Name", so that to look it up runs the code of a module."""
+    return isinstance(name, str) and _IMPORTED.fullmatch(name) is not None
+
+
+def read_shorthand(text: str) -> dict[str, Any]:
+    """From "ipm:a=2.0" to {"name": "ipm", "a": 2.0}, from "module:Name:k=3" to {"name": "module:Name", "k": 3}."""
+    imported = _IMPORTED.match(text)
+    if imported is not None and text[imported.end() :][:1] in ("", ":"):
+        name, rest = imported[1], text[imported.end() + 1 :]
+    else:
+        name, _, rest = text.partition(":")
+    part: dict[str, Any] = {"name": name.strip()}
+    for piece in rest.split(",") if rest else []:
+        key, _, value = piece.partition("=")
+        part[key.strip()] = read_value(value.strip())
+    return part
+
+
+def read_value(text: str) -> Any:
+    """A value as TOML writes it; anything that is not TOML is a plain string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # also an integer of thousands of digits, which Python refuses to read
+        return text
+
+
+def full_name(name: str, aliases: Mapping[str, str]) -> str:
+    """The name in a table for a name as a user writes it: aliases resolved, in lower case unless it is an import."""
+    return name.strip() if is_import(name) else aliases.get(name.lower(), name.lower())
+
+
+def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
+    """An entry of a table with its parameters: {"name": "ios", "share": 0.3} -> IOS(share=0.3)."""
+    try:
+        return table[part["name"]](**{key: value for key, value in part.items() if key != "name"})
+    except (KeyError, TypeError) as problem:
+        raise InputError(f"{dict(part)}: not one of {', '.join(table)} with its parameters ({problem})") from None
+
+
+def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]], aliases: Mapping[str, str]) -> Any:
+    """The part that a string such as "ios" or "ios:share=0.3" names, or the value itself if it is an instance of `kind`.
+
+    Anything else, an unknown name or an unknown parameter is an InputError that names `key`, the argument that was given.
+    """
+    if not isinstance(value, str):
+        require(isinstance(value, kind), key, value, f"{_describe(kind)}, or a name: {', '.join(table)}")
+        return value
+    part = read_shorthand(value)
+    part["name"] = name = full_name(part["name"], aliases)
+    close = difflib.get_close_matches(name, table, n=1, cutoff=0.4)
+    hint = f" (did you mean {close[0]!r}?)" if close else ""
+    try:
+        known_name = name in table
+    except InputError as problem:
+        raise InputError(f"{key}: {problem}") from None
+    require(known_name, key, value, f"{', '.join(table)}{hint}")
+    if dataclasses.is_dataclass(table[name]):
+        known = [field.name for field in dataclasses.fields(table[name])]
+        allowed = f"{name} with {', '.join(known)}" if known else f"{name}, which has no parameters"
+        require(part.keys() <= {"name", *known}, key, value, allowed)
+    try:
+        return build_part(table, part)
+    except InputError as problem:
+        raise InputError(f"{key}: got {value!r} ({problem})") from None
+
+
+def bounded(default: Any = dataclasses.MISSING, **bounds: float) -> Any:
+    """A field of a dataclass with bounds on its numbers, a lower one (ge or gt) and maybe an upper one (le or lt).
+
+    `check_fields` enforces them, and the keys of a spec are derived with them.
+    """
+    return dataclasses.field(default=default, metadata=bounds)
+
+
+def check_fields(part: Any) -> None:
+    """Raise an InputError unless every field of a dataclass holds what its annotation says, within its bounds.
+
+    A float field takes any finite real number, an int field any integer; True and False are neither. Literals, unions and
+    classes are checked, other annotations are not. Call it first in `__post_init__`: comparisons may then trust the types.
+    """
+    for name, kind in _annotations(part.__class__).items():
+        value = getattr(part, name)
+        require(_fits(value, kind), name, value, _describe(kind))
+    for field in dataclasses.fields(part):
+        value = getattr(part, field.name)
+        if field.metadata and value is not None and not isinstance(value, str):
+            within = all(_COMPARE[name](value, bound) for name, bound in field.metadata.items())
+            require(within, field.name, value, _WORDS[tuple(field.metadata)].format(**field.metadata))
+
+
+class Checked:
+    """Base of classes whose dataclass fields are checked at construction; one with its own `__post_init__` calls this one."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@cache
+def _annotations(entry: type[Any]) -> dict[str, Any]:
+    try:
+        hints = get_type_hints(entry)
+    except NameError:  # annotations of a class defined within a function
+        return {}
+    return {field.name: hints[field.name] for field in dataclasses.fields(entry)}
+
+
+def _first_line(problem: Exception) -> str:
+    return next(iter(str(problem).splitlines()), "no message")
+
+
+def _kinds(kind: Any) -> str:
+    return " or ".join(one.__name__ for one in get_args(kind) or (kind,))
+
+
+def _fits(value: object, kind: Any) -> bool:
+    if get_origin(kind) in (Union, types.UnionType):
+        return any(_fits(value, option) for option in get_args(kind))
+    if get_origin(kind) is Literal:
+        return any(type(value) is type(option) and value == option for option in get_args(kind))
+    if kind is float:
+        return is_number(value)
+    if kind is int:
+        return is_integer(value)
+    if not isinstance(kind, type) or getattr(kind, "_is_protocol", False) or get_origin(kind) is not None:
+        return True
+    return isinstance(value, kind)
+
+
+def _describe(kind: Any) -> str:
+    """What an annotation allows, in words."""
+    words = {float: "a finite number", int: "an integer", bool: "True or False", str: "a string", types.NoneType: "None"}
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(_describe(option) for option in get_args(kind)).replace(" or an instance of", " or")
+    if get_origin(kind) is Literal:
+        return ", ".join(map(str, get_args(kind)))
+    return words.get(kind) or f"an instance of {getattr(kind, '__name__', kind)}"

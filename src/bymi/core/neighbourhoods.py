@@ -1,0 +1,149 @@
+"""Neighbourhoods of receivers as padded batches: what rules and detection look at, in whatever form messages are kept.
+
+A neighbourhood is the messages that a receiver heard and its own vector. An `Inbox` hands out batches of them; a rule decides
+weights for each batch, and the inbox turns these into a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bymi.core.linalg import VectorStack, gather_members
+from bymi.core.neighbour_lists import NeighbourLists
+
+_TOGETHER = 512  # receivers whose neighbourhoods are in one batch: their products stay in a CPU's cache
+_ENTRIES = 1 << 23  # numbers in the largest temporary of a batch: 64 MB in float64
+_FEW_DIMENSIONS = 128  # up to here the points themselves, above their products: the smaller eigenproblem at usual degrees
+_COORDINATES = 4096  # of vectors that are gathered at a time
+
+Need = Literal["nothing", "products", "cloud"]
+"""What a rule looks at: no numbers, inner products, or points where they are the smaller problem and products elsewhere."""
+
+Work = Callable[[VectorStack, Tensor, Tensor], Tensor]
+"""From rows [R, c], index [b, n] and valid [b, n] to one vector per receiver [b, c]; each coordinate alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbourhoods:
+    """Neighbourhoods of b receivers, padded to n places each: the messages heard, and the own vector once.
+
+    In a common frame (`index` is None) place r is row r for all receivers, and products are [n, n].
+    """
+
+    receivers: Tensor | slice  # [b] places among the receivers of the inbox
+    valid: Tensor  # [b, n] bool: a message heard, or the own vector
+    index: Tensor | None = None  # [b, n] which row stands at each place
+    gram: Tensor | None = None  # [b, n, n] float64 inner products about one origin, or [n, n] in a common frame
+    points: Tensor | None = None  # [b, n, D] float64, the vectors themselves about that origin
+    own: Tensor | None = None  # [b, 1] the place of the receiver's own vector, where sets belong to receivers
+    summed_over: int | None = None  # rows over which `normalise` adds up; None: places
+
+    @property
+    def neighbours(self) -> Tensor:
+        """[b, n] bool: valid without the own vector."""
+        assert self.own is not None
+        return self.valid.scatter(1, self.own, False)
+
+    def normalise(self, weight: Tensor) -> Tensor:
+        """Weights [b, n] divided by their sum, so that rows sum to one."""
+        terms = weight
+        if self.summed_over is not None and self.index is not None:  # the order of the terms decides the last bit
+            terms = weight.new_zeros(len(weight), self.summed_over).scatter_add(1, self.index, weight * self.valid)
+        return weight / terms.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Vectors that b receivers try on their own samples."""
+
+    receivers: Tensor | slice  # [b] places among the receivers of the inbox; a slice for all of them
+    vectors: Tensor  # [r, D]
+    wanted: Tensor  # [b, r] bool: which receiver tries which vector
+    places: Tensor  # [b, P] which vector stands at each place of the inbox; any where it is not wanted
+    own: Tensor  # [b, 1] which vector is the receiver's own
+
+
+def padded(member: Tensor, *, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Receivers in batches whose [b, n, width] temporaries stay bounded: (which, padded indices [b, n], valid [b, n])."""
+    largest = max(1, int(member.sum(1).max()))
+    size = max(1, _ENTRIES // (largest * max(1, width)))
+    for start in range(0, len(member), size):
+        receivers = slice(start, start + size)
+        index, valid = gather_members(member[receivers])
+        yield receivers, index, valid
+
+
+def by_degree(lists: NeighbourLists) -> Iterator[tuple[Tensor, int]]:
+    """Receivers [b] in batches of similar degree, with the longest list of each batch.
+
+    Little is padded, and [b, n, n] temporaries stay bounded.
+    """
+    there = lists.there
+    # Up to the last place taken: a list may have gaps.
+    lengths = (there * torch.arange(1, there.shape[1] + 1, device=there.device)).amax(1) if there.numel() else there.sum(1)
+    order = torch.argsort(lengths, stable=True)
+    start = 0
+    while start < len(order):
+        # Lengths go up: a batch that fits by its first is cut to what fits by its last.
+        batch = order[start : start + _batch_size(int(lengths[order[start]]))]
+        batch = batch[: max(1, _batch_size(int(lengths[batch[-1]])))]
+        yield batch, int(lengths[batch[-1]])
+        start += len(batch)
+
+
+def of_members(rows: VectorStack, member: Tensor, need: Need) -> Iterator[Neighbourhoods]:
+    """Sets that share most of their rows, `member` [B, R], by the products of all rows; in a common frame for "nothing"."""
+    if need == "nothing":
+        return iter([Neighbourhoods(slice(None), member)])
+    largest = int(member.sum(1).max())
+    if need == "cloud" and rows.dim <= _FEW_DIMENSIONS:
+        points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)
+        return (
+            Neighbourhoods(receivers, valid, index, points=points[index], summed_over=member.shape[1])
+            for receivers, index, valid in padded(member, width=min(rows.dim, largest))
+        )
+    gram = rows.gram
+    return (
+        Neighbourhoods(receivers, valid, index, gram[index[:, :, None], index[:, None, :]])
+        for receivers, index, valid in padded(member, width=max(1, largest))
+    )
+
+
+def of_sets(rows: VectorStack, index: Tensor, valid: Tensor, need: Need) -> Neighbourhoods:
+    """Sets of few rows out of many, `index` [b, n], by the products within each set."""
+    everyone = slice(None)
+    if need == "nothing":
+        return Neighbourhoods(everyone, valid, index)
+    if need == "cloud" and rows.dim <= index.shape[1]:  # the smaller eigenproblem
+        return Neighbourhoods(everyone, valid, index, points=rows.points(index))
+    return Neighbourhoods(everyone, valid, index, rows.among(index))
+
+
+def over_rows(found: Iterable[tuple[Neighbourhoods, Tensor]], shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Weights of neighbourhoods [b, n], which together have all receivers, as weights of rows [B, R]."""
+    output: Tensor | None = None
+    for hood, weights in found:
+        if hood.index is None:
+            return weights
+        output = torch.zeros(shape, dtype=torch.float64, device=device) if output is None else output
+        output[hood.receivers] = output[hood.receivers].scatter_add(1, hood.index, weights)
+    assert output is not None  # there is always a receiver
+    return output
+
+
+def _batch_size(length: int) -> int:
+    return max(1, min(_TOGETHER, _ENTRIES // (length + 1) ** 2))
+
+
+def reduce_members(rows: VectorStack, member: Tensor, work: Work) -> Tensor:
+    """What `work` makes of the rows in each set of `member` [B, R], as vectors [B, D]."""
+    vectors = rows.vectors
+    output = torch.empty(len(member), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
+    for receivers, index, valid in padded(member, width=min(vectors.shape[1], _COORDINATES)):
+        output[receivers] = work(rows, index, valid)
+    return output

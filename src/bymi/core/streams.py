@@ -1,0 +1,148 @@
+"""Named random streams: a draw depends on what it is for, never on call order, grouping or device.
+
+Counter-based: the n-th number of a stream is a hash (SplitMix64) of the stream's key and n. So a stream costs nothing
+to open, many nodes draw at once, and node 7 draws the same numbers alone as among 150 others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bymi.core.errors import is_integer, require
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same bits as an unsigned 64-bit value: torch multiplies int64 modulo 2^64."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+_LARGEST = (1 << 63) - 1
+_WORDS = 1 << 64
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Logical right shift; torch's own shift copies the sign bit."""
+    return (bits >> by).bitwise_and_((1 << (64 - by)) - 1)
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser, a bijection of 64-bit words."""
+    if bits.device.type == "cpu":
+        # The same by numpy, which has words without a sign, and for few of them takes a third of torch's time.
+        words = np.atleast_1d(bits.numpy().view(np.uint64))
+        words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST % _WORDS)
+        words ^= words >> np.uint64(27)
+        words *= np.uint64(_SECOND % _WORDS)
+        words ^= words >> np.uint64(31)
+        return torch.from_numpy(words.view(np.int64)).view(bits.shape)
+    bits = _shift(bits, 30).bitwise_xor_(bits).mul_(_FIRST)
+    bits = _shift(bits, 27).bitwise_xor_(bits).mul_(_SECOND)
+    return _shift(bits, 31).bitwise_xor_(bits)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """An endless sequence of numbers per key. A scalar key draws [*shape]; keys [B] draw [B, *shape]."""
+
+    source: Tensor | Callable[[], Tensor]
+
+    def __post_init__(self) -> None:
+        fits = callable(self.source) or (isinstance(self.source, Tensor) and self.source.dtype == torch.int64)
+        require(
+            fits, "source", self.source, "keys as a tensor of torch.int64, or a function that makes them; `stream` opens one"
+        )
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Found at the first draw: many streams are handed to somebody who draws nothing."""
+        return self.source if isinstance(self.source, Tensor) else self.source()
+
+    @cached_property
+    def _made(self) -> dict[tuple[object, ...], Tensor]:
+        return {}
+
+    def once(self, key: tuple[object, ...], make: Callable[[Stream], Tensor]) -> Tensor:
+        """What `make` draws from the start of this stream, drawn once: for streams that are asked the same in every round."""
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = make(self)
+        return made
+
+    def bits(self, *shape: int) -> Tensor:
+        """Uniform int64 words."""
+        counter = torch.arange(1, math.prod(shape) + 1, device=self.keys.device, dtype=torch.int64)
+        words = _mix(self.keys.unsqueeze(-1) + counter * _GOLDEN)
+        return words.reshape(*self.keys.shape, *shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Float64 in the open interval (0, 1)."""
+        return (_shift(self.bits(*shape), 11).to(torch.float64) + 0.5) * 2.0**-53
+
+    def integers(self, high: int | Tensor, *shape: int) -> Tensor:
+        """Integers in [0, high), with replacement; a tensor `high` broadcasts with the result."""
+        return self.bits(*shape).bitwise_and_(_LARGEST).remainder_(high)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal float64 (Box-Muller)."""
+        count = math.prod(shape)
+        pairs = self.uniform(2, (count + 1) // 2)
+        radius = torch.sqrt(-2.0 * torch.log(pairs[..., 0, :]))
+        angle = 2.0 * math.pi * pairs[..., 1, :]
+        both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
+        return both[..., :count].reshape(*self.keys.shape, *shape)
+
+    def permutation(self, count: int) -> Tensor:
+        """A uniformly random order of 0..count-1 for each key."""
+        return torch.argsort(self.bits(count), dim=-1, stable=True)
+
+    def permutations(self, counts: Tensor) -> Tensor:
+        """Random orders [B, n] for B keys, n the largest of `counts` [B]: of 0..counts[b]-1 first, then what is beyond."""
+        words = self.bits(int(counts.max()))
+        beyond = torch.arange(words.shape[-1], device=words.device) >= counts[:, None]
+        order = torch.argsort(words, dim=-1, stable=True)
+        return order.gather(-1, torch.argsort(beyond.gather(-1, order).to(torch.int8), dim=-1, stable=True))
+
+
+def _are_integers(value: object) -> bool:
+    return value is None or is_integer(value) or (isinstance(value, Tensor) and not value.is_floating_point())
+
+
+def stream(
+    seed: int,
+    purpose: str,
+    *,
+    node: int | Tensor | None = None,
+    step: int | Tensor | None = None,
+    device: torch.device | None = None,
+) -> Stream:
+    """Open the stream for one purpose, optionally of one node and one step, or of tensors of them that broadcast.
+
+    >>> torch.equal(stream(0, "batch", node=torch.tensor([3, 7])).bits(4)[1], stream(0, "batch", node=7).bits(4))
+    True
+    """
+    require(is_integer(seed), "seed", seed, "an integer")
+    require(isinstance(purpose, str), "purpose", purpose, "a string")
+    require(_are_integers(node), "node", node, "an integer, a tensor of integers, or None")
+    require(_are_integers(step), "step", step, "an integer, a tensor of integers, or None")
+
+    def find() -> Tensor:
+        digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()
+        keys = torch.tensor(_signed(int.from_bytes(digest, "little")), device=device, dtype=torch.int64)
+        if node is not None:
+            keys = _mix(keys + (torch.as_tensor(node, device=device, dtype=torch.int64) + 1) * _GOLDEN)
+        if step is not None:
+            keys = _mix((keys ^ _FIRST) + (torch.as_tensor(step, device=device, dtype=torch.int64) + 1) * _SECOND)
+        return keys
+
+    return Stream(find)

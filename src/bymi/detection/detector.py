@@ -1,0 +1,107 @@
+"""How neighbours are judged, and what comes out: settings and verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation import ALIASES, Filtering, SetRule
+from bymi.core.errors import is_integer, require
+from bymi.core.inbox import Inbox
+from bymi.core.named_parts import bounded, check_fields, part_by_name
+from bymi.detection.half_products import Centre
+from bymi.detection.panel import Panel
+from bymi.detection.reasons import reason_code
+from bymi.detection.registry import CENTRES, SCALES, THRESHOLDS
+from bymi.detection.scale import Identity, Scale
+from bymi.detection.threshold import PublishedThreshold, Threshold
+
+Point = Literal["sender", "receiver"]
+
+Pruning = Literal["directed", "mutual"]
+
+
+@dataclass(frozen=True)
+class Detector:
+    """How to judge: level of the false discovery rate, threshold and its offset, robust mean and Omega.
+
+    `centre`, `scale` and `threshold` may be names in CENTRES, SCALES and THRESHOLDS: "trimmed-mean:share=0.2", "pca".
+    `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
+    still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
+    `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
+    `every`: repeat the detection every so many rounds after the first, on fresh random halves of the identification set, among
+    the neighbours that are left; flags add up, and so do false ones. None: one detection. With a panel, Watch says when.
+
+    The rest is the hardened profile. `panel`: the tests that replace score and threshold. `probe`: a second look at the common
+    start, where lies about a gradient show that vanish with it at an optimum. `sample`: fresh random samples of each node for
+    every detection (a number, or "all"), instead of the identification set. `pruning`: "mutual" cuts an edge if either end
+    flags the other; `exile`: a node that more than this share of its neighbours have cut goes on listening to those it trusts.
+    """
+
+    fdr_level: float = bounded(0.2, gt=0, lt=1)
+    offset: Literal[0, 1] = 0
+    centre: Centre = field(default_factory=Filtering)
+    scale: Scale = field(default_factory=Identity)
+    point: Point = "sender"
+    cross_fit: bool = False
+    panel: Panel | None = None
+    probe: bool = False
+    sample: int | Literal["identification", "all"] = bounded("identification", ge=2)
+    pruning: Pruning = "directed"
+    exile: float | None = bounded(0.5, gt=0, le=1)
+    every: int | None = bounded(None, ge=1)
+    threshold: Threshold = field(default_factory=PublishedThreshold)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "centre", part_by_name("centre", self.centre, Centre, CENTRES, ALIASES))
+        object.__setattr__(self, "scale", part_by_name("scale", self.scale, Scale, SCALES, {}))
+        object.__setattr__(self, "threshold", part_by_name("threshold", self.threshold, Threshold, THRESHOLDS, {}))
+        require(is_integer(self.offset) and self.offset in (0, 1), "offset", self.offset, "0 (paper) or 1 (knockoff+)")
+        object.__setattr__(self, "offset", int(self.offset))
+        check_fields(self)
+        if self.cross_fit:
+            require(isinstance(self.centre, SetRule), "cross_fit", True, "with a centre that is a weighted mean")
+        if self.panel is None:
+            require(not self.probe, "probe", self.probe, "with a panel only")
+        else:
+            require(self.every is None, "every", self.every, "none with a panel: Watch(every=...) repeats its detection")
+            require(isinstance(self.scale, Identity), "scale", type(self.scale).__name__, "identity with a panel")
+            published = isinstance(self.threshold, PublishedThreshold)
+            require(published, "threshold", type(self.threshold).__name__, "published with a panel, which has its own bounds")
+            require(isinstance(self.centre, SetRule), "centre", type(self.centre).__name__, "a weighted mean with a panel")
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """Scores, thresholds and who was flagged; one row a receiver.
+
+    On a SparseGraph what is [B, J] goes place by place: column k of a row is the node at place k of that receiver's list.
+    """
+
+    scores: Tensor  # [B, J] float64, NaN where nothing was scored
+    threshold: Tensor  # [B] float64, +inf where nobody qualifies
+    flagged: Tensor  # [B, J] bool
+    why: Tensor  # [B, J] int8, an index into REASONS
+    figure: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] float64 behind the reason; empty: the scores
+    taken: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the panel's filter took
+    guard_acted: Tensor = field(
+        default_factory=lambda: torch.empty(0)
+    )  # [B] bool: a majority was flagged, so soft evidence fell
+
+    def by_node(self, inbox: Inbox, size: int) -> Verdict:
+        """A verdict on messages as one on their senders."""
+        return Verdict(
+            inbox.by_node(self.scores, size, torch.nan),
+            self.threshold,
+            inbox.by_sender(self.flagged, size),
+            inbox.by_node(self.why, size, 0),
+        )
+
+    def keeping(self, earlier: Tensor) -> Verdict:
+        """The verdict in which those flagged earlier [B, J] are flagged, too, whatever it says of them."""
+        only = earlier & ~self.flagged
+        why = torch.where(only, reason_code("serving time"), self.why)
+        return replace(self, flagged=self.flagged | only, why=why)

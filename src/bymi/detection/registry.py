@@ -1,0 +1,22 @@
+"""Robust means, scales and thresholds of a detector by name."""
+
+from __future__ import annotations
+
+from bymi.aggregation import Filtering, GeometricMedian, Mean, Median, TrMean
+from bymi.core.named_parts import Table
+from bymi.detection.half_products import Centre
+from bymi.detection.scale import Identity, Principal, Scale
+from bymi.detection.threshold import PublishedThreshold, Threshold
+
+_CENTRES: dict[str, type[Centre]] = {
+    "filtering": Filtering,
+    "geometric-median": GeometricMedian,
+    "mean": Mean,
+    "median": Median,
+    "trimmed-mean": TrMean,
+}
+CENTRES: Table[Centre] = Table(Centre, _CENTRES)
+
+SCALES: Table[Scale] = Table(Scale, {"identity": Identity, "pca": Principal})
+
+THRESHOLDS: Table[Threshold] = Table(Threshold, {"published": PublishedThreshold}, "bymi.thresholds")

@@ -1,0 +1,227 @@
+"""What is on the wires of a graph, and which of it each shard held here hears."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bymi.core.graph import Graph, MatrixGraph
+from bymi.core.inbox import Inbox
+from bymi.core.linalg import norms
+from bymi.core.list_graph import ListGraph
+from bymi.core.neighbour_lists import NeighbourLists
+from bymi.core.network import Messages, Outgoing, followed_by
+from bymi.core.receiver_group import ReceiverGroup
+from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
+from bymi.core.variants import ListedVariants, Variants
+from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, usable
+from bymi.distributed.list_shards import ListShardPlan
+from bymi.distributed.lockstep import Lockstep
+from bymi.distributed.shard_columns import ShardColumns, columns_of_shard, heard_by
+from bymi.distributed.shard_layout import Routes
+from bymi.distributed.sharded_dense_inbox import ShardedDenseInbox
+from bymi.distributed.sharded_list_inbox import sharded_list_inbox
+
+LONG = 1 << 24  # numbers in the rows of all nodes, from which on these stay where they are if many would have to come
+_FEW = 128  # coordinates of a row that always travels
+STAY = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may stay with their senders
+_MANY = 1.5  # rows that shards hear, for each node: with neighbours in one place they hear little more than their own
+_SLICES = 3  # with two shards slices there and back are as many bytes as rows
+
+
+class Router:
+    """One graph's arcs as seen by this rank. Messages also travel over arcs of the `whole` that the graph lacks.
+
+    `variants`: which senders have further messages. `everywhere`: somebody looks at the rows of all nodes anyway, so none stay
+    where they are.
+    """
+
+    def __init__(
+        self,
+        lockstep: Lockstep,
+        graph: Graph,
+        *,
+        variants: Variants | ListedVariants | None = None,
+        everywhere: bool = False,
+        whole: Graph | None = None,
+    ) -> None:
+        self.lockstep, self.graph, self.variants, self.everywhere = lockstep, graph, variants, everywhere
+        self.by_slices = True  # where they are less to send; whoever keeps whole messages needs them anyway
+        self.by_strips = False
+        self.all_lists: NeighbourLists | None = None  # where rows go by strips, those of all nodes, shard by shard
+        self.whole = graph if whole is None else whole
+        layout = lockstep.layout
+        self.nodes = [layout.shards[shard] for shard in layout.held[lockstep.group.rank]]
+        self.everybody = torch.arange(graph.size, device=graph.hears.device)
+
+    def over(self, graph: Graph, *, whole: Graph | None = None) -> Router:
+        router = Router(self.lockstep, graph, variants=self.variants, everywhere=self.everywhere, whole=whole)
+        router.by_slices, router.by_strips, router.all_lists = self.by_slices, self.by_strips, self.all_lists
+        return router
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """Mixing weights of arcs, [M, M] or [M, n]: a graph of matrices makes them anew each time."""
+        return self.graph.weight
+
+    @cached_property
+    def self_weight(self) -> Tensor:
+        return self.graph.self_weight
+
+    @cached_property
+    def all_rows(self) -> Routes:
+        """Every row to every rank."""
+        layout = self.lockstep.layout
+        return Routes(layout, self.lockstep.group, [self.everybody] * len(layout.shards))
+
+    def gather(self, parts: Sequence[Tensor], name: str) -> Tensor:
+        """Rows of all nodes [M, ...] in their order, from those of the shards held here."""
+        return self.all_rows.carry(torch.cat(list(parts)), name)[0]
+
+    def total(self, parts: Sequence[Tensor], name: str) -> Tensor:
+        """The sum of the values [...] of all shards, from those held here.
+
+        Always in the same order: the bits do not depend on the rank that holds a shard.
+        """
+        counts = [len(held) for held in self.lockstep.layout.held]
+        return self.lockstep.group.collect(torch.stack(list(parts)), counts, name).sum(0)
+
+    def set_out(self, dim: int) -> None:
+        """Decide how vectors of so many coordinates travel in all rounds to come: by the graph as it is now."""
+        shards, whole = self.lockstep.layout.shards, self.whole
+        if not isinstance(whole, ListGraph) or len(shards) == 1 or self.everywhere:
+            return
+        # With fewer coordinates than members of a neighbourhood there are rules that look at these themselves.
+        long = dim > max(_FEW, 1 + whole.hears.shape[1]) and whole.size * dim >= LONG
+        if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > _MANY * whole.size:
+            self.by_strips, self.all_lists = True, whole.lists.of(torch.cat(list(shards)))
+
+    def stays(self, topic: Topic) -> bool:
+        """Whether the rows of a topic stay with those who send them, in every round."""
+        return self.by_strips and topic.part in {some.part for some in STAY}
+
+    def columns(self, topic: Topic, *, varied: bool) -> list[Tensor]:
+        """Of each shard held here: of which of all columns of a topic it keeps a trail, in every round.
+
+        `varied`: senders may have further messages under this topic.
+        """
+        if self.stays(topic):
+            return self.nodes
+        return [ear.columns for ear in (self._variant_columns if varied and self.variants is not None else self._shard_columns)]
+
+    def deliver(self, given: list[Mapping[Topic, Outgoing]]) -> list[tuple[Inbox, ...]]:
+        """What each shard hears of what all of them send, by topic."""
+        outgoing = [one for vectors in given for one in vectors.values()]
+        split = any(one.variants is not None for one in outgoing)
+        held = not split and all(one.sent is None for one in outgoing)
+        by_topic = []
+        for topic in given[0]:
+            parts = [vectors[topic] for vectors in given]
+            if self.stays(topic):
+                by_topic.append(sharded_list_inbox(self, parts, topic))
+                continue
+            sliced = self._sliced([part.own for part in parts]) if held and topic == PARAMETERS else None
+            by_topic.append(self._topic(parts, topic, split=split) if sliced is None else sliced)
+        return [Inbox.together(inboxes) for inboxes in zip(*by_topic, strict=True)]
+
+    def _sliced(self, parts: list[Tensor]) -> list[Inbox] | None:
+        """Inboxes whose rows have not come, if that is less to send and everybody hears all neighbours."""
+        cut = self._dense_shard_plan
+        if cut is None or not cut.pays(parts[0]) or not usable(self.gather([norms(part) for part in parts], "lengths")):
+            return None
+        slices = DenseShards(cut, parts)
+        return [
+            ShardedDenseInbox(
+                own=own,
+                expected=ear.expected,
+                heard=ear.expected,
+                weight=ear.weight,
+                self_weight=ear.self_weight,
+                own_column=ear.own_column,
+                senders=ear.senders,
+                receiver_group=self.receiver_group(seat, ear.columns, self.graph.size),
+                nodes=ear.nodes,
+                slices=slices,
+                seat=seat,
+            )
+            for seat, (ear, own) in enumerate(zip(self._shard_columns, parts, strict=True))
+        ]
+
+    @cached_property
+    def list_shard_plan(self) -> ListShardPlan:
+        assert self.all_lists is not None
+        return ListShardPlan(self, self.all_lists)
+
+    @cached_property
+    def _dense_shard_plan(self) -> DenseShardPlan | None:
+        many = len(self.lockstep.layout.shards) >= _SLICES
+        return DenseShardPlan(self) if self.by_slices and many and isinstance(self.whole, MatrixGraph) else None
+
+    def _topic(self, parts: list[Outgoing], topic: Topic, *, split: bool) -> list[Inbox]:
+        shard_columns = self._variant_columns if split else self._shard_columns
+        known = parts[0].known
+        if known is None:
+            rows = self.needed.carry(torch.cat([part.messages for part in parts]), topic.stream_name())
+        else:
+            rows = [known.index_select(0, ear.columns) for ear in self._shard_columns]
+        heard: Sequence[Messages] = rows
+        if split:
+            heard = [self._with_variants(*each) for each in zip(shard_columns, self._shard_columns, parts, rows, strict=True)]
+        total = self.graph.size + (len(self.variants.senders) if split and self.variants is not None else 0)
+        return [
+            replace(ear.receive(part.own, messages, part.same), receiver_group=self.receiver_group(place, ear.columns, total))
+            for place, (ear, part, messages) in enumerate(zip(shard_columns, parts, heard, strict=True))
+        ]
+
+    def _with_variants(self, ear: ShardColumns, plain: ShardColumns, part: Outgoing, rows: Tensor) -> Messages:
+        """The messages [J, D] that a shard hears, from the first ones of all its neighbours, `rows` in the order of `plain`."""
+        assert self.variants is not None
+        size = self.graph.size
+        first, further = ear.columns[ear.columns < size], ear.columns[ear.columns >= size] - size
+        if part.variants is not None:
+            return followed_by(rows[torch.searchsorted(plain.columns, first)], part.variants(further))
+        return rows[torch.searchsorted(plain.columns, torch.cat([first, self.variants.senders[further]]))]
+
+    def receiver_group(self, seat: int, columns: Tensor, total: int, kept: Tensor | None = None) -> ReceiverGroup:
+        """All receivers of a round, as one shard sees them."""
+        return _ReceiverGroup(self, seat, columns, total, columns if kept is None else kept)
+
+    @cached_property
+    def needed(self) -> Routes:
+        wanted = [heard_by(self.whole, nodes) for nodes in self.lockstep.layout.shards]
+        return Routes(self.lockstep.layout, self.lockstep.group, wanted)
+
+    @cached_property
+    def _shard_columns(self) -> list[ShardColumns]:
+        return [columns_of_shard(nodes, self.whole, self.weight, self.self_weight, None) for nodes in self.nodes]
+
+    @cached_property
+    def _variant_columns(self) -> list[ShardColumns]:
+        return [columns_of_shard(nodes, self.whole, self.weight, self.self_weight, self.variants) for nodes in self.nodes]
+
+
+@dataclass(frozen=True, eq=False)
+class _ReceiverGroup:
+    """All receivers of a round, for whoever needs to look beyond those held here."""
+
+    router: Router
+    place: int
+    columns: Tensor
+    total: int
+    kept: Tensor
+
+    def agree(self, flag: bool) -> bool:
+        lockstep = self.router.lockstep
+        verdict: bool = lockstep.meet(
+            self.place, flag, lambda flags: [lockstep.group.agree(all(flags), "crowd")] * lockstep.count
+        )
+        return verdict
+
+    def gather(self, rows: Tensor) -> Tensor:
+        lockstep = self.router.lockstep
+        whole: Tensor = lockstep.meet(self.place, rows, lambda parts: [self.router.gather(parts, "crowd")] * lockstep.count)
+        return whole

@@ -1,0 +1,112 @@
+"""Which nodes each process holds, and which rows travel between them.
+
+Nodes are dealt to shards; a shard is computed by itself, in one piece, wherever it is. So numbers depend on the shards, and
+not on how many of them share a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from bymi.core.errors import InputError
+from bymi.distributed.group import Group
+
+_NUMBERS = 1 << 24  # of all nodes' rows that travel at a time
+
+
+@dataclass(frozen=True, eq=False)
+class ShardLayout:
+    """`shards`: node numbers of each, upwards, every node in one of them. `held`: which shards each rank has."""
+
+    shards: tuple[Tensor, ...]
+    held: tuple[range, ...]
+
+    @staticmethod
+    def even(size: int, shards: int, ranks: int, order: Tensor | None = None) -> ShardLayout:
+        """Blocks of nodes that follow each other, by number or in the `order` given, as even as can be."""
+        if ranks > size:
+            raise InputError(f"--nproc-per-node: got {ranks} ranks for {size} nodes, allowed: as many ranks as nodes, or fewer")
+        shards = min(size, max(shards, ranks))
+        blocks = (torch.arange(size) if order is None else order).tensor_split(shards)
+        starts = [rank * shards // ranks for rank in range(ranks + 1)]
+        held = tuple(range(first, last) for first, last in pairwise(starts))
+        return ShardLayout(tuple(block.sort().values for block in blocks), held)
+
+    def to(self, device: torch.device) -> ShardLayout:
+        return ShardLayout(tuple(nodes.to(device) for nodes in self.shards), self.held)
+
+    def blocks(self, rank: int) -> list[Tensor]:
+        """The nodes of a rank, a block a shard."""
+        return [self.shards[shard] for shard in self.held[rank]]
+
+    @property
+    def size(self) -> int:
+        return sum(len(nodes) for nodes in self.shards)
+
+    def nodes(self, rank: int) -> Tensor:
+        """All nodes of a rank, shard by shard."""
+        return torch.cat(self.blocks(rank))
+
+    @cached_property
+    def home(self) -> Tensor:
+        """The shard of each node [M]."""
+        counts = torch.tensor([len(nodes) for nodes in self.shards], device=self.shards[0].device)
+        numbers = torch.arange(len(self.shards), device=counts.device).repeat_interleave(counts)
+        return torch.empty_like(numbers).index_copy_(0, torch.cat(self.shards), numbers)
+
+    @cached_property
+    def holder(self) -> Tensor:
+        """The rank that holds each node [M]."""
+        ranks = torch.empty(self.size, dtype=torch.int64, device=self.shards[0].device)
+        for rank in range(len(self.held)):
+            ranks[self.nodes(rank)] = rank
+        return ranks
+
+
+class Routes:
+    """Which rows go from rank to rank when each shard wants those of some nodes."""
+
+    def __init__(self, layout: ShardLayout, group: Group, wanted: Sequence[Tensor]) -> None:
+        """`wanted`: node numbers by shard, upwards."""
+        self._group, self._size = group, layout.size
+        ranks, size, here = range(group.size), layout.size, group.rank
+        by_rank = [torch.unique(torch.cat([wanted[shard] for shard in layout.held[rank]])) for rank in ranks]
+        mine = layout.nodes(here)
+        device = mine.device
+        place = torch.full((size,), -1, device=device).index_copy(0, mine, torch.arange(len(mine), device=device))
+        sent = [nodes[layout.holder[nodes] == here] for nodes in by_rank]
+        self._send, self._counts = place[torch.cat(sent)], [len(nodes) for nodes in sent]
+        received = [by_rank[here][layout.holder[by_rank[here]] == rank] for rank in ranks]
+        self._coming = [len(nodes) for nodes in received]
+        table = torch.cat(received)
+        at = torch.full((size,), -1, device=device).index_copy(0, table, torch.arange(len(table), device=device))
+        # None: the rows come as they are wanted, and need no copy.
+        self._picks = [_pick(at[wanted[shard]], len(table)) for shard in layout.held[here]]
+        self._whole = group.size == 1 and len(mine) == len(self._send) and bool((self._send == place[mine]).all())
+
+    def carry(self, rows: Tensor, name: str) -> list[Tensor]:
+        """From the rows of all nodes held here [B, ...] to those wanted by each shard held here."""
+        table = self._swap(rows, name)
+        return [table if pick is None else table.index_select(0, pick) for pick in self._picks]
+
+    def _swap(self, rows: Tensor, name: str) -> Tensor:
+        width = max(1, _NUMBERS // self._size)
+        if self._whole or rows.ndim != 2 or rows.shape[1] <= width:
+            outgoing = rows if self._whole else rows.index_select(0, self._send)
+            return self._group.swap(outgoing, self._counts, self._coming, name)
+        # A row goes to several ranks, and each needs a copy of it: of long ones some coordinates at a time.
+        table = rows.new_empty(sum(self._coming), rows.shape[1])
+        for part, into in zip(rows.split(width, 1), table.split(width, 1), strict=True):
+            into.copy_(self._group.swap(part.index_select(0, self._send), self._counts, self._coming, name))
+        return table
+
+
+def _pick(places: Tensor, size: int) -> Tensor | None:
+    same = len(places) == size and bool((places == torch.arange(size, device=places.device)).all())
+    return None if same else places

@@ -1,0 +1,129 @@
+"""An inbox without rows: rules ask it for products and mixtures as any other, and it gets them by slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.core.dense_inbox import DenseInbox
+from bymi.core.inbox import Mixture
+from bymi.core.linalg import VectorStack
+from bymi.core.neighbourhoods import Work
+from bymi.distributed.dense_shards import DenseShards
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ShardedDenseInbox(DenseInbox):
+    """An inbox whose rows have not come. All receivers hear all their neighbours; every shard uses it alike, in one order."""
+
+    messages: Tensor = field(init=False, repr=False)  # come once somebody asks for them
+    nodes: Tensor  # [B] numbers of the receivers, upwards
+    slices: DenseShards = field(repr=False)
+    seat: int  # of the shard, among those held by its process
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "messages":
+            raise AttributeError(name)
+        return self._whole_rows()
+
+    def fetch(self) -> None:
+        self._whole_rows()
+
+    def _whole_rows(self) -> Tensor:
+        """As in any other inbox."""
+        return self.once("messages", None, lambda given: self.slices.rows)
+
+    def once(self, name: str, given: Any, act: Callable[[list[Any]], Sequence[Tensor]]) -> Tensor:
+        """What all shards find together, kept under a name.
+
+        Not by cached_property: before Python 3.12 whoever waits in one keeps the other shards of its process out of it. For the
+        same reason rows are fetched before anything that an Inbox caches looks at them.
+        """
+        if name not in self.__dict__:
+            self.__dict__[name] = self._meet(given, act)
+        found: Tensor = self.__dict__[name]
+        return found
+
+    def _meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        return self.slices.cut.router.lockstep.meet(self.seat, given, act)
+
+    @property
+    def columns(self) -> Tensor:
+        """[J] numbers of the nodes whose messages the receivers of the shard hear, upwards."""
+        assert self.senders is not None
+        return self.senders
+
+    def _selected(self, receivers: Tensor) -> dict[str, Any]:
+        nodes = self.nodes.index_select(0, receivers)
+        assert bool((nodes.diff() > 0).all())  # what comes back does so by number
+        return {**super()._selected(receivers), "nodes": nodes}
+
+    @cached_property
+    def _sources(self) -> tuple[VectorStack, Tensor]:
+        return DenseShardVectors(inbox=self), torch.searchsorted(self.columns, self.nodes)
+
+    @property
+    def _row_count(self) -> int:
+        return self.heard.shape[1]  # everybody has sent what it holds
+
+    def dist2_to_own(self) -> Tensor:
+        if self.slices.whole or not self.slices.by_distances:
+            self.fetch()
+            return super().dist2_to_own()
+        return self.once("distances", self.nodes, self.slices.distances).index_select(1, self.columns)
+
+    def mix(self, mixture: Mixture) -> Tensor:
+        mixed: Tensor | None = None
+        if not self.slices.whole:
+            usual = self.complete and mixture.weight is self.weight and mixture.own is self.self_weight
+            mixed = self._meet((self.nodes, None if usual else self._wide(mixture)), self.slices.mix)
+        return super().mix(mixture) if mixed is None else mixed
+
+    def _wide(self, mixture: Mixture) -> Tensor:
+        """Weights on all nodes [B, M]."""
+        size = self.slices.cut.router.graph.size
+        wide = torch.zeros(len(self.nodes), size, dtype=torch.float64, device=self.own.device)
+        return wide.index_copy_(1, self.columns, mixture.weight.to(wide)).scatter_(
+            1, self.nodes[:, None], mixture.own.to(wide)[:, None]
+        )
+
+    def reduce_coordinates(self, work: Work) -> Tensor:
+        found: Tensor | None = None
+        if not self.slices.whole:
+            found = self._meet((self.nodes, self.complete, work), self.slices.reduce_coordinates)
+        return super().reduce_coordinates(work) if found is None else found
+
+
+@dataclass(frozen=True, eq=False)
+class DenseShardVectors(VectorStack):
+    """The rows of such an inbox: products without the rows, if that is less to send, and the rows for whoever asks."""
+
+    vectors: Tensor = field(init=False, repr=False)
+    inbox: ShardedDenseInbox = field(kw_only=True)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "vectors":
+            raise AttributeError(name)
+        return self.inbox.messages
+
+    @property
+    def dim(self) -> int:
+        return self.inbox.slices.dim
+
+    @property
+    def origin(self) -> Tensor:
+        self.inbox.fetch()
+        return super().origin
+
+    @property
+    def gram(self) -> Tensor:
+        slices = self.inbox.slices
+        if slices.whole or not slices.by_products:
+            self.inbox.fetch()
+            return super().gram
+        return self.inbox.once("products", self.inbox.columns, slices.gram)

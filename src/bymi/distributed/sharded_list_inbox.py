@@ -1,0 +1,195 @@
+"""An inbox whose rows stay where they are: rules ask it for distances and mixtures as any other, and it gets them by strips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from bymi.core.errors import InputError
+from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
+from bymi.core.linalg import VectorStack, norms
+from bymi.core.list_inbox import ListInbox
+from bymi.core.message_validity import OVERFLOW, heard, usable
+from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
+from bymi.core.network import Outgoing
+from bymi.core.topic import Topic
+from bymi.distributed.list_shards import ListShards
+
+if TYPE_CHECKING:
+    from bymi.distributed.router import Router
+    from bymi.distributed.sharded_run import ShardNetwork
+
+
+_NO_ROWS = (
+    "this needs the rows of a round, but long ones of large graphs stay with those who sent them: "
+    "derive a rule from SetRule or CoordinateRule, or go from receiver to receiver with `Inbox.iter_receivers`"
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ShardedListInbox(ListInbox):
+    """The inbox of one shard, without rows: message j is that of node j, `messages` are of no length."""
+
+    history_at_senders: ClassVar[bool] = True
+
+    nodes: Tensor  # [B] numbers of the receivers, upwards
+    sent: Tensor = field(repr=False)  # [B, D] as it is on the wire
+    topic: Topic
+    strips: ListShards = field(repr=False)
+    seat: int  # of the shard, among those held by its process
+    network: ShardNetwork | None = field(default=None, repr=False)
+
+    @property
+    def kept(self) -> Tensor:
+        return self.strips.sent[self.seat]
+
+    def metadata_only(self) -> Inbox:
+        kept = {part.name: getattr(self, part.name) for part in fields(ListInbox)}
+        return ListInbox(**kept | {"own": self.own[:, :0].clone()})
+
+    def _selected(self, receivers: Tensor) -> dict[str, Any]:
+        return {**super()._selected(receivers), "nodes": self.nodes.index_select(0, receivers)}
+
+    def _once(self, name: str, act: Callable[[], Sequence[Tensor]]) -> Tensor:
+        """What all shards find together, kept under a name. Not by cached_property, which may keep others out of it."""
+        if name not in self.__dict__:
+            self.__dict__[name] = self._meet(None, lambda given: act())
+        found: Tensor = self.__dict__[name]
+        return found
+
+    def _meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        return self.strips.list_shard_plan.router.lockstep.meet(self.seat, given, act)
+
+    @cached_property
+    def _sources(self) -> tuple[VectorStack, Tensor]:
+        return ListShardVectors(inbox=self), self.strips.own_row[self.nodes]
+
+    def dist2_to_own(self) -> Tensor:
+        found, held = self._once("distances", self.strips.distances), self.strips.list_shard_plan.router.nodes[self.seat]
+        return found if len(self.nodes) == len(held) else found[torch.searchsorted(held, self.nodes)]
+
+    def mix(self, mixture: Mixture) -> Tensor:
+        usual = self.complete and mixture.weight is self.weight
+        heard = self._meet((self.nodes, None if usual else mixture.weight), self.strips.mix)
+        mixed: Tensor = mixture.own.to(self.own.dtype)[:, None] * self.own + heard
+        return mixed
+
+    def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
+        if need != "nothing":
+            self._products()
+        return super().neighbourhoods(need, common=common)
+
+    def reduce_coordinates(self, work: Work) -> Tensor:
+        found: Tensor = self._meet((self.heard, work), self.strips.reduce_coordinates)
+        return found
+
+    def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
+        for reply in self.visit():
+            (inbox,) = reply.read()
+            receiver, at = torch.tensor([reply.receiver], device=wanted.device), reply.senders
+            tried = torch.nn.functional.pad(wanted[receiver][:, at], (0, 1), value=True)
+            places = torch.zeros_like(wanted[receiver], dtype=torch.int64)
+            places[0, at] = torch.arange(len(at), device=wanted.device)
+            yield Trial(receiver, inbox.rows.vectors, tried, places, torch.full_like(places[:, :1], len(at)))
+
+    def _products(self) -> Tensor:
+        return self._once("products", self.strips.among)
+
+    def among(self, at: Tensor) -> Tensor:
+        """Products of sets of rows [b, n, n] as rules name them: some first places of a receiver's list, and last its own."""
+        products = self._products()
+        row = self.own_row
+        order = torch.argsort(row)
+        receivers = order[torch.searchsorted(row[order], at[:, -1].contiguous())]
+        seats = torch.arange(at.shape[1], device=at.device)
+        seats = torch.where(seats == at.shape[1] - 1, products.shape[1] - 1, seats)
+        return products[receivers][:, seats[:, None], seats]
+
+    def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
+        return makers.replies(self.visit(second, who=who, deeds=history))
+
+    def visit(
+        self, *further: Inbox, who: Tensor | None = None, deeds: tuple[Tensor, Tensor] | None = None
+    ) -> Iterator[NeighbourhoodReply]:
+        assert self.network is not None
+        asks = torch.ones_like(self.nodes, dtype=torch.bool) if who is None else who
+        topics = {one.topic: (one.sent, one.own) for one in (self, *further) if isinstance(one, ShardedListInbox)}
+        return self.network.visit(topics, asks, deeds)
+
+
+def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -> list[Inbox]:
+    """The inboxes of each shard held here, of what its nodes hold and send."""
+    parts = [one.own for one in outgoing]
+    own_lengths = [norms(part) for part in parts]
+    rows, true, lengths = parts, None, own_lengths
+    if any(one.sent is not None for one in outgoing):
+        rows, true = [one.messages for one in outgoing], [_same(one) for one in outgoing]
+        lengths = [norms(row) for row in rows]
+    told = router.gather([torch.stack(pair, 1) for pair in zip(lengths, own_lengths, strict=True)], "lengths")
+    length, own_length = told.unbind(1)
+    fine = usable(length, own_length)
+    # Whose own vector is not among the messages.
+    alone = torch.zeros_like(router.everybody, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
+    kept, own = rows, parts
+    if fine is not None:
+        alone = alone | ~fine
+        kept = [torch.where(fine[nodes][:, None], row, 0.0) for row, nodes in zip(rows, router.nodes, strict=True)]
+        # A vector that has diverged takes part in nothing; zero keeps the sums of the others clean.
+        sane = [(long < OVERFLOW)[:, None] for long in own_lengths]
+        own = [torch.where(some, part, 0.0) for part, some in zip(parts, sane, strict=True)]
+    own = [part[alone[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
+    strips = ListShards(router.list_shard_plan, kept, own, alone, torch.ones_like(alone) if fine is None else fine)
+    inboxes: list[Inbox] = []
+    for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_shard_plan.places, strict=True)):
+        arcs = expected if fine is None else heard(length, own_lengths[seat], expected, lists)
+        weight = router.weight[nodes]
+        inboxes.append(
+            ShardedListInbox(
+                own=parts[seat],
+                messages=parts[seat].new_empty(router.graph.size, 0),
+                expected=expected,
+                heard=arcs,
+                weight=weight if fine is None else weight * arcs,
+                self_weight=router.self_weight[nodes],
+                own_column=torch.where(alone[nodes], -1, nodes),
+                lists=lists,
+                receiver_group=router.receiver_group(seat, router.everybody, router.graph.size, nodes),
+                nodes=nodes,
+                sent=rows[seat],
+                topic=topic,
+                strips=strips,
+                seat=seat,
+            )
+        )
+    return inboxes
+
+
+def _same(given: Outgoing) -> Tensor:
+    """Which nodes [B] send what they hold."""
+    return torch.ones(len(given.own), dtype=torch.bool, device=given.own.device) if given.same is None else given.same
+
+
+@dataclass(frozen=True, eq=False)
+class ListShardVectors(VectorStack):
+    """The rows of such an inbox, by their products."""
+
+    vectors: Tensor = field(init=False, repr=False)  # there are none
+    inbox: ShardedListInbox = field(kw_only=True)
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "vectors":
+            raise AttributeError(name)
+        raise InputError(_NO_ROWS)
+
+    @property
+    def dim(self) -> int:
+        return self.inbox.strips.dim
+
+    def among(self, at: Tensor) -> Tensor:
+        return self.inbox.among(at)

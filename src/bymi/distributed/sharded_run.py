@@ -1,0 +1,226 @@
+"""The engine of many processes: each holds some nodes, and the algorithm sees the same protocol as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.core.deviation import Deviation
+from bymi.core.graph import Graph
+from bymi.core.inbox import Inbox
+from bymi.core.list_graph import check_connected
+from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.network import Answer, Network, Observable, Outgoing, Received, settled
+from bymi.core.topic import Topic
+from bymi.core.variants import ListedVariants, Variants
+from bymi.distributed.group import Group
+from bymi.distributed.lockstep import Lockstep
+from bymi.distributed.node_order import place
+from bymi.distributed.point_queries import PointQueries, own_or_sent
+from bymi.distributed.router import Router
+from bymi.distributed.shard_layout import ShardLayout
+from bymi.distributed.sharded_list_inbox import ShardedListInbox
+from bymi.problems import Problem
+from bymi.training.algorithm import drsgd_bymi
+from bymi.training.plan import Plan
+from bymi.training.state import Snapshot, State
+
+SHARDS = 4  # of a run that is to give the same bits on 1, 2 and 4 ranks
+
+
+class ShardNetwork:
+    """The network as one shard sees it. Every method but the properties is called by all shards, in the same order."""
+
+    whole_here = False
+
+    def __init__(self, router: Router, place: int, open_inquiries: dict[int, PointQueries]) -> None:
+        self.router, self._place, self._open = router, place, open_inquiries
+        self.shard = router.lockstep.layout.held[router.lockstep.group.rank][place]
+        self.nodes = router.nodes[place]
+        self.arcs = router.whole.hears[self.nodes]
+
+    @property
+    def size(self) -> int:
+        return self.router.graph.size
+
+    @property
+    def graph(self) -> Graph:
+        return self.router.graph
+
+    @property
+    def variants(self) -> Variants | ListedVariants | None:
+        return self.router.variants
+
+    def meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        return self.router.lockstep.meet(self._place, given, act)
+
+    def finish(self) -> None:
+        """Answer what is left of the last inquiry: others may still be asking when this shard has heard enough."""
+        while self._place in self._open and self._open[self._place].turns_left:
+            self._open[self._place].take_turn()
+        self._open.pop(self._place, None)
+
+    def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
+        self.finish()
+        self._note(step, " and ".join(topic.stream_name() for topic in vectors))
+        outgoing = {topic: Outgoing.of(given) for topic, given in vectors.items()}
+        inboxes: tuple[Inbox, ...] = self.meet(outgoing, self.router.deliver)
+        return tuple(replace(inbox, network=self) if isinstance(inbox, ShardedListInbox) else inbox for inbox in inboxes)
+
+    def ask(
+        self,
+        step: int,
+        points: Tensor,
+        answer: Answer,
+        who: Tensor,
+        received: Received | None = None,
+        deeds: tuple[Tensor, Tensor] | None = None,
+    ) -> Iterator[NeighbourhoodReply]:
+        self.finish()
+        self._note(step, "answers")
+        inquiry = self._open[self._place] = PointQueries(self, points, answer, self._asking(who), received, deeds)
+        return inquiry.replies()
+
+    def visit(
+        self, topics: Mapping[Topic, tuple[Tensor, Tensor]], who: Tensor, deeds: tuple[Tensor, Tensor] | None
+    ) -> Iterator[NeighbourhoodReply]:
+        """What the nodes of `who` [B] have before them of each topic, of which nodes sent something and hold something."""
+        self.finish()
+
+        def found(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
+            return {topic: own_or_sent(sent, own, self.nodes, nodes, askers) for topic, (sent, own) in topics.items()}
+
+        held = next(iter(topics.values()))[1]
+        inquiry = self._open[self._place] = PointQueries(self, held, found, self._asking(who), None, deeds, visits=True)
+        return self._to_the_end(inquiry)
+
+    def _to_the_end(self, inquiry: PointQueries) -> Iterator[NeighbourhoodReply]:
+        """Until all shards are through: what comes next may be no exchange, before which they wait for each other anyway."""
+        yield from inquiry.replies()
+        self.finish()
+
+    def agree(self, flag: bool) -> bool:
+        self.finish()
+        group, count = self.router.lockstep.group, self.router.lockstep.count
+        return bool(self.meet(flag, lambda flags: [group.agree(all(flags))] * count))
+
+    def count(self, mask: Tensor) -> int:
+        self.finish()
+        group, count = self.router.lockstep.group, self.router.lockstep.count
+        return int(self.meet(int(mask.sum()), lambda some: [group.total(torch.tensor([sum(some)]), "count")] * count))
+
+    def prune(self, flagged: Tensor) -> ShardNetwork:
+        return self._over(flagged, lambda whole: self.router.over(self.graph.prune(whole)))
+
+    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> ShardNetwork:
+        whole = self.router.whole
+
+        def weighed(cut: Tensor) -> Router:
+            return self.router.over(whole.prune_mutually(cut, exile=exile) if mutual else whole.prune(cut), whole=whole)
+
+        return self._over(flagged, weighed)
+
+    def settle(self, step: int) -> Tensor | None:
+        return settled(self, self.exchange, step)
+
+    def gather(self, rows: Tensor, what: str) -> Tensor:
+        self.finish()
+        whole: Tensor = self.meet(rows, lambda parts: [self.router.gather(parts, what)] * len(parts))
+        return whole
+
+    def total(self, values: Tensor, what: str) -> Tensor:
+        self.finish()
+        total: Tensor = self.meet(values, lambda parts: [self.router.total(parts, what)] * len(parts))
+        return total
+
+    def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
+        self.finish()
+
+        def act(parts: list[Tensor]) -> list[Tensor]:
+            return [work(self.router.gather(parts, what), self.router.everybody)] * len(parts)
+
+        found: Tensor = self.meet(rows, act)
+        return found
+
+    def _over(self, flagged: Tensor, make: Callable[[Tensor], Router]) -> ShardNetwork:
+        self.finish()
+
+        def act(parts: list[Tensor]) -> list[Router]:
+            return [make(self.router.gather(parts, "flags"))] * self.router.lockstep.count
+
+        return ShardNetwork(self.meet(flagged, act), self._place, self._open)
+
+    def _asking(self, who: Tensor) -> Tensor:
+        """Who asks [M], from those of each shard [B]."""
+        asks: Tensor = self.meet(who, lambda given: [self.router.gather(given, "points")] * len(given))
+        return asks
+
+    def _note(self, step: int, what: str) -> None:
+        self.router.lockstep.group.moment = f"in round {step} ({what})"
+
+
+def default_layout(graph: Graph, dtype: torch.dtype, device: torch.device, group: Group) -> ShardLayout | None:
+    """Who holds which nodes, whose models are of a dtype on a device; None where one process computes all of them at once.
+
+    In float64 on a CPU they are computed in 4 blocks, so that 1, 2 and 4 ranks give the same bits. Elsewhere in one a rank,
+    which is the fastest.
+    """
+    shards = SHARDS if dtype == torch.float64 and device.type == "cpu" else 1
+    return None if max(shards, group.size) == 1 else _layout(graph, max(shards, group.size), group)
+
+
+def _layout(graph: Graph, shards: int, group: Group) -> ShardLayout:
+    shards = min(graph.size, max(shards, group.size))
+    return ShardLayout.even(graph.size, shards, group.size, place(graph, shards)).to(graph.hears.device)
+
+
+Wrap = Callable[[Observable], tuple[Network, Deviation | None]]
+"""What the nodes of a shard run on, and what they do in place of the protocol, if anything."""
+
+
+class ShardedRun:
+    """A graph's nodes over the ranks of a group: who holds which, and the network as each shard held here sees it."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        graph: Graph,
+        group: Group | None = None,
+        *,
+        shards: int = SHARDS,
+        layout: ShardLayout | None = None,
+        variants: Variants | ListedVariants | None = None,
+        everywhere: bool = False,
+        wrap: Wrap | None = None,
+    ) -> None:
+        """`layout` says who holds which; without one there are so many `shards`, and a shard or more for every rank.
+
+        `wrap` puts something between the nodes of a shard and its network; `variants` and `everywhere` are those of Wires.
+        """
+        check_connected(graph)
+        group = group or Group()
+        layout = _layout(graph, shards, group) if layout is None else layout
+        self.shards = len(layout.shards)
+        self._board = Lockstep(group, layout)
+        self._problem = problem
+        self.router = Router(self._board, graph, variants=variants, everywhere=everywhere)
+        self.router.set_out(problem.dim)
+        open_inquiries: dict[int, PointQueries] = {}
+        self.networks = [ShardNetwork(self.router, place, open_inquiries) for place in range(self._board.count)]
+        wrapped: list[tuple[Network, Deviation | None]] = [(one, None) if wrap is None else wrap(one) for one in self.networks]
+        self.wrapped = wrapped
+
+    def walk(self, plan: Plan, states: Sequence[State] | None = None) -> Iterator[list[Snapshot]]:
+        """Run this rank's part of a plan, after the `states` of its shards, if given; after every round their snapshots."""
+        self.router.by_slices = plan.watch is None  # trails are made of whole messages
+        given: Sequence[State | None] = [None] * self._board.count if states is None else states
+        makers = [
+            partial(drsgd_bymi, self._problem, network, plan, deviation, state)
+            for (network, deviation), state in zip(self.wrapped, given, strict=True)
+        ]
+        return self._board.walk(makers)

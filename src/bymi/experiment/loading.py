@@ -1,0 +1,99 @@
+"""From the command line to a Spec: a recipe or a file, then key=value on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bymi.core import files
+from bymi.core.errors import InputError, require
+from bymi.core.named_parts import read_shorthand, read_value
+from bymi.experiment.profiles import over
+from bymi.experiment.recipes import RECIPES
+from bymi.experiment.spec import Spec, default_values, read_spec
+from bymi.runs import run_folder as store
+from bymi.runs.foreign_parts import refuse_imports
+
+_SPEC_LIMIT = files.MEBIBYTE
+_DEFAULT = "scenario-a"
+
+
+def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None, *, imports: bool = False) -> Spec:
+    """The spec of a recipe name or a .toml/.json file (default: scenario-a), with `key=value` or `section.key=value` set.
+
+    A part written as "module:Name" is imported, which runs the code of that module. The spec.json of a run folder may come
+    from anybody: it may name such parts only if `imports` are allowed.
+    """
+    require(source is None or isinstance(source, str), "source", source, "the name of a recipe or file, or None")
+    words = isinstance(overrides, (list, tuple)) and all(isinstance(word, str) for word in overrides)
+    require(words, "overrides", overrides, 'a list of strings such as "nodes=50"')
+    values = _base(source or _DEFAULT, imports)
+    given = [_read(override) for override in overrides]
+    for key, value in given:  # a profile first: the other keys are set beside it
+        if key == "profile":
+            values = over(values, str(value))
+    for key, value in given:
+        if key != "profile":
+            _set(values, key.split("."), value)
+    if seed is not None:
+        values["seed"] = seed
+    try:
+        return read_spec(values)
+    except RecursionError:
+        raise InputError(f"{source}: a value is nested too deeply, allowed: numbers, words, and tables of them") from None
+
+
+def _read(override: str) -> tuple[str, Any]:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"{override!r}: expected key=value, such as nodes=50 or attack.share=0.2")
+    return key.strip(), read_value(text.strip())
+
+
+def _base(source: str, imports: bool) -> dict[str, Any]:
+    """The values of a recipe or a file, the latter over the defaults. They are not checked yet: `load` does it once."""
+    if source == _DEFAULT:
+        return default_values()
+    if source in RECIPES:
+        return RECIPES[source]().model_dump(mode="json")
+    path = Path(source)
+    if path.suffix not in (".toml", ".json"):
+        raise InputError(f"{source!r}: neither a recipe ({', '.join(RECIPES)}) nor a .toml or .json file")
+    content = files.read_bytes(path, limit=_SPEC_LIMIT)
+    try:
+        given: Any = (files.parse_toml if path.suffix == ".toml" else files.parse_json)(content)
+    except ValueError as problem:
+        raise InputError(f"{path} is not valid {path.suffix[1:].upper()}: {problem}") from None
+    if not isinstance(given, dict):
+        raise InputError(f"{path}: expected a table of keys, got {type(given).__name__}")
+    base = default_values()
+    if not imports and (path.parent / store.SUMS).exists():
+        refuse_imports(given, str(path))
+    return _merge(over(base, str(given["profile"])) if "profile" in given else base, given)
+
+
+def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`given` over `base`, key by key within sections. Naming a part starts from that part's own defaults."""
+    merged = dict(base)
+    for key, value in given.items():
+        old = merged.get(key)
+        old = read_shorthand(old) if isinstance(old, str) and isinstance(value, dict) else old
+        if isinstance(old, dict) and isinstance(value, dict) and "name" not in value:
+            value = _merge(old, value)
+        merged[key] = value
+    return merged
+
+
+def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a key given by its path; `attack.name=ipm` is the same as `attack=ipm`."""
+    if len(path) > 1 and path[-1] == "name":
+        path = path[:-1]
+    for step in path[:-1]:
+        inner = {} if values.get(step) is None else values[step]  # a section that was off is switched on
+        inner = read_shorthand(inner) if isinstance(inner, str) else inner
+        if not isinstance(inner, dict):
+            raise InputError(f"{'.'.join(path)}: {step!r} is a single value, it has no keys inside")
+        values[step] = inner = dict(inner)
+        values = inner
+    values[path[-1]] = value

@@ -1,0 +1,75 @@
+"""Runs specs: the doors of `bymi.runs` for whoever holds a Spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bymi import runs
+from bymi.core.errors import is_integer, require
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
+from bymi.experiment.spec import Spec
+from bymi.runs.run_on_ranks import run_apart, run_together
+from bymi.runs.runner import Progress, Result
+
+
+def run(
+    spec: Spec,
+    out: str | Path = "runs",
+    tell: Callable[[int], None] | None = None,
+    host: Host | None = None,
+    *,
+    again: bool = False,
+) -> dict[str, Any]:
+    """One run of a spec with one method: its summary. A complete folder is read, not run again, unless `again`.
+
+    `tell` is called with the number of steps done since its last call.
+    """
+    _check(out, host, again, [spec])
+    require(len(spec.methods) == 1, "method", spec.methods, "one method a run; use spec.expand() and run_all for several")
+    return runs.run(spec.sheet, out, tell, replace(host or Host(), again=again))
+
+
+def _check(out: object, host: object, again: object, specs: Sequence[object]) -> None:
+    require(isinstance(out, (str, Path)), "out", out, "the path of a folder")
+    require(host is None or isinstance(host, Host), "host", host, "a Host or None")
+    require(isinstance(again, bool), "again", again, "True or False")
+    for spec in specs:
+        require(isinstance(spec, Spec), "spec", spec, "a Spec, such as bymi.experiment.load() makes")
+
+
+def steps_to_do(specs: Sequence[Spec], out: str | Path, *, again: bool = False) -> int:
+    """Rounds that are left to run: those of all specs without a complete folder, or of all of them `again`."""
+    return runs.steps_to_do([spec.sheet for spec in specs], out, again=again)
+
+
+def run_all(
+    specs: Sequence[Spec],
+    out: str | Path,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+    host: Host | None = None,
+    group: Group | None = None,
+    apart: bool = False,
+    again: bool = False,
+) -> list[Result]:
+    """Summaries of many specs, in order; `jobs` processes at a time (default: one a core).
+
+    A spec that cannot be run leaves its error in its place. The numbers do not depend on `jobs`. With the `group` of ranks that
+    this process belongs to, each run is spread over them, or whole runs are if `apart`; then rank 0 alone has summaries.
+    `again`: run all of them from the first round; each complete folder stays until its new one replaces it.
+    """
+    require(isinstance(specs, (list, tuple)), "specs", specs, "a list of Specs")
+    require(jobs is None or (is_integer(jobs) and jobs >= 1), "jobs", jobs, "an integer, 1 or more, or None")
+    _check(out, host, again, specs)
+    host = replace(host or Host(), again=again)
+    sheets = [spec.sheet for spec in specs]
+    if group is None:
+        return runs.run_all(sheets, out, jobs=jobs, progress=progress, host=host)
+    require(jobs is None, "--jobs", jobs, "without torchrun, whose --nproc-per-node says how many processes there are")
+    spread = run_apart if apart else run_together
+    return spread(sheets, out, group, progress=progress, host=host)

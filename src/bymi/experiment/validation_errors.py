@@ -1,0 +1,95 @@
+"""From a validation error to one line: the key, what was got, what is allowed, the nearest known key."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from bymi.core.errors import InputError
+
+
+def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputError:
+    """The first mistake in a spec of type `model`, and how many more there are."""
+    # An unknown key first: a missing one is often the same key, misspelt.
+    errors = sorted(problem.errors(include_url=False), key=lambda error: error["type"] != "extra_forbidden")
+    first = errors[0]
+    path, owner = _walk(first["loc"], model)
+    key = ".".join(path) or "spec"
+    got = _short(first.get("input"))
+    kind, context = first["type"], first.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = sorted(owner.model_fields) if owner else []
+        line = f"{key}: unknown key (got {got}){_nearest(path[-1], known)}; allowed: {', '.join(known)}"
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        allowed = context.get("expected_tags", "a name, or a table with `name`").replace("'", "")
+        name = str(context.get("tag", got))
+        line = f"{key}: got {name!r}{_nearest(name, allowed.split(', '))}; allowed: {allowed}"
+    elif kind == "value_error":
+        line = str(context.get("error", first["msg"]))
+        if not line.startswith(key) and key != "spec":
+            line = f"{key}: {line}" if line.startswith("got ") else f"{key}.{line}"
+    elif kind == "missing":
+        line = f"{key}: missing, and it has no default"
+    elif kind in ("model_type", "model_attributes_type", "dict_type"):
+        line = f"{key}: got {got}, allowed: a name or a table of keys"
+    else:
+        together = [error["msg"] for error in errors if _walk(error["loc"], model)[0] == path]
+        allowed = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in together))
+        allowed = re.sub("10{20,}", lambda digits: f"1e{len(digits[0]) - 1}", allowed)
+        line = f"{key}: got {got}, allowed: {allowed}"
+    others = len({tuple(_walk(error["loc"], model)[0]) for error in errors}) - 1
+    return InputError(line + (f" (and {others} more mistakes)" if others else ""))
+
+
+def _walk(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
+    """The keys as a user writes them, without the tags that unions put in between, and the section they end in."""
+    path: list[str] = []
+    owner: type[BaseModel] | None = model
+    options: list[Any] = [model]
+    for step in location:
+        sections = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        tagged = [section for section in sections if path and _tag(section) == step]
+        if tagged:
+            options, owner = tagged, tagged[0]
+            continue
+        if path and isinstance(step, str) and not sections:
+            break  # the name of a type inside a union, not a key
+        path.append(str(step))
+        owner = sections[0] if sections else None
+        field = owner.model_fields.get(str(step)) if owner else None
+        options = _options(field) if field else []
+    return path, owner
+
+
+def _tag(section: type[BaseModel]) -> str | None:
+    field = section.model_fields.get("name")
+    return field.default if field is not None else None
+
+
+def _options(field: FieldInfo) -> list[Any]:
+    """The types that a field may have: the entries of its table, or its annotation with unions opened."""
+    for mark in field.metadata:
+        if (models := getattr(mark, "models", None)) is not None:  # a PartOf, which imports this module
+            return list(models)
+    return [option for option in _open(field.annotation) if get_origin(option) is not Literal]
+
+
+def _open(annotation: Any) -> list[Any]:
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [option for part in get_args(annotation) for option in _open(part)]
+    return [annotation]
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

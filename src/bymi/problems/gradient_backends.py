@@ -1,0 +1,248 @@
+"""Ways to compute the gradients of many models, each on its own mini-batch. All give the same numbers, to rounding.
+
+`loop`: one model after the other, spread over threads. `stacked` (stacked.py): several in one pass, for chains of known layers:
+the fastest on a CPU. `batched`: all at once through torch.func. `captured`: the batched program recorded as a CUDA graph and
+replayed, without the time to launch it: the fastest on a GPU.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from threading import Lock
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from bymi.problems.parameter_vector import ParameterShapes
+from bymi.problems.vmap_convolution import ConvolutionsOfMany
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs [s, ...], targets [s, ...]) -> mean loss, a scalar."""
+
+Program = Callable[..., Tensor]
+"""What one call computes from tensors of fixed shapes."""
+
+Path = Literal["auto", "loop", "stacked", "batched", "captured"]
+
+_SAMPLES = 8192  # samples in one batched program: bounds its memory
+_SAMPLES_FORWARD = 65536  # the same for losses alone
+_NUMBERS = 1 << 28  # parameters of models copied for them
+_RECORDINGS = 4  # CUDA graphs kept, one a shape
+
+
+class Gradients(Protocol):
+    """Gradient of each row of theta [B, D] on its row of inputs [B, s, ...] and targets [B, s, ...], as [B, D]."""
+
+    def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor: ...
+
+
+class Models:
+    """A module and a loss as functions of parameter vectors."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self.model, self.loss, self.layout = model, loss, ParameterShapes.of(model)
+
+    def value(self, values: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of one model, given by its named parameters."""
+        return self.loss(functional_call(self.model, values, (inputs,)), targets)
+
+    def value_by_products(self, values: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+        with ConvolutionsOfMany():
+            return self.value(values, inputs, targets)
+
+    def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
+        """What one model [D] says of inputs [s, ...]."""
+        result: Tensor = functional_call(self.model, self.layout.split(theta), (inputs,))
+        return result
+
+
+class Loop:
+    """One model after the other; rows are spread over `threads`, each with its own copy of the module."""
+
+    def __init__(self, models: Models, threads: int) -> None:
+        # functional_call writes the parameters into the module for a moment: a module belongs to one thread.
+        self._workers = [Models(copy.deepcopy(models.model), models.loss) for _ in range(threads)]
+        # Always through the pool, so that each row is computed with one torch thread and the same bits, whatever `threads` is.
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradients", initializer=_one_thread)
+
+    def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        output = theta.new_empty(theta.shape)  # rows of their own, even where those of theta are one and the same
+
+        def work(models: Models, rows: range) -> None:
+            for row in rows:
+                values = {name: value.requires_grad_() for name, value in models.layout.split(theta[row].detach()).items()}
+                loss = models.value(values, inputs[row], targets[row])
+                found = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
+                output[row] = models.layout.join(dict(zip(values, found, strict=True)))
+
+        self.spread(work, len(theta))
+        return output
+
+    def spread(self, work: Callable[[Models, range], None], rows: int) -> None:
+        """Call `work(models, rows)` on every thread with its part of the rows, and wait."""
+        count = len(self._workers)
+        parts = [range(rows * at // count, rows * (at + 1) // count) for at in range(count)]
+        before = torch.get_num_threads()
+        with exact():  # around all threads: the flags belong to the process
+            for _ in self._pool.map(work, self._workers, parts):
+                pass
+        torch.set_num_threads(before)  # workers that have just started have changed what later threads of others begin with
+
+
+class Batched:
+    """All models in one program, at most `_SAMPLES` samples at a time."""
+
+    def __init__(self, models: Models, *, products: bool) -> None:
+        self._layout = models.layout
+        self._one = models.value_by_products if products else models.value
+        self._all = vmap(grad(self._one))
+
+    def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return in_pieces(self.piece, theta, inputs, targets)
+
+    def piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        with exact(), _on(theta.device):
+            return self._layout.join(self._all(self._layout.split(theta), inputs, targets))
+
+    def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of the models vectors[index] [B, k] on each row of inputs [B, s, ...] and targets [B, s, ...], as [B, k]."""
+        return losses_in_pieces(self.losses_piece, vectors, index, inputs, targets)
+
+    def losses_piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Loss of models theta [b, k, D], those of a row on the same inputs, as [b, k]."""
+        # The inner vmap is over models that share their inputs, the outer one over inputs.
+        every = vmap(vmap(self._one, in_dims=(0, None, None)))
+        with torch.no_grad(), exact(), _on(theta.device):
+            values: Tensor = every(self._layout.split(theta), inputs, targets)
+            return values
+
+
+class Captured:
+    """The batched program as CUDA graphs, one a shape of its inputs."""
+
+    def __init__(self, batched: Batched) -> None:
+        self._batched = batched
+        self._recordings: dict[tuple[Any, ...], _Recording] = {}
+
+    def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        return in_pieces(partial(self._replay, self._batched.piece), theta, inputs, targets)
+
+    def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """As of Batched."""
+        return losses_in_pieces(partial(self._replay, self._batched.losses_piece), vectors, index, inputs, targets)
+
+    def _replay(self, program: Program, *values: Tensor) -> Tensor:
+        key = (program.__name__, *((value.shape, value.dtype) for value in values))
+        if key not in self._recordings:
+            while len(self._recordings) >= _RECORDINGS:
+                self._recordings.pop(next(iter(self._recordings)))
+            self._recordings[key] = _Recording(program, values)
+        return self._recordings[key].replay(*values)
+
+
+class _Recording:
+    """One program with its places for inputs and output."""
+
+    def __init__(self, program: Program, example: tuple[Tensor, ...]) -> None:
+        self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
+        self._device = example[0].device
+        with _on(self._device):
+            # Libraries set themselves up at a first call, which a graph may not hold: that happens on a side stream.
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                program(*self._inputs)
+                program(*self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._output = program(*self._inputs)
+
+    def replay(self, *values: Tensor) -> Tensor:
+        with _on(self._device):
+            for place, value in zip(self._inputs, values, strict=True):
+                place.copy_(value)
+            self._graph.replay()
+            return self._output.clone()
+
+
+def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The program on at most `_SAMPLES` samples at a time."""
+    parts = _pieces(len(theta), _SAMPLES // max(1, inputs.shape[1]))
+    if len(parts) == 1:
+        return program(theta, inputs, targets)
+    output = theta.new_empty(theta.shape)
+    for part in parts:
+        output[part] = program(theta[part], inputs[part], targets[part])
+    return output
+
+
+def losses_in_pieces(program: Program, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The program on models vectors[index], at most `_SAMPLES_FORWARD` samples at a time."""
+    output = torch.empty(index.shape, dtype=vectors.dtype, device=vectors.device)
+    size = min(_SAMPLES_FORWARD // inputs.shape[1], _NUMBERS // vectors.shape[1]) // index.shape[1]
+    for part in _pieces(len(index), size):
+        output[part] = program(vectors[index[part]], inputs[part], targets[part])
+    return output
+
+
+def _pieces(rows: int, size: int) -> list[slice]:
+    """Slices of `size` rows that cover all. The last reaches back over the one before: a recording needs one shape."""
+    size = min(rows, max(1, size))
+    starts = [min(start, rows - size) for start in range(0, rows, size)] if rows else []
+    return [slice(start, start + size) for start in starts]
+
+
+class _Exact:
+    """Full float32 in cuDNN while anybody asks for it: its default rounds the inputs of convolutions to 10 bits.
+
+    The flag belongs to the process, so whoever comes first sets it and whoever leaves last puts it back.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._inside = Lock(), 0
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                try:
+                    self._before = torch.backends.cudnn.allow_tf32
+                    torch.backends.cudnn.allow_tf32 = False
+                except RuntimeError:  # somebody has used torch's newer words for it, and the two may not be mixed
+                    newer: Any = torch.backends.cudnn
+                    self._before, newer.conv.fp32_precision = newer.conv.fp32_precision, "ieee"
+            self._inside += 1
+
+    def __exit__(self, *reason: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and isinstance(self._before, bool):
+                torch.backends.cudnn.allow_tf32 = self._before
+            elif not self._inside:
+                newer: Any = torch.backends.cudnn
+                newer.conv.fp32_precision = self._before
+
+
+_EXACT = _Exact()
+
+
+def exact() -> _Exact:
+    """A block in which float32 means float32."""
+    return _EXACT
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """A block in which a GPU other than the first is the current one; graphs and kernels go there."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # torch looks up a thread's number when it is first asked for

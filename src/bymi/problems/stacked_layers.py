@@ -1,0 +1,176 @@
+"""The rows of several nodes in one pass, for models that are a chain of layers whose gradients are known here.
+
+A CPU spends half of the time of a small mini-batch on the way to its kernels, and threads wait for each other there. What has
+no parameters sees the samples of several rows as one batch. Layers with parameters keep the rows apart where these differ; at
+a common point, as when many nodes answer one question, only the gradients of the parameters are taken row by row.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from bymi.problems.cpu_pooling import LargestOfFour, MaxPool, four_places, halves, joins
+from bymi.problems.gradient_backends import Loop, Loss, Models
+
+_SAMPLES = 256  # in one pass, about: far fewer, and Python shows; many more, and few threads have work
+_SPLIT = 4  # the number of passes is a multiple of this, so that 2 or 4 threads get equal shares
+_AT_ONE_POINT = 2  # times as many samples in half as many passes, as other threads read answers meanwhile
+_PLAIN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity, nn.AvgPool2d)
+
+
+class Stacked:
+    """Gradients of a chain of known layers, several rows in one pass; passes are spread over the threads of a loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether the model is such a chain. Exact types only: who derives from a layer may change what it does."""
+        return type(model) is nn.Sequential and all(Stacked.fits(layer) or _known(layer) for layer in model)
+
+    def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        output = theta.new_empty(theta.shape)  # rows of their own, even where those of theta are one and the same
+        parts = _passes(theta, inputs.shape[1])
+        left = iter(parts)  # threads take what is left: one that is held up holds nobody up
+
+        def work(models: Models, _: range) -> None:
+            for part, common in left:
+                found = _gradients(models, theta[part], inputs[part], targets[part], common=common)
+                places = models.layout.split(output[part])
+                for place, value in zip(places.values(), found, strict=True):
+                    place.copy_(value)
+
+        self._loop.spread(work, len(parts))
+        return output
+
+
+def _known(layer: nn.Module) -> bool:
+    if type(layer) is nn.Conv2d:
+        return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    if type(layer) is nn.Flatten:
+        return layer.start_dim > 0
+    if type(layer) is nn.MaxPool2d:
+        return not layer.return_indices
+    return type(layer) is nn.Linear or (type(layer) in _PLAIN and not getattr(layer, "inplace", False))
+
+
+def _passes(theta: Tensor, samples: int) -> list[tuple[slice, bool]]:
+    """The rows of each pass, and whether they are at one point. By the rows alone: threads change no bit."""
+    changes = range(1, len(theta) if theta.stride(0) else 1)  # none where all rows are one and the same
+    edges = [0, *(row for row in changes if not torch.equal(theta[row], theta[row - 1])), len(theta)]
+    common = 2 * (len(edges) - 1) <= len(theta)  # else most rows have a point of their own
+    size, split = (_SAMPLES * _AT_ONE_POINT, _SPLIT // _AT_ONE_POINT) if common else (_SAMPLES, _SPLIT)
+    found = []
+    for first, last in pairwise(edges if common else [0, len(theta)]):
+        count = min(last - first, split * max(1, round((last - first) * samples / (split * size))))
+        bounds = [first + (last - first) * at // count for at in range(count + 1)] if count else []
+        found += [(slice(*pair), common) for pair in pairwise(bounds)]
+    return found
+
+
+def _gradients(models: Models, theta: Tensor, inputs: Tensor, targets: Tensor, *, common: bool) -> tuple[Tensor, ...]:
+    """Of the loss of each row by each parameter, [r, *shape] each, in the order of the layout."""
+    points = theta[:1].expand_as(theta) if common else theta
+    values = {name: value.detach().requires_grad_() for name, value in models.layout.split(points).items()}
+    parameters = {id(own): values[name] for name, own in models.model.named_parameters()}
+    outputs = _through(models.model, inputs.flatten(0, 1), parameters, common=common).unflatten(0, inputs.shape[:2])
+    return torch.autograd.grad(_losses(models.loss, outputs, targets), list(values.values()), materialize_grads=True)
+
+
+def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """Losses of rows whose sum has the gradients of all of them: [r, s, ...] each, in one go where the loss is known."""
+    if loss is nnf.cross_entropy and outputs.ndim == 3 and targets.ndim == 2 and bool((targets >= 0).all()):
+        return [nnf.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum") / outputs.shape[1]]
+    return [loss(*pair) for pair in zip(outputs, targets, strict=True)]
+
+
+def _through(model: nn.Module, inputs: Tensor, parameters: dict[int, Tensor], *, common: bool) -> Tensor:
+    """Layers with the parameters [r, *shape] of each row instead of their own, on the samples of all rows [r s, ...]."""
+    layers = _chain(model)
+    while layers:
+        layer, *layers = layers
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            weight, bias = parameters[id(layer.weight)], None if layer.bias is None else parameters[id(layer.bias)]
+            if isinstance(layer, nn.Linear):
+                inputs = _Linear.apply(inputs, weight, bias, common)  # type: ignore[no-untyped-call]
+                continue
+            how = (layer.stride, layer.padding, layer.dilation, layer.groups)
+            joined = bool(layers) and joins(layer, layers[0], inputs)
+            if joined:
+                how, weight, bias = ((2, 2), *how[1:]), four_places(weight), None if bias is None else bias.repeat(1, 4)
+            inputs = _Convolution.apply(inputs, weight, bias, how, common)  # type: ignore[no-untyped-call]
+            if joined:
+                inputs, layers = LargestOfFour.apply(inputs), layers[1:]  # type: ignore[no-untyped-call]
+        elif halves(layer, inputs):
+            inputs = MaxPool.apply(inputs)  # type: ignore[no-untyped-call]
+        else:
+            inputs = layer(inputs)
+    return inputs
+
+
+def _chain(layer: nn.Module) -> list[nn.Module]:
+    """The layers in a row, those of chains within it among them."""
+    return [part for inner in layer for part in _chain(inner)] if isinstance(layer, nn.Sequential) else [layer]
+
+
+class _Linear(torch.autograd.Function):
+    """Inputs [r s, ..., i], weight [r, o, i], bias [r, o] or None."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, common: bool) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.common, ctx.biased = common, bias is not None
+        if common:
+            return nnf.linear(inputs, weight[0], None if bias is None else bias[0])
+        rows = _by_row(inputs, len(weight))
+        said = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+        return said.view(*inputs.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, weight = ctx.saved_tensors
+        towards = _by_row(gradients[0], len(weight))
+        by_inputs = None
+        if ctx.needs_input_grad[0]:
+            by_inputs = (gradients[0] @ weight[0] if ctx.common else torch.bmm(towards, weight)).view(inputs.shape)
+        by_weight = torch.bmm(towards.mT, _by_row(inputs, len(weight)))
+        return by_inputs, by_weight, towards.sum(1) if ctx.biased else None, None
+
+
+def _by_row(values: Tensor, rows: int) -> Tensor:
+    """[r s, ..., i] as [r, s ..., i]."""
+    return values.reshape(rows, -1, values.shape[-1])
+
+
+class _Convolution(torch.autograd.Function):
+    """Inputs [r s, c, h, w], weight [r, o, c, kh, kw], bias [r, o] or None; `how`: stride, padding, dilation, groups."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, how: Any, common: bool) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.how, ctx.common, ctx.biased = how, common, bias is not None
+        if common:
+            return nnf.conv2d(inputs, weight[0], None if bias is None else bias[0], *how)
+        biases = [None] * len(weight) if bias is None else list(bias)
+        return torch.cat([nnf.conv2d(*row, *how) for row in zip(inputs.chunk(len(weight)), weight, biases, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.how
+        rest = (None, stride, padding, dilation, False, [0, 0], groups)
+        back, needed = torch.ops.aten.convolution_backward, ctx.needs_input_grad[0]
+        at_once = back(gradients[0], inputs, weight[0], *rest, [True, False, False])[0] if needed and ctx.common else None
+        each = [needed and not ctx.common, True, False]
+        rows = zip(gradients[0].chunk(len(weight)), inputs.chunk(len(weight)), weight, strict=True)
+        by_inputs, by_weight, _ = zip(*(back(*row, *rest, each) for row in rows), strict=True)
+        first = torch.cat(by_inputs) if each[0] else at_once
+        # All biases in one sum: a convolution's own is slow.
+        by_bias = gradients[0].unflatten(0, (len(weight), -1)).sum((1, 3, 4)) if ctx.biased else None
+        return first, torch.stack(by_weight), by_bias, None, None

@@ -1,0 +1,158 @@
+"""Convolutions of many models at once, by kernels of our own where there is Triton, else written as matrix products.
+
+The usual batched form, one grouped convolution with a group a model, runs as one small kernel a group on today's GPUs. A
+product [models, out, in k k] x [models, in k k, batch positions] is one large kernel instead, but has to write the patches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+from torch.overrides import TorchFunctionMode
+
+from bymi.problems import triton_kernels as kernels
+from bymi.problems import triton_ops as fused
+
+Pair = tuple[int, int]
+
+
+class ConvolutionsOfMany(TorchFunctionMode):
+    """Inside this block conv2d suits many models. What is not covered (groups, dilation, named padding) stays as it is."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is nnf.conv2d or func is torch.conv2d:
+            return _conv2d(func, *args, **kwargs)
+        if func is nnf.max_pool2d or func is torch.max_pool2d:
+            return _max_pool2d(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _conv2d(
+    original: Callable[..., Any],
+    input: Tensor,  # noqa: A002 - torch's own name, which callers may use
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    inputs = input
+    if inputs.ndim != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
+        result: Tensor = original(inputs, weight, bias, stride, padding, dilation, groups)
+        return result
+    if (
+        kernels.available(inputs, len(weight))
+        and _pair(stride) == (1, 1)
+        and all(p < k for p, k in zip(_pair(padding), weight.shape[-2:], strict=True))
+    ):
+        offsets = torch.zeros_like(weight[:, 0, 0, 0]) if bias is None else bias
+        fast: Tensor = fused.Convolution.apply(inputs, weight, offsets, _pair(padding), 1)  # type: ignore[no-untyped-call]
+        return fast
+    product: Tensor = _Product.apply(inputs, weight, _pair(stride), _pair(padding))[0]  # type: ignore[no-untyped-call]
+    return product if bias is None else product + bias[:, None, None]
+
+
+def _max_pool2d(
+    original: Callable[..., Any],
+    input: Tensor,  # noqa: A002 - torch's own name, which callers may use
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    usual = _pair(kernel_size) == (2, 2) == _pair(stride or kernel_size) and _pair(padding) == (0, 0)
+    if not (usual and _pair(dilation) == (1, 1) and kernels.available(input)) or ceil_mode or return_indices:
+        more = {"return_indices": True} if return_indices else {}
+        return original(input, kernel_size, stride, padding, dilation, ceil_mode, **more)
+    return fused.MaxPool.apply(input)[0]  # type: ignore[no-untyped-call]
+
+
+class _Product(torch.autograd.Function):
+    """conv2d without bias, and the patches it multiplied with, for any number of leading dimensions that both inputs share.
+
+    Inputs [*, n, c, h, w], weight [*, o, c, kh, kw]. Torch's own backward of `unfold` cannot be batched, so this one has its
+    own, and its own rules for vmap: inputs that all models share are cut into patches once.
+    """
+
+    @staticmethod
+    def forward(inputs: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
+        channels, height, width = weight.shape[-3:]
+        padded = nnf.pad(inputs, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else inputs
+        # [*, n, c, H', W', kh, kw] as a view, then one copy into the order of the product: torch.nn.functional.unfold
+        # would launch a kernel a sample.
+        windows = padded.unfold(-2, height, stride[0]).unfold(-2, width, stride[1])
+        count, _, rows, columns = windows.shape[-6:-2]
+        ordered = windows.movedim((-5, -2, -1), (-6, -5, -4))
+        patches = ordered.reshape(*inputs.shape[:-4], channels * height * width, count * rows * columns)
+        product = weight.flatten(-3) @ patches
+        return product.unflatten(-1, (count, rows, columns)).transpose(-4, -3), patches
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(inputs[1], output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.size, ctx.stride, ctx.padding = inputs[0].shape[-4:], inputs[2], inputs[3]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        weight, patches = ctx.saved_tensors
+        towards = gradients[0].transpose(-4, -3).flatten(-3)  # [*, o, n H' W']
+        by_weight = by_inputs = None
+        if ctx.needs_input_grad[1]:
+            by_weight = (towards @ patches.mT).reshape(weight.shape)
+        if ctx.needs_input_grad[0]:
+            rows, columns = gradients[0].shape[-2:]
+            spread = (weight.flatten(-3).mT @ towards).unflatten(-1, (ctx.size[0], rows, columns))
+            spread = spread.unflatten(-4, weight.shape[-3:])  # [*, c, kh, kw, n, H', W']
+            by_inputs = _Gather.apply(spread, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+        return by_inputs, by_weight, None, None
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> Any:
+        if dims[0] is None:  # one set of inputs, many models: more output channels
+            many = weight.movedim(dims[1] or 0, -5)
+            product, patches = _Product.apply(inputs, many.flatten(-5, -4), stride, padding)  # type: ignore[no-untyped-call]
+            return (product.unflatten(-3, many.shape[-5:-3]).movedim(-4, 0), patches), (0, None)
+        inputs = inputs.movedim(dims[0], 0)
+        weight = weight.expand(len(inputs), *weight.shape) if dims[1] is None else weight.movedim(dims[1], 0)
+        return _Product.apply(inputs, weight, stride, padding), (0, 0)  # type: ignore[no-untyped-call]
+
+
+class _Gather(torch.autograd.Function):
+    """Sums what each pixel gave to the patches [*, c, kh, kw, n, H', W'] back to images [*, n, c, h, w]."""
+
+    @staticmethod
+    def forward(spread: Tensor, size: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+        count, channels, high, wide = size
+        height, width, _, rows, columns = spread.shape[-5:]
+        lead = spread.shape[:-6]
+        total = spread.new_zeros(*lead, channels, count, high + 2 * padding[0], wide + 2 * padding[1])
+        for i in range(height):
+            down = slice(i, i + (rows - 1) * stride[0] + 1, stride[0])
+            for j in range(width):
+                right = slice(j, j + (columns - 1) * stride[1] + 1, stride[1])
+                total[..., down, right] += spread[..., i, j, :, :, :]
+        inside = total[..., padding[0] : padding[0] + high, padding[1] : padding[1] + wide]
+        return inside.transpose(-4, -3)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None: ...
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], spread: Tensor, size: torch.Size, stride: Pair, padding: Pair) -> Any:
+        return _Gather.apply(spread.movedim(dims[0] or 0, 0), size, stride, padding), 0  # type: ignore[no-untyped-call]
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    values = (value,) if isinstance(value, int) else tuple(value)
+    return values[0], values[-1]

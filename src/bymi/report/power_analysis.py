@@ -1,0 +1,151 @@
+"""A forecast in words: a title, a table, and what to do about it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from bymi.detection import Panel
+from bymi.power import Forecast
+from bymi.power.forecast import FAR, MOST_LOST, MOST_LOST_WITHOUT, SHIFTS, SURE
+from bymi.power.ideal_neighbourhoods import DIMENSIONS, LARGEST
+from bymi.report.tables import narrow_table
+
+HEADINGS = (
+    "rule",
+    "no liars: honest edges lost %",
+    "nodes that flag anybody %",
+    "liars: honest edges lost %",
+    "FDP %",
+    "P_a %",
+    "shift found alone",
+    "shift found together",
+)
+"""Edges lost are the most there may be; liars are far off; a shift is found in 95 % of cases, in sigma / sqrt(N)."""
+
+_SEEN = 0.005  # shares of nodes below this are not worth a line
+_RARELY = 0.01  # nor are networks in which it happens at all, this rare
+
+
+def outlook_title(outlook: Forecast) -> str:
+    """What was asked, in a line."""
+    asked = outlook.question
+    return (
+        f"{asked.nodes} nodes, {asked.liars} of them liars; {asked.degree} neighbours each; FDR level {asked.fdr_level:g}. "
+        f"Ideal data: normal noise in {DIMENSIONS} dimensions; shifts in sigma/sqrt(N)."
+    )
+
+
+def outlook_table(outlook: Forecast) -> Table:
+    """One row a rule."""
+    return narrow_table(HEADINGS, outlook_cells(outlook))
+
+
+def outlook_cells(outlook: Forecast) -> list[list[str]]:
+    rows = []
+    for row in outlook.rows:
+        shares = [f"{100 * share:.1f}" for share in (row.lost_without, row.fdp_without)]
+        if outlook.question.liars:
+            shares += [f"{100 * share:.1f}" for share in (row.lost, row.fdp, row.sure)]
+            shares += [_shift(row.alone), _shift(row.together)]
+        rows.append([row.rule, *shares, *["-"] * (len(HEADINGS) - 1 - len(shares))])
+    return rows
+
+
+def advice(outlook: Forecast) -> list[str]:
+    """What the figures mean and what to change, the most important first."""
+    return [_verdict(outlook), *_neighbourhoods(outlook), *_published(outlook), *_bounds(outlook), *_shifts(outlook)]
+
+
+def outlook_json(outlook: Forecast) -> dict[str, Any]:
+    """The forecast and the advice as plain values."""
+    return {**outlook.plain(), "does": outlook.does, "advice": advice(outlook)}
+
+
+def _verdict(outlook: Forecast) -> str:
+    asked, row = outlook.question, outlook.hardened
+    wanted = f"honest edges lost <= {MOST_LOST_WITHOUT:.0%} without liars"
+    if asked.liars:
+        wanted += f" and <= {MOST_LOST:.0%} with them, P_a >= {SURE:.0%} at {FAR:g} sigma/sqrt(N)"
+    if outlook.does:
+        fewer = outlook.enough is not None and outlook.enough < asked.degree
+        more = f"; about {outlook.enough} neighbours would do" if fewer else ""
+        return f"The hardened rule reaches what we ask for ({wanted}){more}."
+    checks = (
+        (row.lost_without > MOST_LOST_WITHOUT, f"{row.lost_without:.1%} lost without liars"),
+        (row.lost > MOST_LOST, f"{row.lost:.1%} lost with them"),
+        (row.sure < SURE, f"P_a {row.sure:.1%}"),
+    )
+    short = ", ".join(words for fails, words in checks if fails)
+    todo = (
+        f"raise the degree to about {outlook.enough}"
+        if outlook.enough is not None
+        else "no degree that we tried does it among so few nodes with so many liars: do not trust verdicts"
+    )
+    return f"The hardened rule does not reach what we ask for ({wanted}): {short}; {todo}."
+
+
+def _neighbourhoods(outlook: Forecast) -> list[str]:
+    asked = outlook.question
+    if not asked.liars:
+        return []
+    mean = asked.liars * asked.degree / (asked.nodes - 1)
+    line = f"An honest node has {mean:.1f} liars among its {asked.degree} neighbours on average"
+    most = f"more than the {Panel().most:.0%} that the filter may take"
+    if outlook.anywhere < _RARELY:
+        return [f"{line} and hardly ever {most}: nothing to worry about up to ratio {outlook.bearable:.2f}."]
+    majority = f"the majority in {outlook.outnumbered:.2%} of nodes, "
+    return [
+        f"{line}; {majority if outlook.outnumbered else ''}{most} in {outlook.overwhelmed:.2%}, and in some node of all "
+        f"with probability {outlook.anywhere:.0%}: nobody can be sure there. Raise the degree, or count on this degree up to "
+        f"ratio {outlook.bearable:.2f} only."
+    ]
+
+
+def _published(outlook: Forecast) -> list[str]:
+    asked, (zero, one) = outlook.question, outlook.rows[:2]
+    lines = []
+    if zero.fdp_without > asked.fdr_level:
+        lines.append(
+            f"Offset 0: {zero.fdp_without:.0%} of nodes flag somebody where nobody lies; the FDR level is no bound there."
+        )
+    least = math.ceil(1 / asked.fdr_level - 1e-9)
+    few = float(asked.odds()[: min(least, asked.degree + 1)].sum())
+    if asked.liars and few >= _SEEN:
+        lines.append(
+            f"Offset 1 flags at least 1/alpha = {least} neighbours or nobody, and {few:.0%} of nodes have fewer liars: "
+            f"P_a {one.sure:.0%}. Raise alpha or the degree, or use the hardened rule."
+        )
+    return lines
+
+
+def _bounds(outlook: Forecast) -> list[str]:
+    asked = outlook.question
+    wider = float(Panel().wider(torch.tensor(float(asked.degree), dtype=torch.float64)))
+    lines = []
+    if wider > 1:
+        lines.append(
+            f"With {asked.degree} neighbours all bounds of the hardened rule are {wider:.2f} times as wide as with many."
+        )
+    if asked.degree > LARGEST:
+        lines.append(f"Simulated with {LARGEST} neighbours, the share of liars as with {asked.degree}: more change little.")
+    return lines
+
+
+def _shifts(outlook: Forecast) -> list[str]:
+    if not outlook.question.liars:
+        return []
+    row = outlook.hardened
+    if row.alone is None and row.together is None:
+        return [f"No shift up to {SHIFTS[-1]} sigma/sqrt(N) is found in {SURE:.0%} of cases."]
+    return [
+        f"A liar off by less than {_shift(row.alone)} sigma/sqrt(N) by itself, or {_shift(row.together)} with all others one "
+        "way, may stay unseen; only more samples N a detection make that smaller."
+    ]
+
+
+def _shift(value: float | None) -> str:
+    return f"> {SHIFTS[-1]}" if value is None else f"{value:g}"

@@ -1,0 +1,128 @@
+"""How the rounds of a run are walked through: in this process, or by several that hold a part of its nodes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from torch import Tensor
+
+from bymi.core.errors import BymiError, error_of, system_refusal
+from bymi.core.network import LocalNetwork
+from bymi.core.topic import PARAMETERS
+from bymi.distributed.gathered_rounds import Due, GatheredRound, Held, Models, Scattered, whole_rounds
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
+from bymi.runs.checkpoints import Place
+from bymi.runs.metrics import Recorder
+from bymi.runs.outcome import is_lost
+from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.run_setup import Given, RunSetup, set_up_run
+from bymi.runs.simulate import local_network, sharded_run, simulate
+from bymi.runs.state_schema import StateShape
+from bymi.training.state import State
+
+
+class Engine(Protocol):
+    """`places`: the shards held by this process of the `group`, whose states are stored and taken up again."""
+
+    scene: RunSetup
+    places: Sequence[Place]
+    group: Group
+
+    def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
+        """All rounds, or those after `states`; `wants`: whether this process would store a round."""
+        ...
+
+    def models(self, states: Sequence[State]) -> Models:
+        """The models in the states of the shards held here."""
+        ...
+
+
+RoleAttack = Callable[[ResolvedSpec, Host], Engine]
+"""Lays out the course of a run."""
+
+
+class OneProcess:
+    """All nodes in this process."""
+
+    def __init__(self, scene: RunSetup, sheet: ResolvedSpec) -> None:
+        self.scene, self.group = scene, Group()
+        self.places: Sequence[Place] = [Place(LocalNetwork(scene.graph).nodes)]
+
+    def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
+        scene = self.scene
+        state = None if states is None else states[0]
+        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state):
+            here = [] if snapshot.state is None else [snapshot.state]
+            yield GatheredRound(snapshot, Held(snapshot.theta), here, partial(wants, snapshot.step, snapshot.phase))
+            del snapshot, here  # a round is not kept while the next one is computed
+
+    def models(self, states: Sequence[State]) -> Models:
+        return Held(states[0].theta)
+
+
+class ManyProcesses:
+    """The nodes spread over all ranks of a group."""
+
+    def __init__(self, scene: RunSetup, sheet: ResolvedSpec, group: Group) -> None:
+        assert scene.layout is not None
+        scene = replace(scene, evaluator=scene.evaluator.shared(group, scene.layout))
+        self.scene, self.group, self._sheet = scene, group, sheet
+        self._spread = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
+        networks, columns = (
+            self._spread.networks,
+            self._spread.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS)),
+        )
+        self.places: Sequence[Place] = [
+            Place(network.nodes, network.shard, self._spread.shards, some)
+            for network, some in zip(networks, columns, strict=True)
+        ]
+
+    def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
+        watched = ~self.scene.byzantine
+
+        def lost(lengths: Tensor) -> bool:
+            return is_lost(lengths[watched])
+
+        due = partial(Recorder.due, steps=self._sheet.steps, every=self._sheet["record_every"])
+        return whole_rounds(self._spread, self.scene.plan, states, due=due, lost=lost, wants=wants)
+
+    def models(self, states: Sequence[State]) -> Models:
+        return Scattered([state.theta for state in states], self._spread.router)
+
+
+def alone(sheet: ResolvedSpec, host: Host, given: Given | None = None) -> Engine:
+    """The course of a run in this process."""
+    return OneProcess(set_up_run(sheet, host, given=given), sheet)
+
+
+def lay_out(sheet: ResolvedSpec, host: Host, group: Group) -> Engine:
+    """The course of a run over a group. One rank that computes all nodes at once is a process like any other."""
+    scene = _by_all(group, lambda: set_up_run(sheet, host, group))
+    return OneProcess(scene, sheet) if scene.layout is None else ManyProcesses(scene, sheet, group)
+
+
+def _by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:
+    """What each process builds for itself. A mistake that one of them meets, such as in its own data, stops all."""
+    scene, mistake = None, None
+    try:
+        scene = build()
+    except BymiError as problem:
+        mistake = [problem.exit_code, str(problem)]
+    except (OSError, MemoryError, RuntimeError) as problem:
+        refused = system_refusal(problem)
+        if refused is None:
+            raise
+        mistake = [refused.exit_code, str(refused)]
+    mistakes = [words["mistake"] for words in group.tell({"mistake": mistake}) if words["mistake"]]
+    if mistakes or scene is None:
+        raise error_of(*mistakes[0])
+    return scene
+
+
+def frame_of(scene: RunSetup) -> StateShape:
+    """What states of a scene look like, whoever holds which nodes."""
+    return StateShape.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)

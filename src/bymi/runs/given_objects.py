@@ -1,0 +1,190 @@
+"""A model, a loss, data and a graph of the caller's own, as parts of a run: `bymi.train` hands them over as objects.
+
+The sheet of such a run names `OwnData` and `OwnGraph` with a digest of their content, so that a changed model or data set is
+another run; the objects themselves are not in it.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bymi.attacks import Attack, DataAttack
+from bymi.core.errors import InputError, is_number, require
+from bymi.core.graph import Core, Graph
+from bymi.core.streams import stream
+from bymi.core.topology import Topology
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
+from bymi.distributed.shard_layout import ShardLayout
+from bymi.problems import ModuleProblem, Problem, Shards
+from bymi.problems.gradient_backends import Loss
+from bymi.runs.convergence_theory import Loss as SmoothLoss
+from bymi.runs.evaluators import Evaluator, Measures, number
+from bymi.runs.foreign_parts import sources_of
+from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.model_averages import Average
+from bymi.runs.tasks import Task
+
+Evaluate = Callable[[nn.Module], float | Mapping[str, float]]
+"""What a model is worth: a number, which is named after the function, or several by name."""
+
+_TAKEN = {*SUMMARY_KEYS, "step", "phase", "loss", "grad_norm_weighted", "distance_weighted"}
+
+
+@dataclass(frozen=True)
+class OwnData(Task):
+    """Model, loss and samples that were given to `bymi.train`, by the digest of their content; `byzantine`: node numbers."""
+
+    gains: ClassVar[bool] = True
+    dtype: ClassVar[torch.dtype] = torch.float32
+    kind: ClassVar[type] = Shards
+    content: str
+    byzantine: str | None = None
+    identification: int | None = None
+
+    def build(
+        self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
+    ) -> tuple[Problem, Evaluator]:
+        raise InputError(
+            "data: got the digest of what bymi.train was given, allowed: a call of bymi.train with the same objects"
+        )
+
+
+@dataclass(frozen=True)
+class OwnGraph(Topology):
+    """A graph that was given to `bymi.train`, by the digest of its arcs and weights."""
+
+    content: str
+
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
+        raise InputError(
+            "graph: got the digest of what bymi.train was given, allowed: a call of bymi.train with the same graph"
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class OwnTask(OwnData):
+    """The objects behind an OwnData. `shards`: a pair of tensors [n, ...] per node."""
+
+    model: nn.Module
+    loss: Loss
+    shards: list[Shards]
+    evaluate: Evaluate | None
+
+    def build(
+        self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
+    ) -> tuple[Problem, Evaluator]:
+        device = host.place(gains=self.gains)
+        numbers = None if blocks is None else torch.cat(list(blocks))
+        nodes = range(len(self.shards)) if numbers is None else numbers.tolist()
+        shards = [Shards(*(part.to(device) for part in self.shards[node])) for node in nodes]
+        if isinstance(attack, DataAttack):
+            attack.require_kind(Shards)
+            for place, node in enumerate(nodes):
+                if bool(byzantine[node]):
+                    shards[place] = _corrupt(attack, shards[place], node, seed)
+        problem = ModuleProblem(self.model, self.loss, shards, numbers=numbers, gradients=host.gradients, threads=host.threads)
+        return problem, OwnEvaluator(problem, self.model, self.evaluate, byzantine.to(device))
+
+
+def _corrupt(attack: DataAttack, shard: Shards, node: int, seed: int) -> Shards:
+    """The samples of one node under attack."""
+    device = shard.inputs.device
+    fresh = stream(seed, "attack data", node=torch.tensor([node], device=device), device=device)
+    wrong = attack(Shards(*(part[None] for part in shard)), stream(seed, "attack", device=device), fresh)
+    return Shards(*(part[0] for part in wrong))
+
+
+class OwnEvaluator:
+    """Loss and gradient over the samples of all honest nodes, and what `evaluate` says, at averaged models.
+
+    The model is the average over the core after a detection, over the honest nodes without one.
+    """
+
+    quick = False
+    loss: SmoothLoss | None = None
+
+    def __init__(self, problem: ModuleProblem, model: nn.Module, evaluate: Evaluate | None, byzantine: Tensor) -> None:
+        self._problem, self._evaluate, self._byzantine = problem, evaluate, byzantine
+        self._model = copy.deepcopy(model).to(byzantine.device)
+        self.extra: tuple[str, ...] = ("loss",)
+
+    def averages(self, core: Core | None) -> list[Average]:
+        if core is None:
+            return [Average(~self._byzantine)]
+        return [Average(core.members), Average(core.members, core.perron)]
+
+    def measure(self, averages: Sequence[Tensor]) -> Measures:
+        honest = (~self._byzantine).nonzero().flatten()
+        norms = [torch.linalg.vector_norm(self._problem.pooled_gradient(theta, honest)) for theta in averages]
+        found: Measures = {
+            "loss": number(self._problem.pooled_loss(averages[0], honest)),
+            "grad_norm": number(norms[0]),
+            "grad_norm_weighted": number(norms[1]) if len(norms) > 1 else None,
+            **self._evaluation(averages[0]),
+        }
+        self.extra = tuple(key for key in found if key not in SUMMARY_KEYS)
+        return found
+
+    def shared(self, group: Group, layout: ShardLayout) -> OwnEvaluator:
+        raise InputError("train: got several ranks, allowed: one process")
+
+    def _evaluation(self, theta: Tensor) -> Measures:
+        if self._evaluate is None:
+            return {}
+        self._model.load_state_dict(self._problem.state_dict(theta))
+        with torch.no_grad():
+            given = self._evaluate(self._model.eval())
+        name = getattr(self._evaluate, "__name__", "evaluation").strip("<>")
+        values = given if isinstance(given, Mapping) else {name: given}
+        for key, value in values.items():
+            require(isinstance(key, str) and key not in _TAKEN, "evaluate", key, "names that bymi does not use itself")
+            single = is_number(value) or isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1)
+            require(single, "evaluate", value, "a number, or a dict of numbers by name")
+        return {key: number(torch.as_tensor(value, dtype=torch.float64)) for key, value in values.items()}
+
+
+def digest_of(*things: object) -> str:
+    """A name for the content of tensors, modules and functions, with the source of what is not bymi's, torch's or Python's.
+
+    Of a function also its defaults and what it closes over; data that it reaches in another way are not seen.
+    """
+    found = hashlib.sha256()
+    for piece in _pieces(things):
+        found.update(len(piece).to_bytes(8, "little") + piece)
+    return found.hexdigest()[:16]
+
+
+def _pieces(thing: Any) -> Iterator[bytes]:
+    if isinstance(thing, Tensor):
+        yield f"{thing.dtype} {list(thing.shape)}".encode()
+        yield thing.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(thing, nn.Module):
+        kinds: set[Any] = {type(part) for part in thing.modules()}
+        yield repr(thing).encode()
+        yield from _pieces(dict(thing.state_dict()))
+        yield from (text.encode() for text in sorted({text for part in kinds for text in sources_of(part)}))
+    elif isinstance(thing, Mapping):
+        yield from (piece for key, value in thing.items() for piece in (str(key).encode(), *_pieces(value)))
+    elif isinstance(thing, (list, tuple)):
+        yield str(len(thing)).encode()
+        yield from (piece for value in thing for piece in _pieces(value))
+    elif isinstance(thing, partial):
+        yield from _pieces((thing.func, thing.args, thing.keywords))
+    elif callable(thing):
+        kind: Any = thing if hasattr(thing, "__qualname__") else type(thing)
+        yield f"{kind.__module__}.{kind.__qualname__}".encode()
+        yield from (text.encode() for text in sorted(sources_of(kind)))
+        cells = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
+        yield from _pieces([*cells, *(getattr(thing, "__defaults__", None) or ())])
+    else:
+        plain = thing is None or isinstance(thing, (bool, int, float, complex, str, bytes))
+        yield (repr(thing) if plain else type(thing).__qualname__).encode()

@@ -1,0 +1,87 @@
+"""How much memory a run takes, from its sheet alone: said before any data are made."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from bymi.core.allocator import available
+from bymi.core.errors import OutOfMemoryError
+from bymi.core.list_graph import lists_pay
+from bymi.core.named_parts import build_part
+from bymi.distributed.host import Host
+from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.tasks import TASKS, Images, Linear
+
+_LENET = 61_706  # parameters
+_PIXELS, _IMAGES, _TESTED = 28 * 28, 60_000, 10_000  # of MNIST and Fashion-MNIST; the other sets are smaller
+_MANY, _AT_ONCE = 1000, 128  # nodes from which on data are drawn for so many of them at a time
+_DRAWS = 8  # rounds whose mini-batches are drawn in one go
+
+
+def needs(sheet: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
+    """Bytes that the parts of a run take at least, for a process that holds one of `ranks` equal parts of the nodes.
+
+    Measured peaks are one to two times the sum; detection in the hardened profile may take more.
+    """
+    task = build_part(TASKS, sheet["data"])
+    nodes = sheet["nodes"]
+    here = math.ceil(nodes / ranks)
+    if isinstance(task, Linear):
+        drawn = here if nodes < _MANY else min(here, _AT_ONCE)
+        # The rows, and what a normal draw of them holds on the way.
+        data = 8 * task.samples * (here * (task.dim + 1) + 3 * drawn * task.dim)
+        numbers, sample = task.dim, task.dim + 1
+    elif isinstance(task, Images):
+        images = _IMAGES if task.samples is None else min(_IMAGES, nodes * task.samples)
+        data = _PIXELS * (4 * (math.ceil(images / ranks) + _TESTED) + images)  # as float32 and, all of them, as bytes
+        numbers, sample = _LENET, _PIXELS
+    else:
+        return {}
+    size = task.dtype.itemsize
+    kept = size * sample if nodes < _MANY and isinstance(task, Linear) else 0
+    rounds = {"warm_up": sheet.warm_up_steps, "optimisation": sheet.steps - sheet.warm_up_steps}
+    if sheet.method != "drsgd-bymi" and sheet["alone"] is not None:
+        rounds = {"alone": sheet.steps}
+    picked = max(sheet[phase]["batch"] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
+    return {
+        "graph": _graph(sheet),
+        "data": data,
+        "models": 4 * here * numbers * size,  # parameters, gradients, messages, averages
+        "mini-batches": here * picked,
+    }
+
+
+def _graph(sheet: ResolvedSpec) -> int:
+    """Matrices [M, M] with the edges as networkx holds them while the graph is drawn, or lists of neighbours."""
+    graph, nodes = sheet["graph"], int(sheet["nodes"])
+    usual = {"erdos-renyi": graph.get("p", 0) * nodes, "complete": nodes - 1}
+    degree = float(usual.get(graph["name"], graph.get("degree", 2)))
+    longest = 1.5 * degree if graph["name"] == "erdos-renyi" else degree
+    if lists_pay(nodes, math.ceil(longest)):
+        return math.ceil(100 * nodes * degree)
+    return 20 * nodes**2 + math.ceil(100 * nodes * degree)
+
+
+def check(sheet: ResolvedSpec, host: Host, ranks: int = 1) -> None:
+    """An OutOfMemoryError of one line, with what the run takes, if that is more than this machine has."""
+    limit = available()
+    if limit is None:
+        return
+    if host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda":
+        limit += torch.cuda.mem_get_info()[0]
+    parts = needs(sheet, ranks)
+    total = sum(parts.values())
+    if total > limit:
+        words = ", ".join(f"{name} {in_bytes(count)}" for name, count in sorted(parts.items(), key=lambda part: -part[1]))
+        raise OutOfMemoryError(
+            f"{sheet.label}, seed {sheet.seed}: it needs about {in_bytes(total)} of memory ({words}) and {in_bytes(limit)} are "
+            "available; try fewer nodes or arcs, samples or dimensions, or a smaller batch"
+        )
+
+
+def in_bytes(count: int) -> str:
+    """A number of bytes for a person: 2.5 GB."""
+    power = min(5, max(0, (len(str(count)) - 1) // 3))
+    return f"{count / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"

@@ -1,0 +1,45 @@
+"""Averages of models, and how far apart these are: all that a record of a run needs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bymi.distributed.gathered_rounds import Models
+
+
+class Average(NamedTuple):
+    """Of some nodes, with equal weights or with those given."""
+
+    members: Tensor  # [M] bool
+    weights: Tensor | None = None  # [M]
+
+    def of(self, theta: Tensor) -> Tensor:
+        rows = theta[self.members]
+        return rows.mean(0) if self.weights is None else self.weights[self.members].to(rows.dtype) @ rows
+
+
+def look(
+    models: Models, averages: Sequence[Average], among: Tensor, about: Average | None = None
+) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    """Averages of models [D] each, the largest distance of some of them [M] bool to their mean, and a mean squared distance.
+
+    That is the one of the members of `about` to their average. All in one walk.
+    """
+    found: list[list[Tensor]] = [[] for _ in averages]
+    apart: Tensor | None = None
+    squares: Tensor | None = None
+    for block in models.blocks():
+        for parts, average in zip(found, averages, strict=True):
+            parts.append(average.of(block))
+        rows = block[among]
+        away = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
+        apart = away if apart is None else torch.hypot(apart, away)
+        if about is not None:
+            far = (block[about.members] - about.of(block)).square().sum(1, dtype=torch.float64).mean()
+            squares = far if squares is None else squares + far
+    assert apart is not None
+    return [torch.cat(parts) for parts in found], apart.max(), squares

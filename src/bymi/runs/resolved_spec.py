@@ -1,0 +1,134 @@
+"""What a run needs to know, as plain values: a spec that was checked and written down.
+
+Specs are checked by pydantic, once, where a person writes them. From here on nothing outside of torch, numpy and networkx is
+needed, so that a file of sheets can be run on a bare machine with an accelerator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from bymi.core import files
+from bymi.core.errors import InputError
+from bymi.core.graph import EDGE_FILE_LIMIT
+from bymi.runs.foreign_parts import foreign_source
+
+LARGEST_INTEGER, LARGEST_NUMBER, LARGEST_SEED = 10**9, 1e100, 2**63 - 1
+"""Bounds of all integers and numbers in a spec that have no closer ones, and of the seed: squares of the largest are finite."""
+
+_SHEETS_LIMIT = 256 * files.MEBIBYTE
+Made = TypeVar("Made")
+
+_KEYS = {
+    *("method", "seed", "steps", "nodes", "graph", "data", "attack", "warm_up", "detection", "panel", "watch", "optimisation"),
+    *("byzantine_ratio", "byzantine_mixing", "byzantine_pruning", "byzantine_level", "byzantine_start", "byzantine_period"),
+    *("byzantine_faces", "byzantine_placement", "record_every", "alone", "stop"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ResolvedSpec:
+    """All keys of a spec with one method, resolved, as JSON has them."""
+
+    values: dict[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    @property
+    def method(self) -> str:
+        method = self.values["method"]
+        return str(method[0] if isinstance(method, list) else method)
+
+    @property
+    def seed(self) -> int:
+        return int(self.values["seed"])
+
+    @property
+    def steps(self) -> int:
+        return int(self.values["steps"])
+
+    @property
+    def warm_up_steps(self) -> int:
+        given = self.values["warm_up"]["steps"]
+        return max(1, self.steps // 10) if given is None else int(given)
+
+    @property
+    def label(self) -> str:
+        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI for the published detection.
+
+        With a panel BALANCE-hardened-ByMI; without one, but with gradients at the receiver's point, BALANCE-receiver-ByMI.
+        """
+        rule = self.values["warm_up"]["rule"]["name"].rpartition(":")[2].upper()
+        receiver = self.values["detection"]["point"] == "receiver"
+        whole = "hardened" if self.values["panel"] is not None else "receiver" if receiver else "DRSGD"
+        names = {"dsgd": "DSGD", "rule": rule, "published": f"{rule}-DRSGD-ByMI", "drsgd-bymi": f"{rule}-{whole}-ByMI"}
+        return str(names[self.method])
+
+    @property
+    def digest(self) -> str:
+        """A name for exactly this spec: equal specs have equal digests, and nothing else does.
+
+        With parts of the user's own in the tables, it also depends on the source of these.
+        """
+        text = json.dumps(self.values, sort_keys=True)
+        return hashlib.sha256(text.encode() + self._graph_file() + foreign_source(self.values)).hexdigest()[:10]
+
+    def _graph_file(self) -> bytes:
+        """What is in the edge file, if there is one: the same name with other edges is another experiment."""
+        path = self.values["graph"].get("path")
+        if path is None or not Path(path).is_file():
+            return b""
+        return files.read_bytes(Path(path), limit=EDGE_FILE_LIMIT)
+
+
+def make(kind: type[Made], values: Mapping[str, Any]) -> Made:
+    """An object from plain values that fit its annotations; an InputError that names the key if one does not."""
+    require_types(values, get_type_hints(kind))
+    return kind(**values)
+
+
+def require_types(values: Mapping[str, Any], hints: Mapping[str, Any], before: str = "") -> None:
+    """An InputError that names the key if a value does not fit its annotation; keys without one are left alone."""
+    for key, value in values.items():
+        if key in hints and not fits(value, hints[key]):
+            allowed = getattr(hints[key], "__name__", str(hints[key]))
+            raise InputError(f"{before}{key}: got {repr(value)[:60]}, allowed: {allowed.replace('typing.', '')}")
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a plain value is of an annotated type and, if it is a number, within bounds. No truth value is a number."""
+    if hint in (int, float):
+        if type(value) is int:  # an integer in place of a number stays one, in squares, too
+            return abs(value) <= LARGEST_INTEGER
+        return hint is float and isinstance(value, float) and abs(value) <= LARGEST_NUMBER
+    if get_origin(hint) in (Union, types.UnionType):
+        return any(fits(value, option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return any(type(value) is type(option) and value == option for option in get_args(hint))
+    return hint not in (bool, str, dict, types.NoneType) or type(value) is hint
+
+
+def write_sheets(path: Path, sheets: list[ResolvedSpec]) -> None:
+    """A file of sheets, for `python -m bymi.runs`."""
+    if not path.parent.is_dir() or path.is_dir():
+        raise InputError(f"cannot write {path}: {'Is a directory' if path.is_dir() else 'No such file or directory'}")
+    files.write_bytes(path, (json.dumps([sheet.values for sheet in sheets]) + "\n").encode())
+
+
+def read_sheets(path: Path) -> list[ResolvedSpec]:
+    """The sheets of a file, each with all keys. What they say was checked when they were written; see `scene.check_sheet`."""
+    content = files.read_bytes(path, limit=_SHEETS_LIMIT)
+    try:
+        found = files.parse_json(content)
+        if not isinstance(found, list) or not all(isinstance(one, dict) and set(one) >= _KEYS for one in found):
+            raise ValueError(f"expected a list of tables with the keys {', '.join(sorted(_KEYS))}")
+        return [ResolvedSpec(values) for values in found]
+    except (ValueError, TypeError) as problem:
+        raise InputError(f"{path} is not a file of sheets: {problem}") from None

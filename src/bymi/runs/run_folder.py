@@ -1,0 +1,242 @@
+"""Run folders: what is in them, and when one counts as complete.
+
+A run is written to a hidden folder beside its place and renamed when everything is in it, so that an interrupted run never
+looks complete; checkpoints of a run under way lie in another hidden folder, until it is complete. A folder is named by method,
+seed and digest of the spec; the same spec finds the same folder again. Its SHA256SUMS has the checksum of each file, as
+`sha256sum -c` reads it: a folder with a damaged file does not count, and the run is made again. No symbolic link is followed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import networkx
+import numpy
+import torch
+
+import bymi
+from bymi.core import files
+from bymi.core.errors import BymiError, InputError, StorageError
+from bymi.core.graph import Graph
+from bymi.detection import REASONS, Verdict
+from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.resolved_spec import ResolvedSpec
+
+_CHECKPOINTS = ".checkpoints"
+_ASIDE = ".replaced"
+SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
+SUMS = "SHA256SUMS"
+_LARGEST = 4 << 30  # bytes of a file in a run folder
+
+
+class Named(Protocol):
+    """What names a run."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
+def folder_of(out: Path, run: Named) -> Path:
+    """Where the run of a sheet or spec belongs."""
+    return out / f"{run.label.lower()}-seed{run.seed}-{run.digest}"
+
+
+def checkpoints_of(out: Path, run: Named) -> Path:
+    """Where the run is put by while it is under way."""
+    return out / f".{folder_of(out, run).name}{_CHECKPOINTS}"
+
+
+def is_complete(folder: Path) -> bool:
+    """A run folder is complete when all files are as they were written, the summary has all keys, and it is of this version.
+
+    All files are read, two small ones are parsed.
+    """
+    try:
+        files.refuse_link(folder)
+        sums = _read_sums(folder / SUMS)
+        if not {SPEC, ENVIRONMENT, METRICS, SUMMARY} <= set(sums) or any(_sum(folder / name) != sums[name] for name in sums):
+            return False
+        summary, made_by = read_json(folder / SUMMARY), read_json(folder / ENVIRONMENT)
+    except (BymiError, OSError, ValueError):
+        return False
+    if not isinstance(summary, dict) or not set(SUMMARY_KEYS) <= set(summary):
+        return False
+    return isinstance(made_by, dict) and made_by.get("bymi") == bymi.__version__
+
+
+def seal(folder: Path) -> None:
+    """Bring all files of a run folder to the disk, with their checksums in one more."""
+    lines = []
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS):
+        lines.append(f"{_sum(path)}  {path.name}\n")
+        with path.open("r+b") as file:
+            os.fsync(file.fileno())
+    files.write_bytes(folder / SUMS, "".join(lines).encode())
+
+
+def _read_sums(path: Path) -> dict[str, str]:
+    """Checksum by name of the file."""
+    lines = files.decode(files.read_bytes(path, limit=files.MEBIBYTE, links=False)).splitlines()
+    pairs = (line.split("  ", 1) for line in lines)
+    return {name: found for found, name in pairs if name == Path(name).name}
+
+
+def _sum(path: Path) -> str:
+    with files.opened(path, limit=_LARGEST, links=False) as file:
+        found = hashlib.sha256()
+        while block := file.read(files.MEBIBYTE):
+            found.update(block)
+        return found.hexdigest()
+
+
+def prepare(out: Path) -> None:
+    """Make the folder for runs, without the scratch of processes that died in it, or say in one line why it cannot be.
+
+    Checkpoints stay until their run is complete.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe = out / f".probe-{os.getpid()}"
+        probe.touch()
+        probe.unlink()
+        for scratch in out.glob(f".*-seed*.{platform.node()}.*"):
+            if scratch.suffix[1:].isdigit() and not _alive(int(scratch.suffix[1:])):
+                _clear(scratch)
+        for kept in out.glob(f".*{_CHECKPOINTS}"):
+            if is_complete(out / kept.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
+                shutil.rmtree(kept, ignore_errors=True)
+    except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
+        # A place that cannot be a folder is a mistake in the command; the rest is the disk.
+        wrong = isinstance(problem, (FileExistsError, NotADirectoryError, ValueError))
+        said = f"cannot write to the folder {out}: {getattr(problem, 'strerror', None) or problem}"
+        raise (InputError if wrong else StorageError)(said) from None
+
+
+@contextmanager
+def writing(out: Path, sheet: ResolvedSpec, *, again: bool = False) -> Iterator[Path]:
+    """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed.
+
+    What was in that place was not complete, and goes. Of a run that another process has completed in the meantime the first
+    folder stays, unless it is made `again`.
+    """
+    place = folder_of(out, sheet)
+    files.refuse_link(place)
+    if place.exists() and not place.is_dir():
+        raise InputError(f"{place}: got a file, allowed: a run folder, or nothing yet")
+    scratch = out / f".{place.name}.{platform.node()}.{os.getpid()}"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        write_json(scratch / SPEC, sheet.values)
+        write_json(scratch / ENVIRONMENT, environment())
+        yield scratch
+        seal(scratch)
+        if again or not is_complete(place):
+            _put(scratch, place)
+            files.sync_folder(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _put(scratch: Path, place: Path) -> None:
+    """Put a finished folder in its place. What was there is aside for the moment, where `prepare` finds it after a crash."""
+    aside = place.with_name(f".{place.name}{_ASIDE}.{platform.node()}.{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    if place.exists():
+        os.replace(place, aside)
+    os.replace(scratch, place)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _clear(scratch: Path) -> None:
+    """Remove the scratch of a process that died; a folder that it had moved aside goes back if nothing has taken its place."""
+    name, aside, _ = scratch.name.rpartition(f"{_ASIDE}.")
+    if aside and not (place := scratch.with_name(name.removeprefix("."))).exists():
+        os.replace(scratch, place)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True
+
+
+def environment() -> dict[str, Any]:
+    """Versions and machine, for whoever compares numbers later."""
+    return {
+        "bymi": bymi.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "networkx": networkx.__version__,
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> dict[str, Any]:
+    """Who judged whom and why, one entry a receiver; `byzantine` is the truth of the simulation."""
+    receivers = []
+    arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
+    graph = graph.to("cpu")
+    all_scores, reasons = verdict.scores.cpu(), verdict.why.cpu()
+    hardened, figures = bool(verdict.figure.numel()), verdict.figure.cpu()
+    for node, limit in enumerate(limits):
+        places = arcs[node].nonzero().flatten()
+        neighbours = graph.nodes_at(torch.full_like(places, node), places)
+        scores = all_scores[node, places].tolist()
+        entry = {
+            "node": node,
+            "threshold": limit if math.isfinite(limit) else None,
+            "neighbours": neighbours.tolist(),
+            "scores": [_plain(score) for score in scores],
+            "flagged": neighbours[flags[node, places]].tolist(),
+            "why": [REASONS[code] for code in reasons[node, places].tolist()],
+        }
+        if hardened:
+            entry["figures"] = [_plain(figure) for figure in figures[node, places].tolist()]
+            entry["taken"], entry["guarded"] = float(verdict.taken[node]), bool(verdict.guard_acted[node])
+        receivers.append(entry)
+    return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
+
+
+def _plain(value: float) -> float | None:
+    """A JSON number, or null."""
+    return value if math.isfinite(value) else None
+
+
+def read_json(path: Path) -> Any:
+    return files.read_json(path, limit=_LARGEST, links=False)
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    files.write_bytes(path, (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode())
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a metrics.jsonl."""
+    lines = files.read_bytes(path, limit=_LARGEST, links=False).splitlines()
+    return [json.loads(line) for line in lines]

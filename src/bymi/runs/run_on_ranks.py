@@ -1,0 +1,95 @@
+"""Runs under torchrun: the nodes of one run over all ranks, or whole runs over them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import bymi
+from bymi.core.errors import BymiError, InputError, error_of
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
+from bymi.distributed.launch import same_everywhere
+from bymi.runs import run_folder as store
+from bymi.runs.engine_choice import lay_out
+from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.runner import Progress, Result, follow, run, run_all
+
+
+def run_together(
+    sheets: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
+) -> list[Result]:
+    """Run sheets one after the other, the nodes of each spread over all ranks. Rank 0 keeps the books."""
+    out, tell = Path(out), progress or (lambda index, steps: None)
+    host = _host(host, group)
+    _check(sheets, group)
+    for sheet in sheets:
+        _enough_nodes(sheet, group)
+    results = [_run(sheet, out, partial(tell, index), host, group) for index, sheet in enumerate(sheets)]
+    return results if group.rank == 0 else []
+
+
+def _run(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
+    """One run over all ranks. Rank 0 knows whether it is there already: the others may not see its folders."""
+    if host.again:
+        shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
+    if group.agree(not host.again and (group.rank > 0 or store.is_complete(store.folder_of(out, sheet)))):
+        return run(sheet, out, None, host) if group.rank == 0 else None
+    plot, result = partial(lay_out, group=group), None
+    if group.rank == 0:
+        result = run(sheet, out, tell, host, plot)
+    else:
+        follow(sheet, host, store.checkpoints_of(out, sheet), plot)
+    group.moment = "at the end of a run"
+    group.agree(True)  # nobody removes a checkpoint before the summary is written
+    shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
+    return result
+
+
+def run_apart(
+    sheets: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
+) -> list[Result]:
+    """Run sheets side by side, each whole on one rank, which writes its folder. All ranks need the same file system."""
+    host = _host(host, group)
+    _check(sheets, group)
+    tell = progress or (lambda index, steps: None)
+    failed = {}
+    while (index := group.take("next run")) < len(sheets):
+        group.moment = f"in run {index + 1} of {len(sheets)}"
+        # One after the other, whoever is free takes the next: some runs take longer.
+        (result,) = run_all([sheets[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
+        if isinstance(result, BymiError):
+            failed[str(index)] = [result.exit_code, str(result)]
+    group.say("all runs")
+    group.wait("all runs", range(group.size))
+    errors = {int(index): why for words in group.tell(failed) for index, why in words.items()}
+    if group.rank:
+        return []
+    host = replace(host, again=False)  # they are there now: read
+    return [error_of(*errors[index]) if index in errors else run(sheet, out, None, host) for index, sheet in enumerate(sheets)]
+
+
+def _as_run(index: int, tell: Progress) -> Progress:
+    return lambda only, steps: tell(index, steps)
+
+
+def _host(host: Host | None, group: Group) -> Host:
+    host = host or Host()
+    beside = int(os.environ.get("LOCAL_WORLD_SIZE", str(group.size)))
+    return replace(host, threads=host.threads_beside(beside))
+
+
+def _enough_nodes(sheet: ResolvedSpec, group: Group) -> None:
+    if sheet["nodes"] < group.size:
+        raise InputError(f"nodes: got {sheet['nodes']} for {group.size} ranks, allowed: a node or more for each rank")
+
+
+def _check(sheets: Sequence[ResolvedSpec], group: Group) -> None:
+    digests = ", ".join(sheet.digest for sheet in sheets)
+    same_everywhere(group, {"bymi": bymi.__version__, "torch": torch.__version__, "spec": digests})

@@ -1,0 +1,193 @@
+"""From a sheet to the objects of a run: roles, graph, problem, adversary, plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_type_hints
+
+import torch
+from torch import Tensor
+
+from bymi import aggregation, attacks, detection
+from bymi.attacks import Adversary, Attack
+from bymi.core import topology
+from bymi.core.errors import BymiError, InputError, require
+from bymi.core.graph import Graph
+from bymi.core.named_parts import build_part
+from bymi.core.streams import stream
+from bymi.distributed.group import Group
+from bymi.distributed.host import Host
+from bymi.distributed.shard_layout import ShardLayout
+from bymi.distributed.sharded_run import default_layout
+from bymi.problems import Problem
+from bymi.runs import memory_estimate as footprint
+from bymi.runs.evaluators import Evaluator
+from bymi.runs.foreign_parts import refuse_imports
+from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec, make, require_types
+from bymi.runs.tasks import TASKS, Task
+from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
+
+
+@dataclass(frozen=True, eq=False)
+class RunSetup:
+    """Everything that a run needs. Only `adversary` and the metrics look at `byzantine`."""
+
+    byzantine: Tensor  # [M] bool
+    graph: Graph
+    problem: Problem
+    evaluator: Evaluator
+    adversary: Adversary
+    plan: Plan
+    layout: ShardLayout | None = None  # who holds which nodes; None: this process all of them, and all at once
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A caller's objects in place of parts of a sheet, which names them by their content. None: as the sheet says."""
+
+    task: Task | None = None
+    graph: Graph | None = None
+    byzantine: Tensor | None = None  # [M] bool
+
+
+def set_up_run(
+    sheet: ResolvedSpec, host: Host | None = None, group: Group | None = None, given: Given | None = None
+) -> RunSetup:
+    """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was.
+
+    In a process of a `group` it is a part of it: only its nodes have data. `given`: objects in place of parts of the sheet.
+    """
+    given = given or Given()
+    host = host or Host()
+    footprint.check(sheet, host, 1 if group is None else group.size)
+    seed = sheet.seed
+    attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
+    task: Task = given.task or build_part(TASKS, sheet["data"])
+    byzantine, graph = _roles_and_graph(sheet, given)
+    require(graph.size == sheet["nodes"], "graph", f"{graph.size} nodes", f"nodes = {sheet['nodes']}")
+    if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
+        require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
+    device = host.place(gains=task.gains)
+    layout = None if group is None else default_layout(graph, task.dtype, device, group)
+    blocks = None if layout is None or group is None else layout.blocks(group.rank)
+    problem, evaluator = task.build(byzantine, attack, host, seed, blocks)
+    if graph.knows_tracker_limit and sheet["optimisation"]["premix_rounds"] is None:
+        level = sheet["byzantine_level"] or getattr(attack, "level", None)
+        allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
+        require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
+    byzantine = byzantine.to(device)
+    return RunSetup(
+        byzantine=byzantine,
+        graph=graph.to(device),
+        problem=problem,
+        evaluator=evaluator,
+        adversary=_adversary(byzantine, attack, sheet),
+        plan=_plan(sheet, task.identification_of(problem.samples), problem.samples),
+        layout=None if layout is None else layout.to(device),
+    )
+
+
+def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: ResolvedSpec) -> Adversary:
+    """Attacks on data are done before a run: they leave nothing to do on the wire."""
+    options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
+    attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
+    sent = None if isinstance(attack, attacks.DataAttack) else attack
+    return Adversary(byzantine, sent, seed=sheet.seed, **options)
+
+
+def _roles_and_graph(sheet: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
+    """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it, unless they are given."""
+    nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
+    count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)
+    recipe: topology.Topology = build_part(topology.TOPOLOGIES, sheet["graph"])
+    if given.byzantine is None and how != "random":
+        graph = given.graph or recipe.draw(nodes, seed=seed)
+        return attacks.place(graph, count, how, seed=seed), graph
+    byzantine = torch.zeros(nodes, dtype=torch.bool) if given.byzantine is None else given.byzantine
+    if given.byzantine is None:
+        byzantine[stream(seed, "roles").permutation(nodes)[:count]] = True
+    return byzantine, given.graph or recipe.draw(nodes, seed=seed, must_connect=~byzantine)
+
+
+def _plan(sheet: ResolvedSpec, identification: int, samples: int) -> Plan:
+    warm_up, judging, optimisation = sheet["warm_up"], sheet["detection"], dict(sheet["optimisation"])
+    if isinstance(judging["sample"], int):
+        require(judging["sample"] <= samples, "detection.sample", judging["sample"], f"2 to {samples}, all that a node has")
+    size, schedule = optimisation.pop("step_size"), optimisation.pop("schedule")
+    value = theorem_step(sheet["nodes"], sheet.steps - sheet.warm_up_steps) if isinstance(size, str) else size
+    parts = {
+        "centre": build_part(detection.CENTRES, judging["centre"]),
+        "scale": build_part(detection.SCALES, judging["scale"]),
+        "threshold": build_part(detection.THRESHOLDS, judging.get("threshold", {"name": "published"})),
+        "panel": None if sheet["panel"] is None else detection.Panel(**sheet["panel"]),
+    }
+    whole = sheet.method == "drsgd-bymi"
+    alone = None if whole else sheet["alone"]  # steps of a baseline of its own, over all rounds
+    pace = alone or warm_up
+    return Plan(
+        steps=sheet.steps,
+        warm_up_steps=sheet.steps if alone else sheet.warm_up_steps,
+        warm_up=WarmUp(
+            rule=aggregation.Average() if sheet.method == "dsgd" else build_part(aggregation.RULES, warm_up["rule"]),
+            step_size=StepSize(pace["step_size"], pace["schedule"]),
+            batch=pace["batch"],
+            cool_down=warm_up["cool_down"],
+        ),
+        detector=detection.Detector(**{**judging, **parts}) if whole else None,
+        optimisation=Optimisation(step_size=StepSize(value, schedule), **optimisation),
+        watch=detection.Watch(**sheet["watch"]) if whole and sheet["watch"] is not None else None,
+        identification=identification,
+        seed=sheet.seed,
+        stop=None if sheet["stop"] is None else Stop(**sheet["stop"]),
+    )
+
+
+_TYPES: dict[str, Any] = {
+    **dict.fromkeys(("steps", "nodes", "record_every", "byzantine_start"), int),
+    **dict.fromkeys(("graph", "data", "attack", "warm_up", "detection", "optimisation"), dict),
+    **dict.fromkeys(("panel", "watch", "alone", "stop"), dict | None),
+    "profile": str,
+    "byzantine_ratio": float,
+    "byzantine_period": int | None,
+    "byzantine_placement": attacks.Placement,
+}
+_WARM_UP = {**get_type_hints(WarmUp), "steps": int | None, "rule": dict, "step_size": float, "schedule": str}
+_DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict, "threshold": dict}
+_OPTIMISATION = {**get_type_hints(Optimisation), "step_size": float | Literal["theorem"], "schedule": str}
+
+
+def check_sheet(sheet: ResolvedSpec, where: str, *, imports: bool = False) -> None:
+    """Refuse a sheet that no spec could have written, in one line that begins with `where`: it may come from anywhere.
+
+    Types, bounds and names of all keys; what depends on data or on the graph shows when the run begins. Unless `imports` are
+    allowed, nothing that it names is imported.
+    """
+    try:
+        require_types(sheet.values, _TYPES)
+        if not imports:
+            refuse_imports(sheet.values, where)
+        lowest = {"nodes": 2, "steps": 2, "record_every": 1, "byzantine_start": 0}
+        for key, least in lowest.items():
+            require(sheet[key] >= least, key, sheet[key], f"{least} or more")
+        require(0 <= sheet["byzantine_ratio"] < 0.5, "byzantine_ratio", sheet["byzantine_ratio"], "0 up to, not including, 0.5")
+        seed = sheet["seed"]
+        require(type(seed) is int and 0 <= seed <= LARGEST_SEED, "seed", seed, f"an integer from 0 to {LARGEST_SEED}")
+        require_types(sheet["warm_up"], _WARM_UP, "warm_up.")
+        require_types(sheet["detection"], _DETECTION, "detection.")
+        require_types(sheet["optimisation"], _OPTIMISATION, "optimisation.")
+        if sheet["alone"] is not None:
+            require_types(sheet["alone"], _WARM_UP, "alone.")
+        for key, kind in (("panel", detection.Panel), ("watch", detection.Watch), ("stop", Stop)):
+            if sheet[key] is not None:
+                make(kind, sheet[key])
+        for table, part in ((attacks.ATTACKS, "attack"), (TASKS, "data"), (topology.TOPOLOGIES, "graph")):
+            make(table[sheet[part]["name"]], {key: value for key, value in sheet[part].items() if key != "name"})
+        _adversary(torch.zeros(2, dtype=torch.bool), build_part(attacks.ATTACKS, sheet["attack"]), sheet)
+        _plan(sheet, 2, 4 if sheet["detection"]["sample"] in ("identification", "all") else sheet["detection"]["sample"])
+        sheet.digest  # noqa: B018 - names the method and its rule, too
+        sheet.label  # noqa: B018
+    except BymiError as problem:
+        raise InputError(f"{where}: {str(problem).removeprefix(f'{where}: ')}") from None
+    except (LookupError, TypeError, ValueError, AttributeError) as problem:
+        raise InputError(f"{where}: {type(problem).__name__} {problem}") from None

@@ -1,0 +1,144 @@
+"""A State as named tensors and a few words, and back. What comes back is checked against the run that wants to use it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from bymi.attacks import SimulatedAdversary
+from bymi.core.network import LocalNetwork
+from bymi.core.topic import PARAMETERS
+from bymi.detection import Suspensions, UpdateHistory
+from bymi.problems import Problem
+from bymi.runs.safetensors_file import UnusableError
+from bymi.training.plan import Plan
+from bymi.training.state import State
+
+Axis = Literal["node", "column"]
+ShardLayout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+"""Type and shape by name."""
+
+AXES: dict[str, tuple[Axis, ...]] = {
+    "theta": ("node",),
+    "flagged": ("node",),
+    "tracker": ("node",),
+    "before": ("node",),
+    "anchor": ("node",),
+    "record.left": ("node",),
+    "record.strikes": ("node",),
+    "trail.messages": ("column",),
+    "trail.own": ("node",),
+    "trail.times": ("column",),
+    "trail.refused": ("node", "column"),
+}
+"""What counts the first dimensions of each tensor: nodes, or columns of the inboxes. Those after them are whole.
+
+Where rows of arcs are lists of neighbours, what was refused is counted along these lists, too.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class StateShape:
+    """What a run expects of its states, whoever holds which of its `size` nodes and `columns` of its inboxes.
+
+    `arcs`: how many columns the arcs of its network have; fewer than nodes where rows are lists of neighbours.
+    """
+
+    plan: Plan
+    size: int
+    arcs: int
+    dim: int
+    dtype: torch.dtype
+    columns: int
+
+    @staticmethod
+    def of(problem: Problem, network: LocalNetwork | SimulatedAdversary, plan: Plan) -> StateShape:
+        """That of a run in one process."""
+        start = problem.initial(network.nodes[:1])
+        columns = network.columns(PARAMETERS) if isinstance(network, SimulatedAdversary) else network.size
+        return StateShape(plan, network.size, network.arcs.shape[1], start.shape[1], start.dtype, columns)
+
+
+def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by the names in AXES, and plain values."""
+    tensors = {key: getattr(state, key) for key in ("theta", "flagged", "tracker", "before", "anchor")}
+    words: dict[str, Any] = {key: getattr(state, key) for key in ("step", "phase", "judged", "settled", "stopped")}
+    words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # each node's own one only
+    if state.record is not None:
+        tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
+    if state.trail is not None:
+        trail = state.trail
+        words.update(rounds=trail.rounds, steps=trail.steps)
+        tensors.update({f"trail.{key}": getattr(trail, key) for key in ("messages", "own", "times", "refused")})
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}, words
+
+
+def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: int) -> ShardLayout:
+    """All tensors of a state with such words, of so many nodes and columns; an UnusableError if no state has these words."""
+    plan, phase = frame.plan, words.get("phase")
+    step, judged = words.get("step"), words.get("judged")
+    last = plan.steps if plan.detector is None else plan.warm_up_steps
+    if phase == "warm-up":
+        fits = _is_count(step, 1, last) and judged is None
+    elif phase == "detection":
+        fits = step in plan.detections and judged == step
+    else:
+        fits = phase == "optimisation" and _is_count(step, last + 1, plan.steps) and judged in plan.detections and judged < step
+    if not fits or not all(isinstance(words.get(key), bool) for key in ("settled", "stopped", "entries")):
+        raise UnusableError(f"round {step!r} in phase {phase!r} is none of this run")
+
+    parts: ShardLayout = {"theta": (frame.dtype, (nodes, frame.dim))}
+    if judged is not None:
+        parts["flagged"] = (torch.bool, (nodes, frame.arcs))
+    if phase == "optimisation" and plan.detector is not None and plan.detector.pruning != "mutual":
+        parts["tracker"] = (torch.float64, (nodes,) if words["entries"] else (nodes, frame.size))
+    if plan.stop is not None and (plan.detector is None or judged is not None):
+        parts["anchor"] = parts["theta"]
+    if plan.watch is not None:
+        parts["before"] = parts["theta"]
+        parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.arcs))
+        rounds, steps = words.get("rounds"), words.get("steps")
+        if not _is_count(rounds, 0, plan.steps) or type(steps) is not float or not 0 <= steps < math.inf:
+            raise UnusableError(f"a trail over {rounds!r} rounds with steps of {steps!r} in sum")
+        if rounds:
+            parts["trail.messages"] = (torch.float64, (columns, frame.dim))
+            parts["trail.own"] = (torch.float64, (nodes, frame.dim))
+            parts["trail.times"] = (torch.int64, (columns,))
+            parts["trail.refused"] = (torch.int32, (nodes, columns if frame.arcs == frame.size else frame.arcs))
+    return parts
+
+
+def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: StateShape, device: torch.device) -> State:
+    """The state of which `expected` told the parts."""
+    for name in ("record.left", "record.strikes", "trail.times", "trail.refused"):
+        if name in tensors and bool((tensors[name] < 0).any()):
+            raise UnusableError(f"{name} has counts below zero")
+    parts = {name: tensor.to(device) for name, tensor in tensors.items()}
+    record = trail = None
+    if frame.plan.watch is not None:
+        record = Suspensions(parts["record.left"], parts["record.strikes"], frame.plan.watch.longest)
+        sums = {key: parts.get(f"trail.{key}") for key in ("messages", "own", "times", "refused")}
+        trail = UpdateHistory(words["rounds"], words["steps"], **sums)  # type: ignore[arg-type]
+    return State(
+        words["step"],
+        words["phase"],
+        parts["theta"],
+        words["judged"],
+        parts.get("flagged"),
+        parts.get("tracker"),
+        words["settled"],
+        record,
+        trail,
+        parts.get("before"),
+        parts.get("anchor"),
+        words["stopped"],
+    )
+
+
+def _is_count(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high

@@ -1,0 +1,103 @@
+"""Trained models in a run folder: the mean over the core and one honest node's model, or each node's.
+
+`model.safetensors` holds the mean, by the names of a state dict; `nodes.safetensors` holds models of single nodes, stacked:
+their numbers [k] under "nodes", and under "models/NAME" each parameter [k, ...].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bymi.core.errors import InputError, StorageError, is_integer, require, shown
+from bymi.core.linalg import all_finite
+from bymi.distributed.gathered_rounds import Models
+from bymi.distributed.host import KeepModels
+from bymi.problems import ModuleProblem, Problem
+from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.safetensors_file import TensorFile, UnusableError
+
+MODEL, NODES = "model.safetensors", "nodes.safetensors"
+_NUMBERS, _BEFORE = "nodes", "models/"
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What a run ended with."""
+
+    mean: Tensor  # [D]
+    nodes: Tensor  # [k] node numbers
+    models: Tensor  # [k, D] their models
+
+
+def nodes_to_keep(members: Tensor, byzantine: Tensor, keep: KeepModels) -> Tensor:
+    """The nodes [k] whose own models are kept: all, or the first honest one of `members` [M] bool."""
+    nodes = torch.arange(len(members), device=members.device)
+    honest = members & ~byzantine
+    return nodes if keep == "all" else nodes[honest if bool(honest.any()) else ~byzantine][:1]
+
+
+def collect(models: Models, members: Tensor, nodes: Tensor) -> Trained:
+    """The mean model of `members` [M] bool, and the models of `nodes` [k].
+
+    Over ranks it is collective: every rank calls it with the same members, and with the nodes whose models it wants.
+    """
+    means, rows = [], []
+    for block in models.blocks():
+        means.append(block[members].mean(0))
+        rows.append(block[nodes])
+    return Trained(torch.cat(means), nodes, torch.cat(rows, 1))
+
+
+def write_models(folder: Path, trained: Trained, problem: Problem, words: Mapping[str, Any]) -> dict[str, Any]:
+    """Write both files; what the summary says of them: bytes in all, and whether all numbers are finite.
+
+    The models of a run that diverged are written as they are.
+    """
+    stacked = {_BEFORE + name: part for name, part in _named(problem, trained.models).items()}
+    try:
+        size = tensorfile.write(folder / MODEL, _named(problem, trained.mean), words)
+        size += tensorfile.write(folder / NODES, {_NUMBERS: trained.nodes, **stacked}, words)
+    except OSError as failure:
+        raise StorageError(f"cannot write the trained models to {folder.parent}: {failure.strerror or failure}") from None
+    return {"model_bytes": size, "model_finite": all_finite(trained.mean) and all_finite(trained.models)}
+
+
+def load_model(folder: str | Path, node: int | None = None) -> dict[str, Tensor]:
+    """The model that a run ended with, by parameter name: the mean over its core, or one node's own.
+
+    For a torch module it is a state dict, so that two lines give the trained network back:
+
+        net = bymi.problems.lenet()
+        net.load_state_dict(bymi.load_model("runs/balance-hardened-bymi-seed0-296dea9736"))
+
+    For the linear model it is {"theta": [d]}. Without a detection the mean is that over all honest nodes. A run keeps the model
+    of one honest node, with `--keep-models all` those of all nodes: `node` is its number. Any reader of safetensors reads the
+    files, too; this one executes nothing and compares checksums.
+    """
+    require(isinstance(folder, (str, Path)), "folder", folder, "the path of a run folder")
+    require(node is None or (is_integer(node) and node >= 0), "node", node, "a node number, or None for the mean")
+    path = Path(folder) / (MODEL if node is None else NODES)
+    if not path.is_file():
+        raise InputError(f"{folder}: no {path.name} there; a run keeps it unless it is made with --keep-models none")
+    try:
+        file = TensorFile(path)
+        if node is None:
+            return {name: file.read(name) for name in file.names}
+        numbers = file.read(_NUMBERS).tolist()
+        require(node in numbers, "node", node, f"a node whose model was kept, one of {shown(numbers)}")
+        at = numbers.index(node)
+        names = [name for name in file.names if name.startswith(_BEFORE)]
+        return {name.removeprefix(_BEFORE): file.read(name)[at].clone() for name in names}
+    except (UnusableError, KeyError, OSError) as problem:
+        raise InputError(f"{path}: not the models of a run ({problem})") from None
+
+
+def _named(problem: Problem, vectors: Tensor) -> dict[str, Tensor]:
+    """Vectors [..., D] by the names of the parameters in them."""
+    return problem.state_dict(vectors) if isinstance(problem, ModuleProblem) else {"theta": vectors}

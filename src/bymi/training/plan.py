@@ -1,0 +1,275 @@
+"""What to run: the three phases' settings as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule
+from bymi.core.errors import InputError, is_number, require, shown
+from bymi.core.named_parts import bounded, check_fields, part_by_name
+from bymi.detection import Detector, Panel, Watch
+
+Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
+
+PROFILES: dict[str, dict[str, Any]] = {
+    "paper": {
+        "warm_up": {"cool_down": 0.4},
+        "detection": {
+            "point": "sender",
+            "cross_fit": False,
+            "probe": False,
+            "sample": "identification",
+            "pruning": "directed",
+        },
+        "panel": None,
+        "watch": None,
+    },
+    "hardened": {
+        "warm_up": {"cool_down": 0.0},
+        "detection": {
+            "point": "receiver",
+            "cross_fit": True,
+            "probe": True,
+            "sample": "all",
+            "pruning": "mutual",
+            "every": None,
+        },
+        "panel": {},
+        "watch": {},
+    },
+}
+"""The published method: its detection and the form of each update as printed; and the one that expects to be attacked.
+
+What the paper does not print, and the optimisation needs to converge, is ours in both: the cap on local steps, the floor under
+the tracker, the falling step size, and a tracker that starts at its limit. `bymi reproduce published-step` has runs without.
+"""
+
+_UNSAID: Any = object()
+_RISE, _FALL = 0.1, 0.2  # the parts of all rounds in which a trapezoid rises and falls
+_STILL = 3  # rounds without a step at the end of a cool-down
+
+
+@dataclass(frozen=True)
+class StepSize:
+    """A step size over rounds: constant, value / sqrt(k + 1), or falling linearly to zero at the last of them.
+
+    "trapezoid" rises linearly in the first tenth, stays, and falls linearly to zero in the last fifth: for networks, which need
+    long steps for long and are thrown off by one that comes too early.
+
+    The warm-up counts all rounds of the plan, the optimisation its own.
+    """
+
+    value: float
+    schedule: Schedule = "constant"
+
+    def __post_init__(self) -> None:
+        require(is_number(self.value) and self.value >= 0, "step_size", self.value, "a finite number, 0 or above")
+        check_fields(self)
+
+    def at(self, step: int, steps: int) -> float:
+        """The step size of round `step` (from 0) out of `steps`."""
+        if self.schedule == "sqrt":
+            return self.value / math.sqrt(step + 1)
+        if self.schedule == "linear":
+            return self.value * (1 - step / steps)
+        if self.schedule == "trapezoid":
+            return self.value * min(1.0, (step + 1) / (_RISE * steps), (1 - step / steps) / _FALL)
+        return self.value
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """A rule with gradient steps. Without a detector it goes on after the warm-up: that rule's own algorithm.
+
+    `rule` may be a name in RULES with parameters, "ios:share=0.3", and `step_size` a number, for a constant step size.
+    `cool_down`: the last part of the warm-up, as a share of its rounds, over which the step falls linearly to zero; it is zero
+    in the last three rounds. Mixing goes on, so good nodes agree when they are compared, as asp:warm_up asks. This is our
+    reading: the paper states the assumption and no step size. Detection at the sender's point needs it on neural networks.
+    """
+
+    rule: Rule = field(default_factory=lambda: BALANCE(gamma=1.0))
+    step_size: StepSize = StepSize(0.05, "sqrt")
+    batch: int = bounded(8, ge=1)
+    cool_down: float = bounded(0.0, ge=0, le=1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rule", part_by_name("rule", self.rule, Rule, RULES, ALIASES))
+        object.__setattr__(self, "step_size", _step_size(self.step_size))
+        check_fields(self)
+
+    def cooling(self, step: int, rounds: int) -> float:
+        """What the cool-down leaves of the step size in round `step` (from 0) of a warm-up of `rounds`."""
+        falling = round(self.cool_down * rounds)
+        if not falling:
+            return 1.0
+        still = min(_STILL, falling)
+        return min(1.0, max(0, rounds - still - step) / max(1, falling - still))
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """SGD rescaled by the tracker y of the left Perron vector. `step_size` may be a number, for a constant step size.
+
+    `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes times a usual step size; "mean" takes
+    eta / (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step, `min_weight` / m floors [y]_ii: a
+    node that few others hear has a tiny [y]_ii and would jump. Both count how often they act. `premix_rounds`: data-free rounds
+    of y before the first step; None mixes until y has reached its limit. `order`: "combine-then-adapt" as published, or
+    "adapt-then-combine": the noise of a step is averaged before the next gradient is taken, which allows longer steps.
+    """
+
+    step_size: StepSize = StepSize(0.0625, "linear")
+    batch: int = bounded(32, ge=1)
+    convention: Literal["paper", "mean"] = "mean"
+    max_local_step: float = bounded(0.08, gt=0)
+    min_weight: float = bounded(0.1, gt=0, le=1)
+    premix_rounds: int | None = bounded(None, ge=0, le=10**6)
+    order: Order = "combine-then-adapt"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "step_size", _step_size(self.step_size))
+        check_fields(self)
+
+    def usual_step(self, step: int, steps: int, nodes: int) -> float:
+        """The local step of a node with [y]_ii = 1 / m in round `step` of `steps`: what DSGD would call its step size."""
+        rate = self.step_size.at(step, steps) * (nodes if self.convention == "paper" else 1)
+        return min(rate, self.max_local_step)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When to end a run before its last round: when more than half of all nodes have come to rest.
+
+    Every `patience` rounds each node looks at how far its own parameters have come in these rounds. "movement": that distance
+    relative to 1 + the norm of the parameters. "gradient": that distance over the sum of the step sizes, an estimate of the
+    norm of the gradient, averaged over these rounds and over the nodes that mix. At rest is who has no more than `tolerance`.
+    Nothing that others send is looked at, and a minority can neither force the end nor prevent it.
+
+    Only the optimisation is looked at; of a rule alone, all rounds. Schedules of step sizes still count the planned rounds.
+    """
+
+    tolerance: float = bounded(gt=0)
+    on: Literal["gradient", "movement"] = "gradient"
+    patience: int = bounded(50, ge=1)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`steps` rounds in all, of which `warm_up_steps` warm up: `Plan.hardened(...)`, `Plan.paper(...)`, or with a detector.
+
+    Without a detector the plan is the warm-up rule alone, a baseline: it takes the step sizes and batches of the warm-up, then
+    those of the optimisation, as the method does round by round. With `warm_up_steps` = `steps` it keeps those of the warm-up.
+
+    `watch`: what is done after the first detection, hardened profile only. `stop`: when to end before the last round.
+    """
+
+    steps: int
+    warm_up_steps: int
+    warm_up: WarmUp = field(default_factory=WarmUp)
+    detector: Detector | None = _UNSAID
+    optimisation: Optimisation = field(default_factory=Optimisation)
+    watch: Watch | None = None
+    identification: int = 50
+    seed: int = 0
+    stop: Stop | None = None
+
+    @staticmethod
+    def hardened(steps: int, warm_up_steps: int, *, detection: Mapping[str, Any] | None = None, **settings: Any) -> Plan:
+        """The plan of profile "hardened", which expects to be attacked and is what `bymi run` runs.
+
+        `detection`: fields of the Detector to set otherwise; `settings`: other fields of the plan, instead of the profile's.
+        """
+        return _by_profile("hardened", steps, warm_up_steps, detection or {}, settings)
+
+    @staticmethod
+    def paper(steps: int, warm_up_steps: int, *, detection: Mapping[str, Any] | None = None, **settings: Any) -> Plan:
+        """The plan of profile "paper", the published method; arguments as those of `Plan.hardened`."""
+        return _by_profile("paper", steps, warm_up_steps, detection or {}, settings)
+
+    def __post_init__(self) -> None:
+        allowed = "a Detector, or None for the rule alone; Plan.hardened(...) and Plan.paper(...) have those of the profiles"
+        require(self.detector is not _UNSAID, "detector", "nothing", allowed)
+        check_fields(self)
+        require(self.steps >= 1, "steps", self.steps, "1 or more")
+        require(self.warm_up_steps >= 0, "warm_up_steps", self.warm_up_steps, "0 or more")
+        require(self.identification >= 2, "identification", self.identification, "2 or more")
+        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        if self.detector is not None:
+            allowed = f"1 to steps - 1 = {self.steps - 1}"
+            require(0 < self.warm_up_steps < self.steps, "warm_up_steps", self.warm_up_steps, allowed)
+        if self.watch is not None:
+            require(self.detector is not None and self.detector.panel is not None, "watch", "on", "with a panel")
+        elif self.detector is not None:
+            # The published phases know neither and would pass over them in silence.
+            require(self.detector.panel is None, "watch", "off", "without a panel; Watch(every=None) detects once")
+            require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
+
+    @property
+    def handover(self) -> int:
+        """The round from which the rule takes the step sizes and batches of the optimisation; `steps` for never."""
+        return min(self.warm_up_steps, self.steps) if self.detector is None else self.steps
+
+    def rule_step(self, step: int, nodes: int) -> float:
+        """The step size of the rule in round `step`, in a network of so many nodes. Only before a detection it cools down."""
+        if step >= self.handover:
+            return self.optimisation.usual_step(step - self.handover, self.steps - self.handover, nodes)
+        rate = self.warm_up.step_size.at(step, self.steps)
+        return rate if self.detector is None else rate * self.warm_up.cooling(step, self.warm_up_steps)
+
+    @property
+    def stop_from(self) -> int:
+        """The round from which on the criterion of `stop` is looked at."""
+        return 0 if self.detector is None else self.warm_up_steps
+
+    def step_sum(self, steps: range, size: int) -> float:
+        """The sum of step sizes in some rounds after `stop_from`, in the convention "mean" for so many nodes."""
+        if self.detector is None:
+            return sum(self.rule_step(step, size) for step in steps)
+        first, how = self.warm_up_steps, self.optimisation
+        total = sum(how.step_size.at(step - first, self.steps - first) for step in steps)
+        return total * size if how.convention == "paper" else total
+
+    @property
+    def detections(self) -> list[int]:
+        """The rounds before which nodes judge each other."""
+        if self.detector is None:
+            return []
+        every = self.detector.every if self.watch is None else self.watch.every
+        if every is None:
+            return [self.warm_up_steps]
+        regular = list(range(self.warm_up_steps, self.steps, every))
+        if self.watch is None:
+            return regular
+        # The first rounds of plain averages show who was only waiting for them; what comes after the last detection is not
+        # judged: few rounds, with short steps.
+        soon, last = self.warm_up_steps + every // 4, self.steps - max(1, every // 10)
+        return sorted({*regular, *(moment for moment in (soon, last) if regular[0] < moment < self.steps)})
+
+
+def _by_profile(name: str, steps: int, warm_up_steps: int, detection: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
+    preset = PROFILES[name]
+    panel, watch = (None if preset[key] is None else kind(**preset[key]) for key, kind in (("panel", Panel), ("watch", Watch)))
+    detector = Detector(**{**preset["detection"], "panel": panel, **detection})
+    given = {"warm_up": WarmUp(**preset["warm_up"]), "watch": watch, **settings}
+    return Plan(steps, warm_up_steps, detector=detector, **given)
+
+
+def _step_size(value: object) -> StepSize:
+    """A step size as it is, or a constant one from a number."""
+    value = StepSize(float(value)) if is_number(value) else value  # type: ignore[arg-type]
+    if not isinstance(value, StepSize):
+        raise InputError(f"step_size: got {shown(value)}, allowed: a StepSize, or a finite number, 0 or above")
+    return value
+
+
+def theorem_step(nodes: int, steps: int) -> float:
+    """The step size of the convergence theorem, sqrt(1 / (m K)), for convention "paper". Paper: thm:main0.
+
+    A node does not know how many others are clean, so m counts all nodes.
+    """
+    return math.sqrt(1 / (nodes * steps))
