@@ -333,7 +333,7 @@ def test_whoever_serves_time_is_in_no_estimate() -> None:
     assert bool((whole.why[:, out] == 0).all())
     assert torch.equal(whole.why[left][:, left], alone.why)
     assert bool(alone.flagged[:, :2].any())
-    assert torch.equal(whole.guard_acted[left], alone.guard_acted)
+    assert torch.equal(whole.guarded[left], alone.guarded)
     assert torch.allclose(whole.scores[left][:, left], alone.scores, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
@@ -349,14 +349,14 @@ def test_both_points_together_have_a_guard() -> None:
         for halves, found in ((here, range(7)), (there, range(7, 14))):
             verdict = verdict_of(network, others, *halves, None, panel=panel)
             assert all(rows >= set(found) for rows in found_in(verdict.flagged[others]))
-            assert not bool(verdict.guard_acted.any())
+            assert not bool(verdict.guarded.any())
     free = verdict_of(network, others, *here, None, probed=(there[0], there[1]), panel=Panel(guard=None))
     assert bool(free.flagged[others][:, :14].all())
-    guard_acted = verdict_of(network, others, *here, None, probed=(there[0], there[1]))
-    assert bool(guard_acted.guard_acted[others].all())
+    guarded = verdict_of(network, others, *here, None, probed=(there[0], there[1]))
+    assert bool(guarded.guarded[others].all())
     kept = {"kept", "inconsistent", "alike", "too good", "absurd", "duplicate", "not heard"}
-    assert {REASONS[code] for code in guard_acted.why[others].unique().tolist()} <= kept
-    assert not bool(guard_acted.flagged[others][:, :14].any())
+    assert {REASONS[code] for code in guarded.why[others].unique().tolist()} <= kept
+    assert not bool(guarded.flagged[others][:, :14].any())
 
 
 def test_what_is_far_beyond_any_bound_outlasts_a_majority() -> None:

@@ -212,7 +212,7 @@ def ending(room: str, name: str, count: int, out: Path, **environment: str) -> s
     ("room", "name", "count", "newest"),
     [
         ("bymi.training.phases", "Round", 6, "round-00000003"),  # in the sixth round of the warm-up
-        ("bymi.training.phases", "sit", 3, "round-00000015"),  # in the third detection
+        ("bymi.training.phases", "judge_neighbours", 3, "round-00000015"),  # in the third detection
         ("bymi.training.phases", "local_steps", 27, "round-00000030"),  # in the last phase
         ("os", "replace", 7, "round-00000012"),  # while a checkpoint is written, the fifth after spec and environment
     ],
@@ -238,7 +238,7 @@ def test_killed_in_every_phase(
 def test_ended_by_sigterm(whole: Any, tmp_path: Path) -> None:
     """In the middle of a detection: it is finished and stored, then the process ends as SIGTERM ends one."""
     spec = spec_of("hardened")
-    ended = ending("bymi.training.phases", "sit", 3, tmp_path, SIGNAL=str(int(signal.SIGTERM)))
+    ended = ending("bymi.training.phases", "judge_neighbours", 3, tmp_path, SIGNAL=str(int(signal.SIGTERM)))
     assert ended.returncode == -signal.SIGTERM
     name = store.folder_of(tmp_path, spec).name
     assert ended.stderr == f"bymi: {name}: stopped after round 16; the same command goes on from there\n"

@@ -126,8 +126,8 @@ def test_every_kind_of_inbox_occurs() -> None:
         (first, *_) = next(iter(rounds(RUNS[name].words, RUNS[name].form)))
         inbox = first.snapshot.inbox
         kinds.add((type(inbox).__name__, type(getattr(inbox, "lists", None)).__name__))
-    assert kinds >= {("DenseInbox", "NoneType"), ("ListInbox", "Lists"), ("ListInbox", "Table")}
-    assert {name for name, _ in kinds} == {"DenseInbox", "ListInbox", "SlicedInbox", "StripedInbox"}
+    assert kinds >= {("DenseInbox", "NoneType"), ("ListInbox", "NeighbourLists"), ("ListInbox", "PerArcLists")}
+    assert {name for name, _ in kinds} == {"DenseInbox", "ListInbox", "ShardedDenseInbox", "ShardedListInbox"}
 
 
 def test_most_runs_differ_and_many_flag_somebody() -> None:

@@ -181,7 +181,7 @@ def test_whoever_is_flagged_by_mistake_is_back_at_the_next_detection(monkeypatch
             verdict.why[:, 7] = arguments[1][:, 7].to(torch.int8) * REASONS.index("score")
         return verdict
 
-    monkeypatch.setattr(phases_module, "sit", mistaken)
+    monkeypatch.setattr(phases_module, "judge_neighbours", mistaken)
     finished = run(1)
     hears = stage(1)[1].hears
     first, second, *_ = finished.detections

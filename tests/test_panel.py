@@ -97,7 +97,7 @@ def test_whoever_is_rejected_changes_nobody_elses_verdict(
     expected, words = told(hall), told(joined)
     assert words[0] == ("absurd" if kind == "huge" else "duplicate")
     assert words[1:] == expected
-    assert bool(heard([joined]).guard_acted) == bool(heard([hall]).guard_acted)
+    assert bool(heard([joined]).guarded) == bool(heard([hall]).guarded)
 
 
 @pytest.mark.parametrize("kind", ["apart", "same"])
@@ -167,10 +167,10 @@ def test_soft_evidence_against_too_many_falls() -> None:
     hall = draw_hall(neighbours=40, dim=30, seed=3, liars=("huge", "apart", "apart", *("shift",) * 12))
     free = heard([hall], Panel(guard=None))
     assert int(free.flagged.sum()) == 15
-    assert not bool(free.guard_acted)
-    guard_acted = heard([hall], Panel(guard=0.25))
-    assert bool(guard_acted.guard_acted)
-    assert reasons_of(guard_acted, hall) == ["absurd", "inconsistent", "inconsistent", *["kept"] * 38]
+    assert not bool(free.guarded)
+    guarded = heard([hall], Panel(guard=0.25))
+    assert bool(guarded.guarded)
+    assert reasons_of(guarded, hall) == ["absurd", "inconsistent", "inconsistent", *["kept"] * 38]
 
 
 def test_a_screen_that_flags_too_many_falls_as_well() -> None:
@@ -178,7 +178,7 @@ def test_a_screen_that_flags_too_many_falls_as_well() -> None:
     hall = draw_hall(neighbours=21, dim=30, seed=1, liars=("huge", *("apart",) * 6))
     assert told(hall, Panel(guard=None)) == ["absurd", *["inconsistent"] * 6, *["kept"] * 15]
     assert told(hall, Panel(guard=0.25)) == ["absurd", *["kept"] * 21]
-    assert bool(heard([hall], Panel(guard=0.25)).guard_acted)
+    assert bool(heard([hall], Panel(guard=0.25)).guarded)
 
 
 def test_absurd_rows_make_no_room_in_the_guard() -> None:
@@ -231,7 +231,7 @@ def test_good_nodes_of_very_different_noise_are_kept() -> None:
 def test_a_minority_is_not_guarded() -> None:
     hall = draw_hall(neighbours=30, dim=8, seed=2, liars=("shift",) * 8)
     findings = heard([hall])
-    assert not bool(findings.guard_acted)
+    assert not bool(findings.guarded)
     assert int(findings.flagged.sum()) == 8
 
 
@@ -257,7 +257,7 @@ def test_one_receiver_hears_nobody() -> None:
     halls = [draw_hall(neighbours=count, dim=6, seed=count) for count in (25, 0, 30)]
     findings = heard(halls, points=True)
     assert not bool(findings.flagged[1].any())
-    assert not bool(findings.guard_acted[1])
+    assert not bool(findings.guarded[1])
     assert bool(torch.isnan(findings.scores[1]).all())
 
 

@@ -264,7 +264,7 @@ def test_the_guard(plot: str, share: float) -> None:
     for place, hall in enumerate(halls):
         expected = by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, True)
         assert reasons_of(findings, hall, place) == expected
-        assert bool(findings.guard_acted[place]) == (expected != reasons_of(free, hall, place))
+        assert bool(findings.guarded[place]) == (expected != reasons_of(free, hall, place))
 
 
 @pytest.mark.parametrize("guard", [0.5, 0.1])

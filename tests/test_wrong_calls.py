@@ -262,7 +262,7 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("network", lambda: bymi.drsgd_bymi(LINEAR, bymi.LocalNetwork, PLAN)),  # type: ignore[arg-type]
     ("graph", lambda: bymi.drsgd_bymi(LINEAR, bymi.LocalNetwork(TWO_RINGS), PLAN)),
     ("problem", lambda: bymi.drsgd_bymi(LINEAR, bymi.LocalNetwork(nx.cycle_graph(9)), PLAN)),
-    ("forge", lambda: bymi.drsgd_bymi(LINEAR, bymi.LocalNetwork(GRAPH), PLAN, "ipm")),  # type: ignore[arg-type]
+    ("deviation", lambda: bymi.drsgd_bymi(LINEAR, bymi.LocalNetwork(GRAPH), PLAN, "ipm")),  # type: ignore[arg-type]
     # Experiments and what they leave behind.
     ("device", lambda: Host(device=0)),  # type: ignore[arg-type]
     ("gradients", lambda: Host(gradients="fast")),  # type: ignore[arg-type]

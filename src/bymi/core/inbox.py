@@ -197,8 +197,8 @@ class Inbox(ABC):
             "heard": expected if self.complete else self.heard.index_select(0, receivers),
             "weight": self.weight.index_select(0, receivers),
             "self_weight": self.self_weight.index_select(0, receivers),
-            "own_at": self.own_column.index_select(0, receivers),
-            "crowd": None,
+            "own_column": self.own_column.index_select(0, receivers),
+            "receiver_group": None,
         }
 
     def accept_rows(self, test: Callable[[Tensor], Tensor]) -> Self:

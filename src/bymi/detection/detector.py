@@ -87,9 +87,7 @@ class Verdict:
     why: Tensor  # [B, J] int8, an index into REASONS
     figure: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] float64 behind the reason; empty: the scores
     taken: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the panel's filter took
-    guard_acted: Tensor = field(
-        default_factory=lambda: torch.empty(0)
-    )  # [B] bool: a majority was flagged, so soft evidence fell
+    guarded: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: a majority was flagged, so soft evidence fell
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """A verdict on messages as one on their senders."""

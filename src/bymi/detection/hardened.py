@@ -55,7 +55,7 @@ def judge_neighbours(
         asked = seats.judged & ~out
         code = torch.where(asked & ~evidence.judged, reason_code("not heard"), found.code)
         figure = found.figure
-        guard_acted = found.guard_acted
+        guarded = found.guarded
         if probed is not None:
             there = probed.before(seats, None).evidence.without(out)
             more = _hear(there, detector, quiet=True)
@@ -63,7 +63,7 @@ def judge_neighbours(
             new = (code == 0) & (extra != 0)
             code, figure = torch.where(new, extra, code), torch.where(new, more.figure, figure)
             code, failed = _guard(code, asked, panel.guard)
-            guard_acted = guard_acted | more.guard_acted | failed
+            guarded = guarded | more.guarded | failed
         if deeds is not None:
             bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
             noise = unasked * evidence.difference2 / 4
@@ -71,12 +71,12 @@ def judge_neighbours(
             code, figure, failed = deeds.judge(
                 seats, asked, evidence, seen, crossed, noise, code, figure, watch, bounds, panel.guard
             )
-            guard_acted = guard_acted | failed
+            guarded = guarded | failed
         seats.spread(code, verdict.why)
         seats.spread(code != 0, verdict.flagged)
         seats.spread(found.scores, verdict.scores)
         seats.spread(figure, verdict.figure)
-        verdict.taken[some], verdict.guard_acted[some] = found.taken, guard_acted
+        verdict.taken[some], verdict.guarded[some] = found.taken, guarded
     return verdict
 
 
@@ -176,5 +176,5 @@ def _blank(arcs: Tensor) -> Verdict:
         why=torch.zeros(shape, dtype=torch.int8, device=device),
         figure=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
         taken=torch.zeros(shape[0], dtype=torch.float64, device=device),
-        guard_acted=torch.zeros(shape[0], dtype=torch.bool, device=device),
+        guarded=torch.zeros(shape[0], dtype=torch.bool, device=device),
     )

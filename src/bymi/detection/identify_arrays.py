@@ -120,7 +120,7 @@ def _hardened(halves: ArrayHalves, fdr_level: float, panel: Panel) -> _Judgement
     bounds = panel.bounds(float(panel.wider(left.count)))
     limit = bounds["score"] * _noise(found.scores[0], left.judged[0])
     notes: tuple[str, ...] = ()
-    if bool(found.guard_acted[0]):
+    if bool(found.guarded[0]):
         notes = ("a majority looked off, so the estimates cannot be trusted: only flags that need no estimate are left",)
     return _Judgement(
         scores=found.scores[0],

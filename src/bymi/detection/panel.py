@@ -89,7 +89,7 @@ class Findings:
     figure: Tensor  # [b, n] float64: spreads or units of noise; a kept row's is its score
     scores: Tensor  # [b, n] float64
     taken: Tensor  # [b] share of weight that the filter took
-    guard_acted: Tensor  # [b] bool: the guard acted
+    guarded: Tensor  # [b] bool: the guard acted
     weights: Tensor  # [b, n] of the centre
 
     @property
@@ -150,11 +150,11 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
             middle = replace(middle, noise=NoiseEdge().noise(some))
         found, off = shifted(some, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2)
         note(found, "direction", off)
-    guard_acted = torch.zeros(len(code), dtype=torch.bool, device=code.device)
+    guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
-        code, guard_acted = _guard(code, hard, screened, left, panel.guard)
+        code, guarded = _guard(code, hard, screened, left, panel.guard)
     figure = torch.where((code == 0) & left.judged, units, figure)
-    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guard_acted, middle.weights)
+    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded, middle.weights)
 
 
 def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:

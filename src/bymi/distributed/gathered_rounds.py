@@ -116,7 +116,7 @@ def _brief(parts: list[Snapshot], router: Router, wants: bool) -> tuple[Tensor, 
     if parts[0].capped is not None:
         found["capped"], found["floored"], at = whole[:, at].bool(), whole[:, at + 1].bool(), at + 2
     if parts[0].far_out is not None:
-        found["blown"] = whole[:, at : at + width].bool()
+        found["far_out"] = whole[:, at : at + width].bool()
     return whole[:, -1].any(), lengths, found
 
 
@@ -137,7 +137,7 @@ def _assemble(parts: list[Snapshot], router: Router, theta: Tensor, flags: dict[
         verdict=verdict,
         network=network,
         stopped=first.stopped,
-        counts=RoundCounts(flags["unheard"], flags.get("blown")),
+        counts=RoundCounts(flags["unheard"], flags.get("far_out")),
     )
 
 

@@ -217,11 +217,11 @@ class _ReceiverGroup:
     def agree(self, flag: bool) -> bool:
         lockstep = self.router.lockstep
         verdict: bool = lockstep.meet(
-            self.place, flag, lambda flags: [lockstep.group.agree(all(flags), "crowd")] * lockstep.count
+            self.place, flag, lambda flags: [lockstep.group.agree(all(flags), "receivers")] * lockstep.count
         )
         return verdict
 
     def gather(self, rows: Tensor) -> Tensor:
         lockstep = self.router.lockstep
-        whole: Tensor = lockstep.meet(self.place, rows, lambda parts: [self.router.gather(parts, "crowd")] * lockstep.count)
+        whole: Tensor = lockstep.meet(self.place, rows, lambda parts: [self.router.gather(parts, "receivers")] * lockstep.count)
         return whole

@@ -174,9 +174,7 @@ class Recorder:
             cut = self._honest_arcs & ~self._pruned.hears
             self._cut_for = (self._cut_for + 1) * cut
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
-            self._guarded += (
-                int(snapshot.verdict.guard_acted[self._honest].sum()) if snapshot.verdict.guard_acted.numel() else 0
-            )
+            self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
         recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
         # Elsewhere a look at every round would make the host wait for the device.
@@ -278,7 +276,7 @@ class Recorder:
                 stuck_nodes=int((2 * self._graph.count(self._stuck) > self._graph.count(self._honest_arcs)).sum()),
                 detections=self._detections,
                 exiled=exiled(self.verdict.flagged, self._graph, self._byzantine),
-                guard_acted=self._guarded,
+                guarded=self._guarded,
                 detection_seconds=round(detection_seconds, 3),
                 fused=int(self._fused) / max(1, self._fuse_rounds * int(self._honest_arcs.sum())),
                 core_size=int(self._core.members.sum()),

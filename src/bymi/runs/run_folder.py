@@ -218,7 +218,7 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> 
         }
         if hardened:
             entry["figures"] = [_plain(figure) for figure in figures[node, places].tolist()]
-            entry["taken"], entry["guarded"] = float(verdict.taken[node]), bool(verdict.guard_acted[node])
+            entry["taken"], entry["guarded"] = float(verdict.taken[node]), bool(verdict.guarded[node])
         receivers.append(entry)
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
 

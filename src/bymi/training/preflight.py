@@ -15,7 +15,7 @@ from bymi.training.state import State
 
 _PROBLEM = ("dim", "samples", "initial", "gradient", "losses")
 _NETWORK = ("nodes", "size", "arcs", "exchange", "ask", "agree", "prune", "weigh")
-_FORGE = ("gradients", "keep", "asks", "prune")
+_DEVIATION = ("gradients", "keep", "asks", "prune")
 
 
 def check_run(problem: Problem, network: Network, plan: Plan, deviation: Deviation | None, state: State | None) -> None:
@@ -23,7 +23,7 @@ def check_run(problem: Problem, network: Network, plan: Plan, deviation: Deviati
     require(_has(problem, _PROBLEM), "problem", problem, "a LinearProblem, a ModuleProblem or any Problem")
     require(_has(network, _NETWORK), "network", network, "a Network, such as LocalNetwork(graph)")
     require(isinstance(plan, Plan), "plan", plan, "a Plan")
-    require(deviation is None or _has(deviation, _FORGE), "forge", deviation, "an Adversary or None")
+    require(deviation is None or _has(deviation, _DEVIATION), "deviation", deviation, "an Adversary or None")
     _check_nodes(problem, network)
     _check_samples(problem.samples, plan)
     if state is not None:
