@@ -59,6 +59,7 @@ class Outgoing:
 
     @staticmethod
     def of(given: Tensor | Outgoing) -> Outgoing:
+        """The Outgoing itself, or one of vectors that are sent as held."""
         return given if isinstance(given, Outgoing) else Outgoing(given)
 
     @property
@@ -74,10 +75,14 @@ class Network(Protocol):
     """
 
     @property
-    def nodes(self) -> Tensor: ...
+    def nodes(self) -> Tensor:
+        """Numbers of the nodes held here [B], ascending."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of all nodes, M."""
+        ...
 
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
         """Send one row per node and topic; returns one Inbox per topic, in order, with the same arcs heard."""

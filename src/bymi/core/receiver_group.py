@@ -16,7 +16,9 @@ class ReceiverGroup(Protocol):
         ...
 
     @property
-    def total(self) -> int: ...
+    def total(self) -> int:
+        """Number of messages of the round, over all processes."""
+        ...
 
     @property
     def kept(self) -> Tensor:

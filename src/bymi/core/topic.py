@@ -38,6 +38,7 @@ class Topic:
 
     @property
     def part(self) -> Part:
+        """Where in the protocol the vector is used."""
         return _PARTS[self.kind]
 
     def stream_name(self) -> str:

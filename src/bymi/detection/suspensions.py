@@ -30,6 +30,7 @@ class Suspensions:
 
     @staticmethod
     def blank(arcs: Tensor, longest: int) -> Suspensions:
+        """Suspensions before the first detection: none."""
         nothing = torch.zeros(arcs.shape, dtype=torch.int64, device=arcs.device)
         return Suspensions(nothing, nothing, longest)
 

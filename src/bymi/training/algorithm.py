@@ -40,6 +40,7 @@ def drsgd_bymi(
 
 
 def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation, state: State | None) -> Iterator[Snapshot]:
+    """Yield the Snapshots of the run, after `state` if given."""
     current = _start(problem, network, plan) if state is None else state.copy()
     split, whole = _split(problem, network, plan), network
     if current.stopped:
@@ -84,6 +85,7 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
 
 
 def _start(problem: Problem, network: Network, plan: Plan) -> State:
+    """The state before the first round."""
     theta = problem.initial(network.nodes)
     anchor = theta if plan.stop is not None and plan.stop_from == 0 else None
     if plan.watch is None:

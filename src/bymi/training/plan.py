@@ -134,7 +134,7 @@ class Optimisation:
         check_fields(self)
 
     def usual_step(self, step: int, steps: int, nodes: int) -> float:
-        """The local step of a node with [y]_ii = 1 / m in round `step` of `steps`: what DSGD would call its step size."""
+        """Local step of a node with [y]_ii = 1 / m in round `step` of `steps`: the step size of DSGD."""
         rate = self.step_size.at(step, steps) * (nodes if self.convention == "paper" else 1)
         return min(rate, self.max_local_step)
 
@@ -254,6 +254,7 @@ class Plan:
 
 
 def _by_profile(name: str, steps: int, warm_up_steps: int, detection: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
+    """The plan of a profile, with fields of the detector and of the plan replaced."""
     preset = PROFILES[name]
     panel, watch = (None if preset[key] is None else kind(**preset[key]) for key, kind in (("panel", Panel), ("watch", Watch)))
     detector = Detector(**{**preset["detection"], "panel": panel, **detection})
