@@ -1,4 +1,4 @@
-"""A conformance test for networks of others: do they carry messages as LocalNetwork does?"""
+"""A conformance test for third-party networks: whether they deliver messages as LocalNetwork does."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from bymi.training.plan import Optimisation, Plan, WarmUp
 
 Build = Callable[[Graph], Sequence[Network]]
 VectorStack = dict[str, Tensor]
-"""What was seen by the nodes of a network, [B, ...] each."""
+"""Observations of the nodes of a network by name, [B, ...] each."""
 
 _DIM = 5
-_LOST = 2  # the node whose messages get lost
-_POLL = 0.02  # seconds between two looks at threads
+_LOST = 2  # the node whose messages are lost
+_POLL = 0.02  # seconds between polls of threads
 
 
 def check_network(build: Build, *, timeout: float = 60.0) -> None:
-    """Raise an AssertionError that names the first thing in which networks differ from LocalNetwork on the same graph.
+    """Raise an AssertionError at the first difference between the networks and LocalNetwork on the same graph.
 
     `build(graph)`: the networks of all processes of a run, in the order of the nodes that they hold; each node is held by one
-    of them. It is called several times, with graphs of a few nodes, and each network is used in a thread of its own, so that a
-    call may wait for the calls of others. A check that takes longer than `timeout` seconds has failed.
+    of them. It is called several times, with graphs of a few nodes, and each network is used in its own thread, so that a call
+    may wait for the calls of others. A check that takes longer than `timeout` seconds has failed.
 
     Numbers may differ by rounding. Not checked: speed, messages per receiver (`variants`), and the hardened profile.
     """
@@ -48,12 +48,14 @@ def check_network(build: Build, *, timeout: float = 60.0) -> None:
             expected = check.play(LocalNetwork(graph))
             parts = _side_by_side(build(graph), check.play, timeout, f"{name}: {check.name}")
             for key, rows in expected.items():
-                found = torch.cat([part[key] for part in parts])
-                _require(_alike(found, rows), name, check.name, f"{key} of LocalNetwork, {rows.tolist()}, not {found.tolist()}")
+                observed = torch.cat([part[key] for part in parts])
+                _require(
+                    _alike(observed, rows), name, check.name, f"{key} of LocalNetwork, {rows.tolist()}, not {observed.tolist()}"
+                )
 
 
 def _graphs() -> dict[str, Graph]:
-    """One in which all arcs are edges, and one in which they are not; all nodes are connected."""
+    """An undirected and a directed graph, both connected."""
     ring = torch.eye(7, dtype=torch.bool).roll(1, 1)
     one_way = ring | ring.roll(2, 1)
     two_ways = one_way | one_way.T
@@ -61,12 +63,12 @@ def _graphs() -> dict[str, Graph]:
 
 
 def _vectors(nodes: Tensor, number: int, dim: int = _DIM) -> Tensor:
-    """Rows [B, dim] without any pattern, others for every `number`."""
+    """Rows [B, dim] without a pattern, different for every `number`."""
     return torch.sin((1.0 + number + nodes[:, None].double()) * (1.0 + torch.arange(dim)).square())
 
 
 def _seen(inbox: Inbox, network: Network, name: str) -> VectorStack:
-    """Which nodes were heard, and their messages and weights, through random sums of them: a wrong one would show."""
+    """Nodes heard, and their messages and weights through random sums, which reveal a wrong message."""
     size = network.size
     weight = _vectors(network.nodes, 0, size)
     picked = Mixture(torch.zeros_like(inbox.self_weight), inbox.from_node(weight) * inbox.heard)
@@ -99,7 +101,7 @@ def _one_topic(network: Network) -> VectorStack:
 
 
 def _many_rounds(network: Network) -> VectorStack:
-    """Vectors of one round never arrive in another."""
+    """Vectors of one round must not arrive in another."""
     rows: VectorStack = {}
     for step in range(3):
         rows |= {
@@ -110,7 +112,7 @@ def _many_rounds(network: Network) -> VectorStack:
 
 
 def _lost(network: Network) -> VectorStack:
-    """A message that is lost under one topic counts as lost under the other one, too."""
+    """A message lost under one topic counts as lost under the other, too."""
     own = _vectors(network.nodes, 3)
     lost = network.nodes == _LOST
     sent = torch.where(lost[:, None], torch.nan, own)
@@ -127,13 +129,13 @@ def _unusable(value: float) -> Callable[[Network], VectorStack]:
 
 
 def _other(network: Network) -> VectorStack:
-    """Some send something else than they hold, and go on with what they hold."""
+    """Some nodes send a vector other than their own, and keep their own."""
     own, same = _vectors(network.nodes, 5), network.nodes % 3 != 0
     return _exchanged(network, {PARAMETERS: Outgoing(own, torch.where(same[:, None], own, -own), same)})
 
 
 def _asked(network: Network, *, changed: bool = False) -> VectorStack:
-    """Answers at the point of the asker, of the nodes that ask; `changed`: as an asker receives them through the hook."""
+    """Replies at the point of the asker; `changed`: as the asker receives them through the hook `received`."""
     points, who = _vectors(network.nodes, 6), network.nodes != 1
     rows = {"asked": torch.zeros_like(who), "points": torch.zeros_like(points)}
 
@@ -146,22 +148,22 @@ def _asked(network: Network, *, changed: bool = False) -> VectorStack:
         return torch.cat([vectors[:-1] * (2 + nodes[:-1, None]), vectors[-1:]])
 
     for reply in network.ask(3, points, answer, who, received if changed else None):
-        place, senders = reply.receiver, torch.zeros(network.size, dtype=torch.bool)
+        position, senders = reply.receiver, torch.zeros(network.size, dtype=torch.bool)
         senders[reply.senders] = True
-        rows["asked"][place], rows["points"][place] = True, reply.point
+        rows["asked"][position], rows["points"][position] = True, reply.point
         for number, inbox in enumerate(reply.read()):
             weight = 1.0 + torch.arange(len(reply.senders), dtype=torch.float64)[None]
             mixed = inbox.mix(Mixture(torch.zeros_like(inbox.self_weight), weight))
-            found = {
+            observed = {
                 "answers": mixed[0],
                 "own answers": inbox.own[0],
                 "weights": inbox.weight.sum(1)[0],
                 "nodes asked": senders,
             }
-            for key, row in found.items():
+            for key, row in observed.items():
                 key = f"{key}, topic {number + 1}"
-                rows.setdefault(key, row.new_zeros(len(who), *row.shape))[place] = row
-    # Of networks none of whose nodes asks.
+                rows.setdefault(key, row.new_zeros(len(who), *row.shape))[position] = row
+    # For networks none of whose nodes asks.
     for number in (1, 2):
         rows.setdefault(f"answers, topic {number}", torch.zeros_like(points))
         rows.setdefault(f"own answers, topic {number}", torch.zeros_like(points))
@@ -180,12 +182,12 @@ def _votes(network: Network) -> VectorStack:
 
 
 def _flags(network: Network) -> Tensor:
-    """[B, M] of all nodes the first, of some the last that they hear."""
+    """Mask [B, M] of the first neighbour of all nodes and the last of some."""
     flagged = torch.zeros_like(network.arcs)
-    for place, arcs in enumerate(network.arcs):
+    for position, arcs in enumerate(network.arcs):
         heard = arcs.nonzero().flatten()
-        flagged[place, heard[0]] = True
-        flagged[place, heard[-1]] |= bool(network.nodes[place] % 3 == 0)
+        flagged[position, heard[0]] = True
+        flagged[position, heard[-1]] |= bool(network.nodes[position] % 3 == 0)
     return flagged
 
 
@@ -220,11 +222,11 @@ def _run(plan: Plan) -> Callable[[Network], VectorStack]:
 
 @dataclass(frozen=True)
 class _Check:
-    """`play` is called with each network, and with one of all nodes."""
+    """One check: `play` is called with each network, and with a LocalNetwork of all nodes."""
 
     name: str
     play: Callable[[Network], VectorStack]
-    symmetric: bool = False  # of undirected graphs only
+    symmetric: bool = False  # for undirected graphs only
 
 
 def _checks() -> Iterator[_Check]:
@@ -258,35 +260,39 @@ _CHECKS = tuple(_checks())
 def _side_by_side(
     networks: Sequence[Network], play: Callable[[Network], VectorStack], timeout: float, name: str
 ) -> list[VectorStack]:
-    """What `play` makes of each network, all of them at a time."""
-    found: dict[int, VectorStack] = {}
+    """Results of `play` on each network, all run concurrently."""
+    results: dict[int, VectorStack] = {}
     failures: list[BaseException] = []
 
-    def follow(place: int) -> None:
+    def run_one(index: int) -> None:
         torch.set_num_threads(1)
         try:
-            found[place] = play(networks[place])
-        except BaseException as problem:  # whatever it is, it is raised below
+            results[index] = play(networks[index])
+        except BaseException as problem:  # raised again below
             failures.append(problem)
 
-    threads = [threading.Thread(target=follow, args=(place,), daemon=True) for place in range(len(networks))]
+    threads = [threading.Thread(target=run_one, args=(index,), daemon=True) for index in range(len(networks))]
     for thread in threads:
         thread.start()
-    until = time.monotonic() + timeout
+    deadline = time.monotonic() + timeout
     while not failures and any(thread.is_alive() for thread in threads):
-        if time.monotonic() > until:
-            waiting = [place for place in range(len(networks)) if threads[place].is_alive()]
+        if time.monotonic() > deadline:
+            waiting = [index for index in range(len(networks)) if threads[index].is_alive()]
             raise AssertionError(f"{name}: networks {waiting} have not come to an end within {timeout:g} seconds")
         time.sleep(_POLL)
     if failures:
         raise AssertionError(f"{name}: {type(failures[0]).__name__}: {failures[0]}") from failures[0]
-    return [found[place] for place in range(len(networks))]
+    return [results[index] for index in range(len(networks))]
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+def _alike(observed: Tensor, expected: Tensor) -> bool:
+    if observed.shape != expected.shape or observed.dtype != expected.dtype:
         return False
-    return torch.allclose(found, expected, rtol=1e-9, atol=1e-12) if found.is_floating_point() else torch.equal(found, expected)
+    return (
+        torch.allclose(observed, expected, rtol=1e-9, atol=1e-12)
+        if observed.is_floating_point()
+        else torch.equal(observed, expected)
+    )
 
 
 def _require(fits: bool, graph: str, check: str, allowed: str) -> None:

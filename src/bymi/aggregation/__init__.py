@@ -1,4 +1,4 @@
-"""Aggregation rules, one per file. To add one: write it, list it in RULES, and every property test runs on it."""
+"""Aggregation rules, one per file. To add one, write it and list it in RULES; every property test then runs on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain averaging with the mixing weights: decentralised SGD, no defence."""
+"""Plain averaging with the mixing weights: decentralised SGD without a defence."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from bymi.core.inbox import Inbox, Mixture, Round
 
 @dataclass(frozen=True)
 class Average(WeightedRule):
-    """theta_i <- sum_j W_ij theta_j. Use it as the undefended baseline; one liar moves everybody.
+    """theta_i <- sum_j W_ij theta_j. The undefended baseline: a single Byzantine node can move all others.
 
-    Weights of messages not heard are shared over the rest. Paper: Eq_intro_DSGD0.
+    Weights of messages not heard are redistributed over the rest. Paper: Eq_intro_DSGD0.
     """
 
     order: ClassVar[Order] = "combine-then-adapt"

@@ -1,4 +1,4 @@
-"""BALANCE (Fang et al. 2024): listen only to models close to one's own, ever closer as training goes on."""
+"""BALANCE (Fang et al. 2024): accept only models close to the own one, closer as training proceeds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bymi.core.linalg import norms
 
 @dataclass(frozen=True)
 class BALANCE(WeightedRule):
-    """Accept j iff |x_i - x_j| <= gamma exp(-kappa t / T) |x_i| + absolute, then average those accepted with oneself.
+    """Accept j iff |x_i - x_j| <= gamma exp(-kappa t / T) |x_i| + absolute, then average the accepted with the own vector.
 
-    x_i <- a x_i + (1 - a) mean of the accepted, a = `self_weight`; with nobody accepted, keep x_i. All nodes must start from
-    one common model: independent starts are farther apart than gamma |x_i| and never meet. `absolute` helps models that
-    start at zero, where the relative bound is zero.
+    x_i <- a x_i + (1 - a) mean of the accepted, a = `self_weight`; if none is accepted, x_i stays. All nodes must start from
+    one common model: independent starts are farther apart than gamma |x_i| and never mix. `absolute` helps models that start at
+    zero, where the relative bound is zero.
     """
 
     gamma: float = 0.3
@@ -38,5 +38,7 @@ class BALANCE(WeightedRule):
         bound = self.gamma * math.exp(-self.kappa * round.step / round.steps) * norms(inbox.own) + self.absolute
         accepted = inbox.heard & (inbox.dist2_to_own() <= (bound**2)[:, None])
         number = accepted.sum(1).to(torch.float64)
-        own = torch.where(number > 0, torch.full_like(number, self.self_weight), 1.0)  # of two numbers it would be float32
+        own = torch.where(
+            number > 0, torch.full_like(number, self.self_weight), 1.0
+        )  # a tensor: from two scalars it would be float32
         return Mixture(own, accepted * ((1 - own) / number.clamp_min(1))[:, None])

@@ -1,4 +1,4 @@
-"""Filtering (Diakonikolas et al. 2017): take weight from what sticks out along the direction of largest variance."""
+"""Filtering (Diakonikolas et al. 2017): remove weight from outliers along the direction of largest variance."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 _SQUARINGS = 30
 _TINY = torch.finfo(torch.float64).tiny
-_EMPTY = 1e-9  # of a point's first weight: with so little left it counts as gone, and no longer sets the scale for others
+_EMPTY = 1e-9  # of a point's initial weight: with less it counts as removed, and no longer sets the scale for others
 
 
 @dataclass(frozen=True)
 class Filtering(SetRule):
     """A robust mean of N_i and i whose error does not grow with the dimension. The paper's choice for detection.
 
-    With weights c (all 1 at first), mean mu_c and top eigenvector v of the weighted covariance: tau_j = <x_j - mu_c, v>^2,
-    c_j <- c_j (1 - tau_j / max tau), until `share` of all weight is gone; the last step is shortened to end there. Too small
-    a share leaves liars in, too large a one costs little. Paper: prop:robust_est.
+    With weights c (initially 1), mean mu_c and top eigenvector v of the weighted covariance: tau_j = <x_j - mu_c, v>^2, c_j <-
+    c_j (1 - tau_j / max tau), until `share` of all weight is removed; the last step is shortened to end there. Too small a
+    share leaves Byzantine points in, too large a one costs little. Paper: prop:robust_est.
 
-    `about`: "median" takes tau from the median of the projections instead of mu_c. A third of far liars drags mu_c so far that
-    the good points lose weight with them, `share` is used up, and what is left of the liars still rules the mean.
+    `about`: "median" takes tau from the median of the projections instead of mu_c. With a third of the points Byzantine and
+    far, mu_c moves so far that honest points lose weight as well, `share` is used up, and the remaining Byzantine points
+    dominate the mean.
     """
 
     need: ClassVar[Need] = "cloud"
@@ -50,9 +51,9 @@ class Filtering(SetRule):
         return hood.normalise(self._filter(spread_of_points, hood.points, hood.valid.to(torch.float64)))
 
     def _filter(self, spread: Callable[[Tensor, Tensor], Tensor], cloud: Tensor, weight: Tensor) -> Tensor:
-        """Weights [b, n] after filtering a cloud of n points that start with weights of 0 or 1 [b, n]."""
+        """Weights [b, n] after filtering a cloud of n points with initial weights of 0 or 1 [b, n]."""
         goal = (1 - self.share) * weight.sum(1)
-        for _ in range(cloud.shape[1]):  # every full step empties at least one point
+        for _ in range(cloud.shape[1]):  # every full step removes at least one point
             excess = weight.sum(1) - goal
             active = excess > 1e-12 * goal
             if not bool(active.any()):
@@ -62,10 +63,10 @@ class Filtering(SetRule):
                 along = _from_median(along, weight[active] > 0)
             tau = along.square()
             peak = tau.amax(1, keepdim=True)
-            # tau / peak first: it is exactly 1 at the peak, so that the farthest point loses exactly all of its weight.
+            # tau / peak first: exactly 1 at the peak, so that the farthest point loses all of its weight.
             loss = weight[active] * (tau / torch.where(peak > 0, peak, 1.0))
             taken = loss.sum(1)
-            if not bool((taken > 0).any()):  # all points in one place: nothing sticks out
+            if not bool((taken > 0).any()):  # all points coincide
                 break
             share = (excess[active] / torch.where(taken > 0, taken, 1.0)).clamp_max(1.0)
             weight = weight.clone()
@@ -74,15 +75,15 @@ class Filtering(SetRule):
         return weight
 
 
-def _from_median(along: Tensor, there: Tensor) -> Tensor:
-    """Values [b, n] less the median of those that are `there`, which does not hang on the sign of an eigenvector."""
-    some = torch.where(there, along, torch.nan)
-    lower, upper = some.nanmedian(1, keepdim=True).values, -(-some).nanmedian(1, keepdim=True).values
-    return torch.where(there, along - (lower + upper) / 2, 0.0)
+def _from_median(along: Tensor, valid: Tensor) -> Tensor:
+    """Values [b, n] minus the median of the valid ones, which does not depend on the sign of an eigenvector."""
+    masked = torch.where(valid, along, torch.nan)
+    lower, upper = masked.nanmedian(1, keepdim=True).values, -(-masked).nanmedian(1, keepdim=True).values
+    return torch.where(valid, along - (lower + upper) / 2, 0.0)
 
 
 def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
-    """Projections [b, n] of points [b, n, d], about their mean, on their covariance's top eigenvector; 0 without weight."""
+    """Projections [b, n] of points [b, n, d] about their mean on their covariance's top eigenvector; 0 without weight."""
     share = weight / weight.sum(1, keepdim=True)
     centred = points - share[:, None, :] @ points
     scaled = share.sqrt()[:, :, None] * centred
@@ -91,7 +92,7 @@ def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
 
 
 def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
-    """The same from inner products [b, n, n], for points in many dimensions: an n x n eigenproblem instead.
+    """`spread_of_points` from inner products [b, n, n], for many dimensions: an n x n eigenproblem instead.
 
     With K the products of the centred points and D the diagonal of the weights, D^1/2 K D^1/2 has the covariance's top
     eigenvalue; its eigenvector u gives the projections K D^1/2 u / sqrt(eigenvalue).
@@ -106,10 +107,10 @@ def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
 
 
 def top_eigenpair(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest eigenvalue [b, 1] and its eigenvector [b, n] of symmetric matrices [b, n, n] without negative eigenvalues.
+    """Largest eigenvalue [b, 1] and its eigenvector [b, n] of positive semidefinite matrices [b, n, n].
 
-    On an accelerator by repeated squaring: a few products, where a full decomposition of many small matrices takes far
-    longer. Eigenvalues closer than about 1e-8 of each other it does not tell apart.
+    On an accelerator by repeated squaring: a few products, where a full decomposition of many small matrices takes far longer.
+    It does not separate eigenvalues closer than a relative 1e-8.
     """
     if matrices.device.type == "cpu":
         values, vectors = torch.linalg.eigh(matrices)
@@ -118,14 +119,14 @@ def top_eigenpair(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def squared_eigenpair(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by A^(2^k), whose columns all turn into the top eigenvector."""
+    """`top_eigenpair` by A^(2^k), whose columns all tend to the top eigenvector."""
     power = matrices
     for _ in range(_SQUARINGS):
         power = power / power.diagonal(dim1=1, dim2=2).sum(1).clamp_min(_TINY)[:, None, None]
         power = power @ power
     longest = power.diagonal(dim1=1, dim2=2).argmax(1)
     vector = power[torch.arange(len(power), device=power.device), :, longest]
-    for _ in range(2):  # what the squarings rounded off
+    for _ in range(2):  # power iterations correct the rounding of the squarings
         vector = (
             matrices @ (vector / torch.linalg.vector_norm(vector, dim=1, keepdim=True).clamp_min(_TINY))[:, :, None]
         ).squeeze(2)

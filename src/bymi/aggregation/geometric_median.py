@@ -1,4 +1,4 @@
-"""Geometric median by Weiszfeld's iteration, from inner products alone."""
+"""Geometric median by Weiszfeld's iteration, from inner products."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bymi.aggregation.base import SetRule
 from bymi.core.errors import require
 from bymi.core.linalg import lower_median
 
-_FAR = 1e3  # usual distances: points within that are settled once their weights are
-_SURELY = 2.5  # times the longest: farther apart than any two points, whatever is rounded
+_FAR = 1e3  # usual distances: for points within this, converged weights suffice
+_SURELY = 2.5  # times the longest: above the distance of any two points, with room for rounding
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class GeometricMedian(SetRule):
     """argmin_y sum_j |y - x_j| over N_i and i, also called RFA.
 
     y <- sum x_j / max(nu, |y - x_j|), normalised; nu is `smoothing` times the median of the points' median distances to each
-    other, so that the result depends neither on units nor on how far a liar is. Breaks only beyond one half; its bias grows
-    with the share of liars.
+    other, so that the result depends neither on units nor on how far Byzantine points are. The breakdown point is one half; the
+    bias grows with the Byzantine share.
     """
 
     smoothing: float = 1e-6
@@ -35,8 +35,8 @@ class GeometricMedian(SetRule):
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
-        # No two points are farther apart than twice the longest: as long as y stays away from all of them by so much, nu does
-        # not matter, and the median of medians that it is made of need not be found.
+        # No two points are farther apart than twice the longest: while y stays away from all points by more than `smoothing`
+        # times that, nu has no effect, and its median of medians need not be computed.
         longest = (gram.diagonal(dim1=1, dim2=2) * valid).amax(1, keepdim=True).clamp_min(0.0).sqrt()
         floor, known = _SURELY * self.smoothing * longest, False
         settled = torch.zeros_like(valid[:, :1])
@@ -47,24 +47,24 @@ class GeometricMedian(SetRule):
             pull = valid / torch.maximum(distance, floor)
             update = pull / pull.sum(1, keepdim=True)
             change = (update - weight).abs()
-            still = change.amax(1, keepdim=True) <= self.tolerance
-            if bool((still & ~settled).any()):
-                # The weight of a far point that hardly changes can still move y by much: there y itself must stand still.
+            converged = change.amax(1, keepdim=True) <= self.tolerance
+            if bool((converged & ~settled).any()):
+                # A small change in the weight of a far point can move y by much: there y itself must have converged.
                 far = distance > _FAR * lower_median(distance, valid)[:, None]
                 if bool(far.any()):
                     moved = (change * distance * far).amax(1, keepdim=True)
-                    still &= moved <= _FAR * self.tolerance * self._floor(gram, valid) / self.smoothing
-            # Each set stops by itself: its result is not to depend on which others are held here.
+                    converged &= moved <= _FAR * self.tolerance * self._floor(gram, valid) / self.smoothing
+            # Each set stops separately: its result must not depend on which others are held here.
             weight = torch.where(settled, weight, update)
-            settled = settled | still
+            settled = settled | converged
             if bool(settled.all()):
                 break
         return weight
 
     def _floor(self, gram: Tensor, valid: Tensor) -> Tensor:
-        """nu of each set [b, 1]."""
+        """nu per set [b, 1]."""
         floor = self.smoothing * _spread(gram, valid)[:, None]
-        # Half of the points in one place: any scale that is not zero finds it.
+        # If half of the points coincide, any positive scale works.
         weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
         usual = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
         return torch.where(floor > 0, floor, torch.where(usual > 0, usual, 1.0))
@@ -78,9 +78,9 @@ class GeometricMedian(SetRule):
 
 
 def _spread(gram: Tensor, valid: Tensor) -> Tensor:
-    """The median, over the points of a set, of their median distance to the others [b]."""
+    """Median over the points of a set of their median distance to the others [b]."""
     square = gram.diagonal(dim1=1, dim2=2)
     dist2 = (square[:, :, None] + square[:, None, :] - 2 * gram).clamp_min(0.0)
     others = valid[:, :, None] & valid[:, None, :] & ~torch.eye(valid.shape[1], dtype=torch.bool, device=gram.device)
-    each = lower_median(dist2, others).sqrt()
-    return lower_median(each, valid).nan_to_num(0.0)
+    medians = lower_median(dist2, others).sqrt()
+    return lower_median(medians, valid).nan_to_num(0.0)

@@ -1,4 +1,4 @@
-"""The plain mean of a neighbourhood, everybody alike."""
+"""The plain mean of a neighbourhood, with equal weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 @dataclass(frozen=True)
 class Mean(SetRule):
-    """(1 / n) sum of N_i and i. Not robust: one liar moves it anywhere. For comparison, and for clean neighbourhoods."""
+    """(1 / n) sum of N_i and i. Not robust: one Byzantine node moves it anywhere. For comparison, and clean networks."""
 
     need: ClassVar[Need] = "nothing"
 

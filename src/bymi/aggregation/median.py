@@ -14,7 +14,7 @@ from bymi.aggregation.base import CoordinateRule
 class Median(CoordinateRule):
     """Median of each coordinate over N_i and i, the mean of the middle two for an even number.
 
-    Cheap to understand, no parameter; its error grows with the square root of the dimension.
+    No parameters; its error grows with the square root of the dimension.
     """
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:

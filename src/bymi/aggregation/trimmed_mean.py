@@ -15,7 +15,7 @@ from bymi.core.errors import require
 class TrMean(CoordinateRule):
     """Mean of each coordinate over N_i and i without the floor(share n) largest and smallest values.
 
-    Needs share < 1/2. Its error grows with the square root of the dimension, like the median's.
+    Requires share < 1/2. Its error grows with the square root of the dimension, like the median's.
     """
 
     share: float = 0.35
@@ -26,7 +26,7 @@ class TrMean(CoordinateRule):
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
         trim = torch.floor(whole(self.share, count)).minimum((count - 1) // 2)
-        place = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
-        inside = ((place >= trim) & (place < count - trim))[:, :, None]
+        position = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
+        inside = ((position >= trim) & (position < count - trim))[:, :, None]
         kept = torch.where(inside, ordered, torch.zeros_like(ordered))
         return kept.sum(1) / (count - 2 * trim)

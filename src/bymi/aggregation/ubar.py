@@ -1,4 +1,4 @@
-"""UBAR (Guo et al. 2021, also known as MOZI): the nearest neighbours, then those that do well on own samples."""
+"""UBAR (Guo et al. 2021, also known as MOZI): the nearest neighbours, then those with a small loss on own samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WORST = torch.finfo(torch.float64).max
 
 @dataclass(frozen=True)
 class UBAR(WeightedRule):
-    """Keep the floor((1 - share) |N_i|) nearest, of these average the ones whose loss is not above the own loss.
+    """Keep the floor((1 - share) |N_i|) nearest neighbours; of these, average those whose loss is not above the own loss.
 
-    If no one passes, take the one of least loss. theta_i <- a theta_i + (1 - a) mean, a = `self_weight`. Needs a loss
-    and one forward pass a neighbour and round, so it is dear for large models. `share` is what the user assumes to be
-    bad of a neighbourhood, at most.
+    If none passes, take the one of least loss. theta_i <- a theta_i + (1 - a) mean, a = `self_weight`. It needs a loss and one
+    forward pass per neighbour and round, so it is expensive for large models. `share`: upper bound on the Byzantine share of a
+    neighbourhood, as assumed by the user.
     """
 
     order: ClassVar[Order] = "combine-then-adapt"
@@ -37,7 +37,7 @@ class UBAR(WeightedRule):
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         if round.losses is None:
             raise InputError("UBAR compares losses on own samples: give Round(losses=...)")
-        inbox.fetch()  # tried below, so distances can be taken from them as well
+        inbox.fetch()  # vectors are evaluated below, so distances may use them as well
         heard = inbox.heard
         count = heard.sum(1)
         keep = torch.floor(count - whole(self.share, count)).clamp_min(1).minimum(count)
@@ -45,9 +45,9 @@ class UBAR(WeightedRule):
 
         losses, own_loss = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
         for trial in inbox.iter_receivers(near):
-            found = _evaluate(trial, round.losses)
-            losses[trial.receivers] = found.gather(1, trial.places)
-            own_loss[trial.receivers] = found.gather(1, trial.own).squeeze(1)
+            trial_losses = _evaluate(trial, round.losses)
+            losses[trial.receivers] = trial_losses.gather(1, trial.places)
+            own_loss[trial.receivers] = trial_losses.gather(1, trial.own).squeeze(1)
         loss = torch.where(near, losses, torch.inf)
         good = near & (loss <= own_loss[:, None])
         best = near & (_rank(loss) == 0)
@@ -61,14 +61,14 @@ class UBAR(WeightedRule):
 def _evaluate(trial: Trial, losses: Losses) -> Tensor:
     """Losses [b, r] of the vectors of a trial.
 
-    One that is no number, or infinite, is the worst of those near, and still better than not being near.
+    NaN and infinite losses become the largest finite number: worst among the near, but still before those that are not near.
     """
     vectors, wanted, receivers = trial.vectors, trial.wanted, trial.receivers
-    found = losses(vectors, wanted, receivers) if isinstance(receivers, Tensor) else losses(vectors, wanted)
-    found = found.to(torch.float64)
-    return torch.where(found < _WORST, found, _WORST)
+    values = losses(vectors, wanted, receivers) if isinstance(receivers, Tensor) else losses(vectors, wanted)
+    values = values.to(torch.float64)
+    return torch.where(values < _WORST, values, _WORST)
 
 
 def _rank(values: Tensor) -> Tensor:
-    """Place of each entry in its row when sorted upwards, ties in column order."""
+    """Rank of each entry in its row in ascending order, ties in column order."""
     return values.argsort(dim=1, stable=True).argsort(dim=1, stable=True)

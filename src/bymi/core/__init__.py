@@ -1,1 +1,1 @@
-"""The vocabulary of the library: vectors, graphs, messages, inboxes, networks. Imports nothing else of bymi."""
+"""Vectors, graphs, messages, inboxes and networks: the types that all other packages use. Imports no other package of bymi."""

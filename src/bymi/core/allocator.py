@@ -1,4 +1,4 @@
-"""Memory that stays with a process: what goes back to the system comes again as blank pages, and each costs a fault."""
+"""Settings of glibc's allocator: keep freed memory in the process, since each page returned costs a page fault later."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-# The numbers of glibc's own header, malloc.h.
+# Constants of glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
 _LARGEST = (1 << 31) - 1
-_SPARE = 1 << 29  # bytes that may lie idle, however little is in use
+_SPARE = 1 << 29  # bytes that may stay free in any case
 
 
 def keep_memory() -> None:
-    """Have large blocks come from memory that is kept, for the whole process: only for one that is bymi's own.
+    """Serve large allocations from the heap and never trim it, for the whole process: use only in processes that bymi owns.
 
-    Vectors of a round are made and let go many times a second; above 32 MB glibc would ask the system for each of them.
-    Where there is no glibc nothing happens.
+    Vectors of a round are allocated and freed many times per second; above 32 MB glibc would mmap each of them. No effect
+    without glibc.
     """
     library = _glibc()
     if library is not None:
@@ -28,17 +28,17 @@ def keep_memory() -> None:
 
 
 def let_go() -> None:
-    """Give back what lies idle, if that is more than what is in use: pieces of odd sizes between which nothing large fits."""
+    """Call malloc_trim() if free heap exceeds used heap (fragmentation after long rounds)."""
     library = _glibc()
     if library is None:
         return
-    found = library.mallinfo2()
-    if found.idle > max(_SPARE, found.used):
+    info = library.mallinfo2()
+    if info.idle > max(_SPARE, info.used):
         library.malloc_trim(0)
 
 
 class _Figures(ctypes.Structure):
-    """What mallinfo2 tells, in bytes; of its ten numbers two matter."""
+    """The struct of mallinfo2, in bytes; two of its ten numbers are used."""
 
     _fields_ = [(f"unused{at}", ctypes.c_size_t) for at in range(7)] + [
         ("used", ctypes.c_size_t),
@@ -49,7 +49,7 @@ class _Figures(ctypes.Structure):
 
 @cache
 def _glibc() -> ctypes.CDLL | None:
-    """glibc of this process, from 2.33 on; None elsewhere."""
+    """glibc of this process, version 2.33 or later; None elsewhere."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -62,9 +62,9 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def available() -> int | None:
-    """Bytes of memory that this process can get without others losing theirs; None where the system does not say.
+    """Bytes of memory that this process can allocate; None where the system does not say.
 
-    What the kernel calls available, or the limit of this process's control group (a container, a job) if that is less.
+    The kernel's MemAvailable, or the limit of the process's control group (a container, a job) if that is less.
     """
     known = [_memory_info(), *_group_limits()]
     return min((count for count in known if count is not None), default=None)
@@ -77,25 +77,25 @@ def _memory_info() -> int | None:
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, LookupError):
         pass
-    try:  # all there is, where the kernel does not tell what is free
+    try:  # total memory, where the kernel does not report what is available
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return None
 
 
 def _group_limits() -> list[int | None]:
-    """Limits of the control groups that this process is in, of both versions; "max" and what cannot be read are none."""
+    """Limits of the control groups of this process, versions 1 and 2; "max" and unreadable files are skipped."""
     try:
         groups = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
         return []
-    found: list[int | None] = []
+    limits: list[int | None] = []
     for line in groups:
         _, kinds, name = line.split(":", 2)
         if kinds in ("", "memory"):
             root, file = Path("/sys/fs/cgroup", kinds), "memory.max" if kinds == "" else "memory.limit_in_bytes"
-            # In a container the name may be that of the machine outside, and its own group is the root.
+            # In a container the name may be the host's, and the container's own group is the root.
             for place in (root / name.lstrip("/") / file, root / file):
                 with suppress(OSError, ValueError):
-                    found.append(int(place.read_text()))
-    return found
+                    limits.append(int(place.read_text()))
+    return limits

@@ -1,4 +1,4 @@
-"""An inbox by matrices: what is per place is per message, [B, J]."""
+"""The inbox of small graphs: matrices with one column per message, [B, J]."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _FEW_DIMENSIONS = 64
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DenseInbox(Inbox):
-    """Place j of every receiver's row is message j. Products are those of all pairs of rows [R, R], formed once."""
+    """An inbox in which place j of every receiver's row is message j. Products of all pairs of rows [R, R] are formed once."""
 
     @property
     def member(self) -> Tensor:
-        """[B, R] bool: the messages heard, plus the receiver's own vector."""
+        """Mask [B, R] of the messages heard plus the receiver's own vector."""
         return self._over_rows(self.heard).scatter(1, self.own_row[:, None], True)
 
     @property
@@ -30,11 +30,11 @@ class DenseInbox(Inbox):
         return len(self.rows.vectors)
 
     def _over_rows(self, values: Tensor) -> Tensor:
-        """Values of messages [B, J] as values of rows [B, R], zero for own vectors that nobody sent."""
+        """Values per message [B, J] as values per row [B, R], zero for own vectors that were not sent."""
         return torch.nn.functional.pad(values, (0, self._row_count - values.shape[1]))
 
     def split(self, coefficients: Tensor) -> Mixture:
-        """Coefficients over `rows` [B, R] as a mixture: own vector and messages apart."""
+        """The Mixture from coefficients over `rows` [B, R]."""
         own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
         others = coefficients.scatter(1, self.own_row[:, None], 0.0)
         return Mixture(own, others[:, : self.heard.shape[1]])
@@ -77,7 +77,7 @@ class DenseInbox(Inbox):
     def mix(self, mixture: Mixture) -> Tensor:
         dtype = self.own.dtype
         if self.own is self.messages and self.own.shape[1] > len(self.own):
-            # Everybody's vector is its message: one product, without a second stack of long vectors in between.
+            # All own vectors are messages: one product, without a temporary [B, D].
             return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
 
@@ -87,7 +87,7 @@ class DenseInbox(Inbox):
     def distance_to_own(self) -> Tensor:
         if self.dim > _FEW_DIMENSIONS or self.own is self.messages:
             return super().distance_to_own()
-        # Straight from the differences: few coordinates make that as fast, and nothing cancels.
+        # Directly from differences: as fast for few coordinates, and without cancellation.
         own, messages = self.own.to(torch.float64), self.messages.to(torch.float64)
         return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
 
@@ -99,7 +99,7 @@ class DenseInbox(Inbox):
         numbers = torch.arange(expected.shape[1], device=expected.device)
         senders = numbers if self.senders is None else self.senders
         size = 1 + max(int(senders.max()), int(columns.max()))
-        # Of all columns of one sender a receiver expects one.
+        # Of all columns of one sender, a receiver expects exactly one.
         column = torch.zeros(len(expected), size, dtype=torch.int64, device=expected.device)
         column.scatter_reduce_(1, senders.expand_as(expected), torch.where(expected, numbers, 0), "amax")
         return torch.gather(column, 1, columns)
@@ -125,11 +125,11 @@ class DenseInbox(Inbox):
         return self.heard.any(0)
 
     def _squared_distances(self) -> Tensor:
-        rows, at, count = self.rows, self.own_row, self.heard.shape[1]
-        if 2 * count > 3 * len(self.own):  # messages that differ by receiver, or few receivers: most pairs are never compared
-            return dist2_from(rows.vectors, at, count, rows.origin)
+        rows, own_row, count = self.rows, self.own_row, self.heard.shape[1]
+        if 2 * count > 3 * len(self.own):  # variants, or few receivers: most pairs of rows are not needed
+            return dist2_from(rows.vectors, own_row, count, rows.origin)
         square = rows.gram.diagonal()
         if self.own is rows.vectors:  # place i of both is node i
             return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)
-        products = rows.gram[at][:, :count]
-        return torch.add(square[at][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)
+        products = rows.gram[own_row][:, :count]
+        return torch.add(square[own_row][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)

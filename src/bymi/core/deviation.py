@@ -1,4 +1,4 @@
-"""The door through which nodes under foreign control act inside the phases."""
+"""The interface through which Byzantine nodes deviate from the protocol inside the phases."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from bymi.core.topic import Topic
 
 
 class Deviation(Protocol):
-    """What nodes under foreign control do instead of what they should; the others pass through unchanged."""
+    """What Byzantine nodes do in place of the protocol; rows of honest nodes pass through unchanged."""
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
-        """Gradients really used, in place of those computed [B, D]."""
+        """Gradients used in place of the computed ones [B, D]."""
         ...
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
-        """Vectors really kept after a round, in place of the rule's output [B, D]; `averaged`: that is the plain average."""
+        """Vectors kept after a round in place of the rule's output [B, D]; `averaged`: that output is the plain average."""
         ...
 
     def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
-        """Which nodes ask their neighbours when they should [B] bool."""
+        """Mask [B] of nodes that query their neighbours when the protocol says so."""
         ...
 
     def prune(self, flagged: Tensor, nodes: Tensor, step: int | None = None) -> Tensor:
-        """In-arcs really cut, in place of those flagged [B, J]."""
+        """In-arcs cut in place of those flagged [B, P]."""
         ...
 
 
 class FollowsProtocol:
-    """Everybody follows the protocol."""
+    """The Deviation of a network in which all nodes are honest."""
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
         return vectors

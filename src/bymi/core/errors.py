@@ -1,4 +1,4 @@
-"""What can go wrong for a user, and the exit code that each outcome has on the command line."""
+"""Errors that a user can see, the exit code of each, and helpers that check arguments."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ EXIT_CODES: dict[int, str] = {
 }
 
 FLAGGED = 7
-"""The exit code of `bymi detect --fail-if-flagged` where a machine is flagged."""
+"""Exit code of `bymi detect --fail-if-flagged` if a machine is flagged."""
 
 _LONGEST = 120  # characters of a value in a message
 
 
 class BymiError(Exception):
-    """Base of all errors that bymi raises on purpose. Its message is one line for a person."""
+    """Base of all errors that bymi raises on purpose. The message is one line for the user."""
 
     exit_code = 1
-    said = False  # by another process of the same run: once is enough
+    said = False  # already printed by another process of the same run
 
 
 class InputError(BymiError):
-    """The caller asked for something impossible: a wrong key, value, file or shape."""
+    """The caller passed an impossible key, value, file or shape."""
 
     exit_code = 2
 
 
 class RankLostError(BymiError):
-    """Another process of the run died, hangs or has stopped: this one cannot go on."""
+    """Another process of the run died, hangs or has stopped, so this one cannot continue."""
 
     exit_code = 6
 
@@ -64,13 +64,13 @@ class GraphError(InputError):
 
 
 def require(holds: bool, key: str, got: object, allowed: str) -> None:
-    """Raise an InputError that names the key, what was got and what is allowed, unless the condition holds."""
+    """Raise an InputError with the key, the value and what is allowed, unless `holds`."""
     if not holds:
         raise InputError(f"{key}: got {shown(got)}, allowed: {allowed}")
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite real number of Python or numpy; True and False are none."""
+    """Whether a value is a finite real number of Python or numpy; booleans are not."""
     real = is_integer(value) or (isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational))
     try:
         return real and math.isfinite(value)  # type: ignore[arg-type]
@@ -79,12 +79,12 @@ def is_number(value: object) -> bool:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a value is an integer of Python or numpy; True and False are none."""
+    """Whether a value is an integer of Python or numpy; booleans are not."""
     return type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
 
 
 def shown(value: object) -> str:
-    """A value on one line, for a message: classes and arrays by what they are, anything else by its repr, cut if long."""
+    """A value on one line, for a message: classes by name, arrays by shape, anything else by its repr, truncated."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if shape := getattr(value, "shape", None):
@@ -98,19 +98,19 @@ def shown(value: object) -> str:
 
 
 def error_of(code: int, message: str) -> BymiError:
-    """The error of an exit code, as another process has told of it."""
+    """The error for an exit code reported by another process."""
     kinds = {kind.exit_code: kind for kind in (InputError, RankLostError, StorageError, OutOfMemoryError)}
     return kinds.get(code, BymiError)(message)
 
 
 _NO_MEMORY = re.compile("allocate memory|out of memory|bad_alloc|size calculation overflowed")
-"""What torch says where Python has MemoryError."""
+"""Messages of torch's RuntimeErrors that mean MemoryError."""
 
 
 def system_refusal(problem: BaseException, what: str = "") -> BymiError | None:
-    """The error of one line for what the system refused, storage or memory; None for anything else.
+    """A one-line StorageError or OutOfMemoryError for a refusal of the system; None for any other exception.
 
-    `what`: the run that it ends.
+    `what`: name of the run that it ends, the prefix of the message.
     """
     before = f"{what}: " if what else ""
     first = next(iter(str(problem).splitlines()), "")

@@ -1,4 +1,4 @@
-"""Reading input files and writing results so that neither a hostile file nor a crash does harm."""
+"""Reading of untrusted input files, and atomic writing of results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MEBIBYTE = 1 << 20
 def opened(path: Path, *, limit: int | None, links: bool = True) -> Iterator[BinaryIO]:
     """A regular file of at most `limit` bytes, open for reading.
 
-    Anything else (missing, a FIFO, a device, a directory, too large, with `links` false a symbolic link) raises an InputError
-    of one line. Nothing but a regular file is opened, and that without blocking: a FIFO without a writer does not hang.
+    Anything else (missing, a FIFO, a device, a directory, too large, with `links` false a symbolic link) raises a one-line
+    InputError. The file is opened without blocking, so that a FIFO without a writer does not hang.
     """
     flags = [getattr(os, name, 0) for name in ("O_NONBLOCK", "O_BINARY", "O_CLOEXEC", *(() if links else ("O_NOFOLLOW",)))]
     try:
@@ -34,21 +34,21 @@ def opened(path: Path, *, limit: int | None, links: bool = True) -> Iterator[Bin
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
         raise InputError(f"cannot read {path}: {getattr(problem, 'strerror', None) or problem}") from None
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        _require_regular(path, found)
-        if limit is not None and found.st_size > limit:
-            raise InputError(f"{path}: got {found.st_size} bytes, allowed: up to {limit}")
+        status = os.fstat(descriptor)
+        _require_regular(path, status)
+        if limit is not None and status.st_size > limit:
+            raise InputError(f"{path}: got {status.st_size} bytes, allowed: up to {limit}")
         yield file
 
 
-def _require_regular(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        what = "Is a directory" if stat.S_ISDIR(found.st_mode) else "not a regular file"
+def _require_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        what = "Is a directory" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise InputError(f"cannot read {path}: {what}")
 
 
 def read_bytes(path: Path, *, limit: int, links: bool = True) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes; an InputError of one line for anything else, see `opened`."""
+    """All bytes of a regular file of at most `limit` bytes; a one-line InputError for anything else, see `opened`."""
     with opened(path, limit=limit, links=links) as file:
         try:
             content = file.read(limit + 1)
@@ -60,7 +60,7 @@ def read_bytes(path: Path, *, limit: int, links: bool = True) -> bytes:
 
 
 def decode(content: bytes) -> str:
-    """UTF-8 text, with or without a byte order mark; a ValueError of one line for anything else, and for a NUL in it."""
+    """Text from UTF-8, with or without a byte order mark; a one-line ValueError for anything else, and for a NUL."""
     text = content.decode("utf-8-sig")
     if "\0" in text:
         raise ValueError(f"it has a NUL at character {text.index(chr(0))}")
@@ -68,14 +68,14 @@ def decode(content: bytes) -> str:
 
 
 def parse_json(content: bytes) -> Any:
-    """What JSON text says; a ValueError of one line for anything else, deep nesting and integers of thousands of digits."""
+    """Value of a JSON text; a one-line ValueError for anything else, deep nesting and integers of thousands of digits."""
     return _parse(json.loads, content)
 
 
 def parse_toml(content: bytes) -> dict[str, Any]:
-    """What TOML text says; a ValueError as for JSON."""
-    found: dict[str, Any] = _parse(tomllib.loads, content)
-    return found
+    """Value of a TOML text; a ValueError as for JSON."""
+    value: dict[str, Any] = _parse(tomllib.loads, content)
+    return value
 
 
 def _parse(loads: Callable[[str], Any], content: bytes) -> Any:
@@ -84,13 +84,13 @@ def _parse(loads: Callable[[str], Any], content: bytes) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except ValueError as problem:
-        if type(problem) is ValueError and "digits" in str(problem):  # Python's own limit, with advice for programmers
+        if type(problem) is ValueError and "digits" in str(problem):  # Python's own limit, whose message addresses programmers
             raise ValueError(f"it has an integer of more than {sys.get_int_max_str_digits()} digits") from None
         raise
 
 
 def read_json(path: Path, *, limit: int, links: bool = True) -> Any:
-    """What a JSON file of at most `limit` bytes says; an InputError of one line for anything else."""
+    """Value of a JSON file of at most `limit` bytes; a one-line InputError for anything else."""
     content = read_bytes(path, limit=limit, links=links)
     try:
         return parse_json(content)
@@ -99,18 +99,17 @@ def read_json(path: Path, *, limit: int, links: bool = True) -> Any:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise an InputError if there is a symbolic link at this place."""
+    """Raise an InputError if `path` is a symbolic link."""
     if path.is_symlink():
         raise InputError(f"{path}: got a symbolic link, which is not followed here; allowed: a folder, or nothing yet")
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name when the block ends well: written beside its place, synced to disk, renamed.
+    """A file that is written beside `path`, synced to disk, and renamed to it when the block ends without an exception.
 
-    Else nothing is left, and what was there before stays. A symbolic link at `path` is replaced, not followed; a device, a
-    FIFO or a folder in its place, or behind the link, is left alone. OSErrors are passed on; `write_bytes` turns them into an
-    error for a person.
+    Otherwise nothing is left, and an existing file stays. A symbolic link at `path` is replaced, not followed; a device, a FIFO
+    or a folder at `path`, or behind the link, is left alone. OSErrors propagate; `write_bytes` turns them into a StorageError.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "there is something that is not a regular file")
@@ -129,7 +128,7 @@ def writing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all; a StorageError of one line if that cannot be."""
+    """Write a file whole or not at all; a one-line StorageError if that fails."""
     try:
         with writing(path) as file:
             file.write(content)
@@ -138,7 +137,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Sync the entries of a folder to disk."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Who hears whom, with which weight; pruning; the component that survives it."""
+"""Graphs: arcs, mixing weights, pruning, and the strongly connected core."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LARGEST_NODE = 10**9
 class Core:
     """The largest strongly connected component of a graph.
 
-    `closed` says that it hears nobody outside (Paper: asp:sure_detection2). `perron` is the left Perron vector of its
-    block of the mixing matrix, zero outside, summing to one.
+    `closed`: it hears no node outside (Paper: asp:sure_detection2). `perron`: left Perron vector of its block of the mixing
+    matrix, zero outside, sum one.
     """
 
     members: Tensor  # [M] bool
@@ -37,16 +37,16 @@ class Core:
 
 
 class Graph(ABC):
-    """Arcs and mixing weights of M nodes, row by row of receivers.
+    """Arcs and mixing weights of M nodes, one row per receiver.
 
-    Each of P places of a row stands for a node: place j for node j in a `MatrixGraph`, one of the receiver's list in a
-    `SparseGraph`. `hears[i, k]` means that i hears the node at place k.
+    Each of P places of a row stands for a node: node j at place j in a `MatrixGraph`, an entry of the receiver's neighbour list
+    in a `ListGraph`. `hears[i, k]` means that i receives messages of the node at place k.
     """
 
     knows_tracker_limit: ClassVar[bool] = False
-    """Whether the limit of endless premixing is worked out from the weights."""
+    """Whether the limit of premixing is computed from the weights."""
 
-    if TYPE_CHECKING:  # some are fields: a property here would be taken for their default
+    if TYPE_CHECKING:  # fields of subclasses: a property here would become their default
 
         @property
         def hears(self) -> Tensor:
@@ -54,7 +54,7 @@ class Graph(ABC):
 
         @property
         def weight(self) -> Tensor:
-            """Mixing weights of arcs [M, P] float64, zero without one."""
+            """[M, P] float64 mixing weights, zero without an arc."""
 
         @property
         def self_weight(self) -> Tensor:
@@ -62,7 +62,7 @@ class Graph(ABC):
 
         @property
         def lists(self) -> NeighbourLists | None:
-            """Who is at which place; None: node j at place j. For inboxes and engines."""
+            """Nodes at each place; None: node j at place j. For inboxes and networks only."""
 
     @property
     def size(self) -> int:
@@ -71,22 +71,22 @@ class Graph(ABC):
     @property
     @abstractmethod
     def symmetric(self) -> bool:
-        """Whoever is heard hears."""
+        """Whether every arc has its reverse."""
 
     @abstractmethod
     def look(self, values: Tensor) -> Tensor:
-        """Of values of nodes [M] the one at each place of a row: [M, P], or [1, P] where all rows are alike."""
+        """Values per node [M] at each place: [M, P], or [1, P] if equal for all rows."""
 
     @abstractmethod
     def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
-        """Numbers of the nodes at places [E] of receivers [E]."""
+        """Node numbers at places [E] of receivers [E]."""
 
     @abstractmethod
     def count(self, mask: Tensor) -> Tensor:
-        """How many receivers mark each node [M], from a mask of receivers and places [M, P]."""
+        """Number of receivers that mark each node [M], from a mask [M, P]."""
 
     def neighbours(self, receivers: Tensor) -> tuple[Tensor, Tensor]:
-        """All arcs to some receivers [R], row by row: which of these hears, and the node that it hears, each [E]."""
+        """Arcs to receivers [R], row by row: position of the receiver in `receivers` and number of the sender, each [E]."""
         row, place = self.hears[receivers].nonzero(as_tuple=True)
         return row, self.nodes_at(receivers[row], place)
 
@@ -97,7 +97,7 @@ class Graph(ABC):
 
     @abstractmethod
     def block(self, members: Tensor) -> Tensor:
-        """The rows and columns of some nodes [M] bool of the mixing matrix [k, k]."""
+        """Rows and columns of the mixing matrix [k, k] of the nodes in a mask [M]."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Graph:
@@ -105,39 +105,39 @@ class Graph(ABC):
 
     @abstractmethod
     def prune(self, flagged: Tensor) -> Graph:
-        """Cut flagged in-arcs [M, P] and share their weight over what is left of the row.
+        """The graph without flagged in-arcs [M, P], their weight redistributed within the row.
 
         W[i, j] <- W[i, j] / sum of the kept W[i, l], own weight included. Paper: eq:reassign.
         """
 
     @abstractmethod
     def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> Graph:
-        """Cut every edge that an end of it flags, and give what is left Metropolis weights again: doubly stochastic.
+        """The graph without edges flagged at either end, with Metropolis weights, so doubly stochastic.
 
-        A node whom more than the share `exile` of those who could hear it have flagged keeps listening to those whom it does
-        not flag itself, though they no longer hear it: else it would train alone and never find back.
+        A node flagged by more than a share `exile` of its neighbours keeps receiving from those that it does not flag itself,
+        although they no longer receive from it: otherwise it would train alone and never recover.
         """
 
     @abstractmethod
     def core(self) -> Core:
-        """The largest strongly connected component; of equally large ones, the one with the smallest node."""
+        """The largest strongly connected component; among equally large ones, that with the smallest node."""
 
     def to_networkx(self) -> nx.DiGraph[int]:
         """The arcs as a networkx DiGraph, sender -> receiver."""
         receivers, senders = self.arcs()
         return digraph(receivers, senders, self.size)
 
-    # Made from what a user has. `as_graph` of bymi.core.list_graph chooses lists where they pay.
+    # Constructors from user input. `as_graph` of bymi.core.list_graph chooses lists where they are smaller.
 
     @staticmethod
     def from_hears(hears: Tensor) -> MatrixGraph:
-        """A graph with Metropolis weights from a matrix of who hears whom."""
+        """A graph with Metropolis weights from a mask of arcs [M, M]."""
         _check_matrix("hears", hears, torch.bool)
         return MatrixGraph(hears, metropolis(hears))
 
     @staticmethod
     def from_adjacency(array: Any) -> MatrixGraph:
-        """From any square array-like: a non-zero entry [i, j] means that i hears j. The diagonal is ignored."""
+        """From a square array-like: a non-zero entry [i, j] means that i hears j. The diagonal is ignored."""
         try:
             numbers = np.asarray(array)
         except (TypeError, ValueError, RuntimeError):  # rows of different lengths, a tensor on another device
@@ -152,7 +152,7 @@ class Graph(ABC):
 
     @staticmethod
     def from_networkx(graph: nx.Graph[Any]) -> MatrixGraph:
-        """From a networkx Graph or DiGraph, nodes in its own order. An arc u -> v means that v hears u."""
+        """From a networkx Graph or DiGraph, nodes in its order. An arc u -> v means that v hears u."""
         if not isinstance(graph, nx.Graph):
             raise GraphError(f"graph: got {shown(graph)}, allowed: a networkx Graph or DiGraph")
         if graph.number_of_nodes() == 0:
@@ -161,7 +161,7 @@ class Graph(ABC):
 
     @staticmethod
     def read(path: str | Path, *, directed: bool = False) -> MatrixGraph:
-        """From a text file with one edge `u v` a line (blank or comma between, # starts a comment), nodes 0, 1, 2, ...
+        """From a text file with one edge `u v` per line (separated by blank or comma, # starts a comment), nodes 0, 1, 2, ...
 
         With `directed`, a line `u v` means that v hears u.
         """
@@ -173,9 +173,9 @@ class Graph(ABC):
 
 @dataclass(frozen=True, eq=False)
 class MatrixGraph(Graph):
-    """A graph by matrices. Row = receiver, column = sender, always; self-weights sit on the diagonal of `mixing`.
+    """A graph as matrices. Rows are receivers, columns are senders; self-weights are on the diagonal of `mixing`.
 
-    `hears[i, j]` means that i hears j. Rows of `mixing` sum to one and are zero where nothing is heard.
+    `hears[i, j]` means that i hears j. Rows of `mixing` sum to one and are zero without an arc.
     """
 
     hears: Tensor  # [M, M] bool, False on the diagonal
@@ -233,7 +233,7 @@ class MatrixGraph(Graph):
         cut = flagged & self.hears
         kept = torch.where(cut, torch.zeros_like(self.mixing), self.mixing)
         total = kept.sum(1, keepdim=True)
-        # Rows without a cut keep their bits: dividing by a sum that is 1 up to rounding would not.
+        # Rows without a cut are not divided by their sum, which is 1 up to rounding: their bits stay.
         return MatrixGraph(self.hears & ~cut, torch.where(cut.any(1, keepdim=True), kept / total, kept))
 
     def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> MatrixGraph:
@@ -252,9 +252,9 @@ class MatrixGraph(Graph):
 
     def core(self) -> Core:
         reached = _reach(self.hears)
-        together = reached & reached.T
-        numbers = torch.arange(self.size, device=together.device)
-        members = together[(together.sum(1) * (self.size + 1) - numbers).argmax()]
+        mutual = reached & reached.T
+        numbers = torch.arange(self.size, device=mutual.device)
+        members = mutual[(mutual.sum(1) * (self.size + 1) - numbers).argmax()]
         closed = not bool(self.hears[members][:, ~members].any())
         perron = torch.zeros(self.size, dtype=torch.float64, device=self.hears.device)
         perron[members] = perron_vector(self.block(members))
@@ -268,7 +268,7 @@ def _check_matrix(name: str, matrix: object, dtype: torch.dtype) -> None:
 
 
 def _reach(hears: Tensor) -> Tensor:
-    """Whom each node hears over some path, itself among them [M, M] bool: paths twice as long in every turn."""
+    """Mask [M, M] of the nodes that each node hears over some path, itself included; path lengths double per iteration."""
     reached = hears | torch.eye(len(hears), dtype=torch.bool, device=hears.device)
     while True:
         paths = reached.to(torch.float32)
@@ -297,7 +297,7 @@ def metropolis(hears: Tensor) -> Tensor:
 
 
 def perron_vector(block: Tensor) -> Tensor:
-    """Left Perron vector of an irreducible non-negative block with positive diagonal, summing to one.
+    """Left Perron vector of an irreducible non-negative block with positive diagonal, sum one.
 
     Repeated squaring: A^(2^k) tends to a rank-one matrix whose rows are multiples of the vector.
     """
@@ -313,12 +313,12 @@ def perron_vector(block: Tensor) -> Tensor:
 
 
 def read_edges(path: str | Path, *, directed: bool = False) -> tuple[Tensor, int]:
-    """The arcs [E, 2] (receiver, sender) of an edge file, each once and none to oneself, and the number of nodes."""
+    """Arcs [E, 2] (receiver, sender) of an edge file, without duplicates and self-loops, and the number of nodes."""
     if not isinstance(path, (str, Path)):
         raise GraphError(f"path: got {shown(path)}, allowed: the name of an edge file")
     edges = _read_edges(Path(path))
     size = 1 + max(max(edge) for edge in edges)
-    if size > len(edges) + 1:  # not connected, whatever the edges are; a huge number would also take all memory
+    if size > len(edges) + 1:  # certainly not connected, and a huge number would exhaust memory
         raise GraphError(f"{path}: got node number {size - 1} but {len(edges)} edges; allowed: 0, 1, 2, ... without gaps")
     arcs = torch.tensor(edges).flip(1)
     arcs = (arcs if directed else torch.cat([arcs, arcs.flip(1)])).unique(dim=0)

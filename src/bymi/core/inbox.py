@@ -1,11 +1,10 @@
-"""The vocabulary of one communication round: what B receivers heard, and what they make of it.
+"""The types of one communication round: messages received (`Inbox`), weights on them (`Mixture`), and its context (`Round`).
 
-Everything here holds for any number of receivers: all M nodes in one process, a shard of them, or a single one.
-Letters: B receivers held here, J messages heard here, P places of a receiver's row, D coordinates, R = J plus own vectors
-that nobody sent.
+Everything holds for any number of receivers: all M nodes in one process, a shard of them, or a single one. Letters: B receivers
+held here, J messages received here, P places of a receiver's row, D coordinates, R = J plus own vectors that were not sent.
 
-On a small graph there is a place for each message, P = J. On a large one a receiver hears few of the J messages, and there is
-a place for each entry of its list of neighbours. What is elementwise does not notice.
+On a small graph a receiver's row has one place per message, P = J. On a large graph, where a receiver hears few of the J
+messages, it has one place per entry of its neighbour list. Elementwise code is the same for both.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Sides = tuple[Tensor, Tensor]
-"""The update history of the nodes held here, as others saw each and as it is [B, D] each."""
+"""Update history of the nodes held here: as their neighbours received it, and as it is, [B, D] each."""
 
 
 class PairMakers(Protocol[T_co]):
-    """What to make of two inboxes of one round, for each form that they may have; `Inbox.paired` calls the right one."""
+    """Constructors from two inboxes of one round, one per representation; `Inbox.paired` calls the right one."""
 
     def common(self, first: DenseInbox, second: DenseInbox) -> T_co:
         """From rows that most receivers share."""
@@ -56,16 +55,16 @@ class PairMakers(Protocol[T_co]):
 
 
 class Losses(Protocol):
-    """How to try models on own samples."""
+    """Losses of models on a receiver's own samples."""
 
     def __call__(self, vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None) -> Tensor:
-        """Loss of vectors [R, D], where wanted [B, R] bool, on the current samples of all or some receivers [B]: [B, R]."""
+        """Losses [B, R] of vectors [R, D] where wanted [B, R] bool, on the current samples of all or of given receivers [B]."""
         ...
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a rule may know of the round beyond its messages: when it is, and how to try a model on own samples."""
+    """What a rule may know of a round besides its messages: its number, and the losses of models on own samples."""
 
     step: int = 0
     steps: int = 1
@@ -79,7 +78,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
-    """A decision of B receivers: the weight on the own vector [B] and on the message at each place [B, P], float64."""
+    """Weights chosen by B receivers: on the own vector [B] and on the message at each place [B, P], float64."""
 
     own: Tensor
     weight: Tensor
@@ -93,24 +92,24 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inbox(ABC):
-    """What B receivers hold and heard in one round. Build it with `Inbox.receive`, which decides what counts as heard.
+    """Own vectors and received messages of B receivers in one round. Build it with `Inbox.receive`, which validates messages.
 
-    Each of P places of a receiver's row stands for one message: for message j in a `DenseInbox`, for one of the receiver's
-    list in a `ListInbox`. Whoever uses the operations below need not know which it is. Where rows are spread over processes,
-    every operation is collective: all shards call the same ones in the same order, or the run deadlocks.
+    Each of P places of a receiver's row stands for one message: message j in a `DenseInbox`, an entry of the receiver's
+    neighbour list in a `ListInbox`. Callers of the operations below need not know which. Where rows are sharded over processes,
+    every operation is collective: all shards must call the same operations in the same order, or the run deadlocks.
     """
 
     history_at_senders: ClassVar[bool] = False
-    """Where the update history of a node is kept: by those who hear it, or with itself, from where it comes with replies."""
+    """Whether a node's update history is stored at the node itself and comes with replies, or at its receivers."""
 
     own: Tensor  # [B, D]
-    messages: Tensor  # [J, D], finite; zero where nobody may use the row
+    messages: Tensor  # [J, D], finite; zero where no receiver may use the row
     expected: Tensor  # [B, P] bool: arcs of the graph
-    heard: Tensor  # [B, P] bool: those of them that brought a usable message
+    heard: Tensor  # [B, P] bool: expected messages that are valid
     weight: Tensor  # [B, P] float64 mixing weights, zero where unheard
     self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
-    own_column: Tensor  # [B] which message equals the own vector, -1 if none
-    senders: Tensor | None = None  # [J] which node sent each message; None: message j comes from node j
+    own_column: Tensor  # [B] index of the message that equals the own vector, -1 if none
+    senders: Tensor | None = None  # [J] sender of each message; None: message j comes from node j
     receiver_group: ReceiverGroup | None = None  # None: all receivers of the round are held here, or only these count
 
     @staticmethod
@@ -125,11 +124,11 @@ class Inbox(ABC):
         senders: Tensor | None = None,
         lists: NeighbourLists | None = None,
     ) -> Inbox:
-        """The one door for vectors from other nodes. `weight` [B, J] is zero where nothing is expected.
+        """Validate messages and build the inbox: the only way in for vectors of other nodes.
 
-        Missing, mis-shaped, non-finite and absurdly long messages are not heard. A receiver whose own vector has
-        diverged hears nobody: it has nothing to compare with. An InputError if there are more or fewer messages than the
-        arcs are about: every column after a missing one would be somebody else's.
+        `weight` [B, J] is zero without an arc. Missing, mis-shaped, non-finite and far too long messages are not heard. A
+        receiver whose own vector has diverged hears none, since it has nothing to compare with. Raises InputError if the number
+        of messages does not match the arcs: every column after a missing one would belong to another sender.
         """
         _check_parts(own, messages, expected, weight, self_weight)
         _check_widths(len(messages), expected, weight, senders, lists)
@@ -137,16 +136,16 @@ class Inbox(ABC):
         from bymi.core.list_inbox import ListInbox
 
         kind: Callable[..., Inbox] = DenseInbox if lists is None else partial(ListInbox, lists=lists)
-        made = partial(kind, own=own, expected=expected, self_weight=self_weight, senders=senders)
+        make = partial(kind, own=own, expected=expected, self_weight=self_weight, senders=senders)
         stacked, present = stack(messages, own)
-        position = torch.full((len(own),), -1, device=own.device) if own_column is None else own_column
+        own_position = torch.full((len(own),), -1, device=own.device) if own_column is None else own_column
         if (
             present is None
             and len(stacked)
             and norms_surely_below(stacked, MAX_NORM_RATIO)
             and (stacked is own or norms_surely_below(own, MAX_NORM_RATIO))
         ):
-            return made(messages=stacked, heard=expected, weight=weight, own_column=position)
+            return make(messages=stacked, heard=expected, weight=weight, own_column=own_position)
 
         length = norms(stacked)
         own_length = length if stacked is own else norms(own)
@@ -155,19 +154,19 @@ class Inbox(ABC):
         fine = usable(length, own_length)
         if fine is None:
             if present is None:
-                return made(messages=stacked, heard=expected, weight=weight, own_column=position)
+                return make(messages=stacked, heard=expected, weight=weight, own_column=own_position)
             fine = present
         stacked = torch.where(fine[:, None], stacked, torch.zeros_like(stacked))
         if len(stacked):
-            position = torch.where((position >= 0) & fine[position.clamp_min(0)], position, -1)
+            own_position = torch.where((own_position >= 0) & fine[own_position.clamp_min(0)], own_position, -1)
         arcs = heard(length, own_length, expected, lists)
-        return made(messages=stacked, heard=arcs, weight=weight * arcs, own_column=position)
+        return make(messages=stacked, heard=arcs, weight=weight * arcs, own_column=own_position)
 
     @staticmethod
     def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
-        """Inboxes of one round made alike: a sender is heard in all of them or in none, and their rows line up."""
+        """Inboxes of one round, aligned: a sender is heard in all of them or in none, and their rows line up."""
         complete = all(inbox.complete for inbox in inboxes)
-        # With places of their own they have rows of their own, some perhaps elsewhere.
+        # Inboxes with different places have different rows, some perhaps in other processes.
         alike = all(inbox.has_places_of(inboxes[0]) for inbox in inboxes)
         if complete and (not alike or all(inbox.own_column is inboxes[0].own_column for inbox in inboxes)):
             return tuple(inboxes)
@@ -186,7 +185,7 @@ class Inbox(ABC):
         """Whether each place stands for the same message number in both."""
 
     def of(self, receivers: Tensor) -> Self:
-        """The same round as seen by some of the receivers, given by their places [b] in this inbox."""
+        """The same round for some of the receivers, given by position [b] in this inbox."""
         return replace(self, **self._selected(receivers))
 
     def _selected(self, receivers: Tensor) -> dict[str, Any]:
@@ -202,7 +201,7 @@ class Inbox(ABC):
         }
 
     def accept_rows(self, test: Callable[[Tensor], Tensor]) -> Self:
-        """The same round without the messages that fail a test, from rows [J, D] to a mask [J]."""
+        """The same round without the messages that fail `test`, a function from rows [J, D] to a mask [J]."""
         accepted = test(self.messages)
         if bool(accepted.all()):
             return self
@@ -211,27 +210,24 @@ class Inbox(ABC):
 
     @abstractmethod
     def _at_places(self, values: Tensor) -> Tensor:
-        """Values of messages [J] at each place [B, P], or [1, P] where they are the same for all receivers."""
+        """Values per message [J] at each place [B, P], or [1, P] if equal for all receivers."""
 
     def metadata_only(self) -> Inbox:
-        """Who sits where and who was heard, for whoever keeps that: as many vectors, of no length."""
+        """The inbox with zero-width vectors: who is at which place and who was heard, at little memory."""
         return replace(self, own=self.own[:, :0].clone(), messages=self.messages[:, :0].clone())
 
-    # Places and nodes: only where a sender has several messages they differ.
+    # Places and nodes: they differ only where a sender has several messages.
 
     def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
-        """Values at places [B, P] as values for the nodes that each receiver heard them from [B, size], `fill` elsewhere.
-
-        By lists a place is one of both: nothing changes.
-        """
+        """Values per place [B, P] as values per sender [B, size], `fill` elsewhere. Over lists, places are senders."""
         return values
 
     def by_sender(self, mask: Tensor, size: int) -> Tensor:
-        """A mask over places [B, P] as one over the nodes that sent them [B, size]: true where it is for any message."""
+        """Mask per place [B, P] as mask per sender [B, size]: true if it is for any of the sender's messages."""
         return mask
 
     def from_node(self, values: Tensor) -> Tensor:
-        """Values for nodes [B, size] as values at places [B, P]."""
+        """Values per sender [B, size] as values per place [B, P]."""
         return values
 
     @abstractmethod
@@ -240,27 +236,27 @@ class Inbox(ABC):
 
     @abstractmethod
     def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
-        """Which message stands at places [b, n] of receivers [b]."""
+        """Message number at places [b, n] of receivers [b]."""
 
     @property
     def complete(self) -> bool:
-        """Nobody was ruled out: every message expected is heard, and every own vector is usable."""
+        """Whether every expected message is heard, and every own vector is valid."""
         return self.heard is self.expected
 
     @property
     def unheard(self) -> Tensor:
-        """[B, P] bool: expected, but not usable."""
+        """Mask [B, P]: expected, but not valid."""
         return self.expected & ~self.heard
 
     @property
     def dim(self) -> int:
-        """Coordinates of a vector, D."""
+        """Number of coordinates, D."""
         return self.own.shape[1]
 
-    # What rules and detection are made of.
+    # Operations for rules and detection.
 
-    def fetch(self) -> None:  # noqa: B027 (most have them)
-        """Vectors will be looked at: let them come now, where they can, so that nothing else is sent in their place."""
+    def fetch(self) -> None:  # noqa: B027 (a no-op unless sharded)
+        """Announce that vectors will be used, so that a sharded inbox fetches them now. Collective."""
 
     def dist2_to_own(self) -> Tensor:
         """Squared distance of each message to the receiver's own vector [B, P], float64."""
@@ -272,50 +268,50 @@ class Inbox(ABC):
 
     @abstractmethod
     def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
-        """The neighbourhoods of all receivers in batches; `common`: in one frame with common products where there are such."""
+        """Neighbourhoods of all receivers in batches; `common`: in one frame with common products where the form has these."""
 
     @abstractmethod
     def mixing(self, hood: Neighbourhoods) -> Tensor:
-        """Mixing weights at the places of neighbourhoods [b, n], the self-weight in that of the own vector."""
+        """Mixing weights at the places of neighbourhoods [b, n], with the self-weight at the own vector."""
 
     @abstractmethod
     def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
-        """Weights found for all neighbourhoods [b, n] as a decision."""
+        """The Mixture from weights [b, n] of all neighbourhoods."""
 
     @abstractmethod
     def reduce_coordinates(self, work: Work) -> Tensor:
-        """What `work` makes of each neighbourhood, coordinate by coordinate, as vectors [B, D]."""
+        """Vectors [B, D] that `work` computes from each neighbourhood, coordinate by coordinate."""
 
     @abstractmethod
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
-        """The vectors at places that are `wanted` [B, P], and own vectors, for some receivers at a time."""
+        """Vectors at the places `wanted` [B, P] and own vectors, for a batch of receivers at a time."""
 
     @abstractmethod
     def gram_among(self, rows: VectorStack, index: Tensor) -> Tensor:
-        """Products [b, n, n] of sets of rows [b, n] that receivers share as they do those of this inbox."""
+        """Inner products [b, n, n] of sets of rows [b, n], computed as for this inbox's own rows."""
 
     @abstractmethod
     def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
-        """What `makers` make of this inbox and a second one of the same exchange, whose rows line up.
+        """What `makers` build from this inbox and a second one of the same exchange, whose rows line up.
 
-        Where rows are elsewhere, receiver by receiver: of `who` [B] alone, and with their neighbours' `history`.
+        Where rows are in other processes: receiver by receiver, for those of `who` [B] only, with their neighbours' `history`.
         """
 
     @abstractmethod
     def usage(self, share: Tensor) -> Usage:
-        """How the messages whose history is kept here were used, where receivers took a share [B, P] of each."""
+        """How the messages whose history is stored here were used, where receivers took a share [B, P] of each."""
 
     def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
-        """Counts kept over a run with a mask [B, P] added in place; None: begin."""
+        """Counts over a run, with a mask [B, P] added in place; None: start at zero."""
         counts = torch.zeros(mask.shape, dtype=torch.int32, device=mask.device) if counts is None else counts
         return counts.add_(mask)
 
     def tallied(self, counts: Tensor, receivers: Tensor, places: Tensor) -> Tensor:
-        """Such counts at places [b, n] of receivers [b]."""
+        """Counts of `tally` at places [b, n] of receivers [b]."""
         return torch.gather(counts[receivers], 1, places)
 
     def average(self) -> Mixture:
-        """The mixing weights, shared over what was heard (rows sum to one)."""
+        """The mixing weights, normalised over the messages heard (rows sum to one)."""
         if self.complete:
             return Mixture(self.self_weight, self.weight)
         total = self.weight.sum(1) + self.self_weight
@@ -323,38 +319,38 @@ class Inbox(ABC):
 
     @abstractmethod
     def mix(self, mixture: Mixture) -> Tensor:
-        """Apply a decision: own weight times own vector plus the weighted messages [B, D]."""
+        """Weighted sums [B, D] of own vector and messages."""
 
     # Rows: messages and own vectors in one stack.
 
     @cached_property
     def _sources(self) -> tuple[VectorStack, Tensor]:
-        alone = self.own_column < 0
-        if not bool(alone.any()):
+        unsent = self.own_column < 0
+        if not bool(unsent.any()):
             return VectorStack(self.messages, None if self.complete else self._present), self.own_column
-        place = torch.where(alone, len(self.messages) + torch.cumsum(alone, 0) - 1, self.own_column)
+        position = torch.where(unsent, len(self.messages) + torch.cumsum(unsent, 0) - 1, self.own_column)
         if self.complete:
-            return VectorStack(join(self.messages, self.own if bool(alone.all()) else self.own[alone])), place
-        # A vector that has diverged takes part in nothing; zero keeps the products of the others clean.
-        sane = norms(self.own[alone]) < OVERFLOW
-        extra = torch.where(sane[:, None], self.own[alone], torch.zeros_like(self.own[:1]))
-        return VectorStack(torch.cat([self.messages, extra]), torch.cat([self._present, sane])), place
+            return VectorStack(join(self.messages, self.own if bool(unsent.all()) else self.own[unsent])), position
+        # A diverged vector is not used; zero keeps the products of the others finite.
+        sane = norms(self.own[unsent]) < OVERFLOW
+        extra = torch.where(sane[:, None], self.own[unsent], torch.zeros_like(self.own[:1]))
+        return VectorStack(torch.cat([self.messages, extra]), torch.cat([self._present, sane])), position
 
     @property
     def _present(self) -> Tensor:
-        """[J] bool: messages that somebody hears or holds, so not one of those blanked."""
+        """Mask [J] of messages that a receiver hears or holds, so that were not zeroed."""
         held = torch.zeros(len(self.messages), dtype=torch.bool, device=self.heard.device)
         held[self.own_column[self.own_column >= 0]] = True
         return held | self._heard_by_any()
 
     @property
     def rows(self) -> VectorStack:
-        """All distinct vectors of the round [R, D]: the messages first, then own vectors that were not sent."""
+        """All distinct vectors of the round [R, D]: messages first, then own vectors that were not sent."""
         return self._sources[0]
 
     @property
     def own_row(self) -> Tensor:
-        """Where in `rows` each receiver's own vector stands [B]."""
+        """Row of each receiver's own vector in `rows` [B]."""
         return self._sources[1]
 
     @cached_property
@@ -366,11 +362,11 @@ class Inbox(ABC):
 
     @abstractmethod
     def _heard_by_any(self) -> Tensor:
-        """[J] bool: messages that at least one receiver heard."""
+        """Mask [J] of messages that at least one receiver heard."""
 
 
 def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any) -> None:
-    """Raise an InputError unless what is received are tensors of the right kind."""
+    """Raise an InputError unless the arguments are tensors of the right kind."""
     require(isinstance(own, Tensor) and own.ndim == 2, "own", own, "a tensor [receivers, coordinates]")
     receivers, dim = own.shape
     stacked = isinstance(messages, Tensor) and messages.ndim == 2 and messages.shape[1] == dim
@@ -385,13 +381,13 @@ def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weigh
 
 
 def fold(mask: Tensor, senders: Tensor, size: int) -> Tensor:
-    """From columns [B, J], each of one sender [J], to senders [B, size]: true where any of the columns is."""
+    """Mask per sender [B, size] from a mask per column [B, J] with senders [J]: true if any column is."""
     counts = torch.zeros(len(mask), size, dtype=torch.int64, device=mask.device)
     return counts.index_add_(1, senders, mask.to(torch.int64)) > 0
 
 
 def _check_widths(count: int, expected: Tensor, weight: Tensor, senders: Tensor | None, lists: NeighbourLists | None) -> None:
-    """Whether arcs [B, J], or lists of places [B, n], are about so many messages."""
+    """Raise an InputError unless arcs [B, J], or lists [B, n], fit `count` messages."""
     require(weight.shape == expected.shape, "weight", list(weight.shape), f"{list(expected.shape)}, as expected has it")
     if lists is None:
         require(expected.shape[1] == count, "messages", count, f"{expected.shape[1]}, one for each column of expected")
@@ -403,7 +399,7 @@ def _check_widths(count: int, expected: Tensor, weight: Tensor, senders: Tensor 
 
 
 def stack(messages: Tensor | Sequence[Tensor | None], own: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Messages as [J, D] and which of them arrived in the right shape [J], None for all."""
+    """Messages as [J, D], and mask [J] of those that have the right shape, None for all."""
     if isinstance(messages, Tensor):
         return messages, None
     blank = torch.zeros_like(own[0])

@@ -11,17 +11,17 @@ SENTENCE = "bymi: interrupted; complete runs are kept, others go on from their c
 
 
 def end_at_once() -> None:
-    """Let an interrupt end the process without an exception, for as long as there is nothing to clear away.
+    """Let Ctrl-C end the process without an exception, while there is nothing to clean up.
 
-    While packages are imported an exception may be swallowed or turned into another one by theirs. Where interrupts are
-    ignored or handled by somebody else, that stays.
+    During imports an exception may be swallowed or replaced by the packages' own handlers. A SIGINT handler other than Python's
+    default stays.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
 
 
 def raise_again() -> None:
-    """Let an interrupt raise KeyboardInterrupt again, as in any Python program: there are files and processes to clear away."""
+    """Let Ctrl-C raise KeyboardInterrupt again, as in any Python program: there are files and processes to clean up."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -1,4 +1,4 @@
-"""Stacked vectors [R, D] and their inner products, safe against cancellation and against memory."""
+"""Stacked vectors [R, D] and their inner products, without cancellation and with bounded temporaries."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 
 from bymi.core.errors import require
 
-_COLUMNS = 1024  # coordinates converted to float64 at a time: bounds the copies that `inner` makes, and fits a core's cache
-_COLUMNS_AT_ONCE = 1 << 16  # the same elsewhere: few large kernels
-_NUMBERS = 1 << 21  # in the copies of vectors that products of sets are made of: 16 MB
-_SAMPLED = 512  # coordinates looked at to find a central row
+_COLUMNS = 1024  # coordinates converted to float64 at a time on a CPU: bounds temporaries and fits its cache
+_COLUMNS_AT_ONCE = 1 << 16  # the same on a GPU: few large kernels
+_NUMBERS = 1 << 21  # entries of gathered vectors in products of sets: 16 MB
+_SAMPLED = 512  # coordinates sampled to find a central row
 
 
 def norms(vectors: Tensor) -> Tensor:
-    """Euclidean norm of each row in float64 [R]; NaN or inf where a row is not finite."""
+    """Euclidean norm per row in float64 [R]; NaN or inf where a row is not finite."""
     if vectors.ndim == 2 and vectors.dtype != torch.float64 and vectors.device.type == "cpu":
-        # 2.5 times as fast as the line below, whose conversion runs number by number.
+        # 2.5 times as fast as vector_norm, whose conversion is not vectorised.
         total = torch.zeros(len(vectors), dtype=torch.float64)
         for part in vectors.split(_COLUMNS, dim=1):
             total.add_(part.to(torch.float64).square_().sum(1))
@@ -31,15 +31,15 @@ def norms(vectors: Tensor) -> Tensor:
 
 
 def norms_surely_below(vectors: Tensor, bound: float) -> bool:
-    """Whether all rows are far below a bound, by a look in their own precision that is several times as fast as `norms`.
+    """Whether all norms are far below `bound`, by a check in the vectors' own precision, several times as fast as `norms`.
 
-    True is certain; false is not: rows near the bound, or with squares that overflow, need the exact lengths.
+    True is certain, false is not: rows near the bound, or with squares that overflow, need exact norms.
     """
     return not len(vectors) or bool(torch.linalg.vector_norm(vectors, dim=-1).max() <= bound / 1000)
 
 
 def join(above: Tensor, below: Tensor) -> Tensor:
-    """Rows over rows [R, D]: without a copy where they lie so in memory, as parts of one tensor do."""
+    """Rows `above` and `below` in one tensor [R, D], without a copy if they are adjacent in memory."""
     size, end = above.shape[1], above.data_ptr() + above.numel() * above.element_size()
     apart = below.data_ptr() != end or not above.is_contiguous() or not below.is_contiguous()
     if apart or above.untyped_storage().data_ptr() != below.untyped_storage().data_ptr():
@@ -50,32 +50,32 @@ def join(above: Tensor, below: Tensor) -> Tensor:
 def ascending(values: Tensor) -> Tensor:
     """Values sorted along the last dimension, NaN last."""
     if values.device.type == "cpu":
-        # A tenth of torch's time: it also orders places, and without vector instructions.
+        # A tenth of the time of torch, which also sorts indices and uses no vector instructions.
         return torch.from_numpy(np.sort(values.numpy(), axis=-1))
     return values.sort(-1).values
 
 
 def ascending_among(values: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
-    """Values that are `among` in order along the last dimension, then infinities, and how many there are, without NaN [..., 1].
+    """Values in `among` sorted along the last dimension, then infinities, and the number of them that are not NaN [..., 1].
 
-    By sums: a choice number by number, as of `torch.where`, takes several times as long where a mask has no pattern.
+    Adds infinities instead of `torch.where`, which is several times slower for an irregular mask.
     """
-    beyond = among.to(torch.float64).reciprocal_().sub_(1)  # 0 or infinity
-    there = among & ~values.isnan()
-    return ascending(values + beyond), there.sum(-1, keepdim=True)
+    beyond = among.to(torch.float64).reciprocal_().sub_(1)  # 0 where among, else infinity
+    valid = among & ~values.isnan()
+    return ascending(values + beyond), valid.sum(-1, keepdim=True)
 
 
 def lower_median(values: Tensor, among: Tensor) -> Tensor:
-    """The (lower) median along the last dimension of the values that are `among`, NaN without any."""
+    """Lower median along the last dimension of the values in `among`, NaN if there are none."""
     ordered, count = ascending_among(values, among)
-    found = ordered.gather(-1, (count - 1).clamp_min(0) // 2)
-    return torch.where(count > 0, found, torch.nan).squeeze(-1).to(values.dtype)
+    median = ordered.gather(-1, (count - 1).clamp_min(0) // 2)
+    return torch.where(count > 0, median, torch.nan).squeeze(-1).to(values.dtype)
 
 
 def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
-    """Float64 inner products <left_r - origin, right_s - origin> [R, S], a block of coordinates at a time."""
+    """Float64 inner products <left_r - origin, right_s - origin> [R, S], in blocks of coordinates."""
     columns = _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
-    if left.shape[1] <= columns:  # short vectors come by in every round: no sum to begin
+    if left.shape[1] <= columns:  # fast path for short vectors
         first = left.to(torch.float64) - origin.to(torch.float64)
         return first @ (first if right is left else right.to(torch.float64) - origin.to(torch.float64)).T
     total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
@@ -89,9 +89,11 @@ def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
 
 
 def inner_of_both(left: Tensor, right: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`inner` of left and left, right and right, left and right, with one conversion of each row instead of two."""
+    """`inner` of (left, left), (right, right) and (left, right), converting each row once instead of twice."""
     count, columns = len(left), _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
-    wide = torch.zeros(count, count + len(right), dtype=torch.float64, device=left.device)  # of left with both
+    wide = torch.zeros(
+        count, count + len(right), dtype=torch.float64, device=left.device
+    )  # products of left with left and right
     rest = torch.zeros(len(right), len(right), dtype=torch.float64, device=left.device)
     both = torch.empty(wide.shape[1], min(columns, left.shape[1]), dtype=torch.float64, device=left.device)
     for start in range(0, left.shape[1], columns):
@@ -105,9 +107,9 @@ def inner_of_both(left: Tensor, right: Tensor, origin: Tensor) -> tuple[Tensor, 
 
 
 def inner_of_sets(left: Tensor, left_at: Tensor, right: Tensor, right_at: Tensor, origin: Tensor) -> Tensor:
-    """Float64 products <left_r - origin, right_s - origin> [b, n, k] of the rows of sets, left_at [b, n] and right_at [b, k].
+    """Float64 products <left_r - origin, right_s - origin> [b, n, k] of sets of rows, left_at [b, n] and right_at [b, k].
 
-    Where every receiver has few of many rows, this is far less than all products of all rows.
+    Where every receiver has few of many rows, this is far less than the products of all rows.
     """
     same = left is right and left_at is right_at
     total = torch.zeros(*left_at.shape, right_at.shape[1], dtype=torch.float64, device=left.device)
@@ -122,12 +124,12 @@ def inner_of_sets(left: Tensor, left_at: Tensor, right: Tensor, right_at: Tensor
 
 
 def _gather(vectors: Tensor, at: Tensor) -> Tensor:
-    """Rows [b, n, D] in float64."""
+    """Rows `at` [b, n] in float64 [b, n, D]."""
     return vectors.index_select(0, at.flatten()).view(*at.shape, -1).to(torch.float64)
 
 
 def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
-    """Float64 squared distances |left_r - right_s|^2 [R, S], by products about `origin`, a block of coordinates at a time."""
+    """Float64 squared distances |left_r - right_s|^2 [R, S], from products about `origin`, in blocks of coordinates."""
     total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
     lengths = [torch.zeros(len(rows), dtype=torch.float64, device=left.device) for rows in (left, right)]
     columns = _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
@@ -142,7 +144,7 @@ def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
 
 
 def dist2_from(vectors: Tensor, at: Tensor, count: int, origin: Tensor) -> Tensor:
-    """The same from some of the rows, given by number [R], to the first `count` of them: each is converted once."""
+    """Squared distances [r, count] of rows `at` [r] to the first `count` rows, converting each row once."""
     total = torch.zeros(len(at), count, dtype=torch.float64, device=vectors.device)
     length = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
     columns = _COLUMNS if vectors.device.type == "cpu" else _COLUMNS_AT_ONCE
@@ -157,19 +159,19 @@ def dist2_from(vectors: Tensor, at: Tensor, count: int, origin: Tensor) -> Tenso
 def from_middle(vectors: Tensor, dim: int, first: int = 0) -> Tensor:
     """Squared distance of each row to the coordinate-wise median [R], over a sample of coordinates.
 
-    Of rows of `dim` coordinates these may be a part, from `first` on: parts then sum up to the whole.
+    The rows may be a block of vectors of `dim` coordinates, starting at `first`: results of all blocks sum to the total.
     """
     stride = stride_of(dim)
     return from_medoid(vectors[:, -first % stride :: stride])
 
 
 def stride_of(dim: int) -> int:
-    """Every how many coordinates one is looked at to find a central row."""
+    """Stride of the sample of coordinates that is used to find a central row."""
     return max(1, dim // _SAMPLED)
 
 
 def from_medoid(sample: Tensor) -> Tensor:
-    """Squared distance of each row of few coordinates to their median [R]."""
+    """Squared distance [R] of each row of a sample to the coordinate-wise median."""
     sample = sample.to(torch.float64)
     middle = ascending(sample.T)[:, (len(sample) - 1) // 2]
     return (sample - middle).square().sum(1)
@@ -177,15 +179,15 @@ def from_medoid(sample: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class VectorStack:
-    """A stack of finite vectors with what every rotation-equivariant rule needs of them, computed once.
+    """A stack of finite vectors with cached inner products, as rotation-equivariant rules need them.
 
-    All products are taken about `origin`, the row nearest to the coordinate-wise median. While fewer than half of the rows
-    are wild it stands among the others, so that distances between ordinary rows keep about 1e-15 of their own size,
-    wherever the wild rows are. About zero or about the mean they would cancel to nothing near consensus.
+    All products are taken about `origin`, the row nearest to the coordinate-wise median. While fewer than half of the rows are
+    outliers it lies among the others, so that distances between ordinary rows keep a relative error of about 1e-15, wherever
+    the outliers are. About zero or the mean they would cancel near consensus.
     """
 
     vectors: Tensor  # [R, D]
-    usable: Tensor | None = None  # [R] bool: rows that stand for a vector; None for all
+    usable: Tensor | None = None  # [R] bool: valid rows; None for all
 
     @property
     def dim(self) -> int:
@@ -202,18 +204,18 @@ class VectorStack:
         return inner(self.vectors, self.vectors, self.origin)
 
     def among(self, at: Tensor) -> Tensor:
-        """The same for the rows of sets [b, n], without those of other pairs: [b, n, n]."""
+        """Float64 products [b, n, n] about the origin within sets of rows [b, n] only."""
         return inner_of_sets(self.vectors, at, self.vectors, at, self.origin)
 
     def points(self, at: Tensor) -> Tensor:
-        """The rows of sets [b, n] themselves about the origin, in float64 [b, n, D]."""
+        """Rows of sets [b, n] minus the origin, in float64 [b, n, D]."""
         return _gather(self.vectors, at) - self.origin.to(torch.float64)
 
 
 def medoid(points: Tensor, valid: Tensor) -> Tensor:
-    """Of each set of points [b, n, d] in few dimensions the valid one nearest to their coordinate-wise median [b, d].
+    """For each set of points [b, n, d] in few dimensions, the valid one nearest to their coordinate-wise median [b, d].
 
-    What `Rows.origin` is to one set.
+    The analogue of `VectorStack.origin` for each set.
     """
     middle = lower_median(points.mT, valid[:, None, :]).nan_to_num(0.0)
     away = (points - middle[:, None, :]).square().sum(2).masked_fill(~valid, torch.inf)
@@ -221,14 +223,14 @@ def medoid(points: Tensor, valid: Tensor) -> Tensor:
 
 
 def gather_members(member: Tensor) -> tuple[Tensor, Tensor]:
-    """From a mask [B, R] to padded indices [B, n] with a mask of the valid ones; order within a row is kept."""
+    """Padded indices [B, n] and their validity [B, n] from a mask [B, R]; order within a row is kept."""
     size = int(member.sum(1).max()) if member.numel() else 0
     index = torch.argsort(~member, dim=1, stable=True)[:, :size]
     return index, torch.gather(member, 1, index)
 
 
 def check_tensor(name: str, value: Any, shape: tuple[int | None, ...], *, finite: bool = True) -> None:
-    """Raise an InputError unless it is a floating-point tensor of a shape, `finite` throughout; None is any size above 0."""
+    """Raise an InputError unless `value` is a floating-point tensor of `shape` (None: any size above 0), `finite` if asked."""
     sizes = ", ".join("any" if size is None else str(size) for size in shape)
     fits = isinstance(value, Tensor) and value.is_floating_point() and value.ndim == len(shape)
     fits = fits and all(size > 0 if wanted is None else size == wanted for size, wanted in zip(value.shape, shape, strict=True))
@@ -237,5 +239,5 @@ def check_tensor(name: str, value: Any, shape: tuple[int | None, ...], *, finite
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether all numbers are finite. A finite sum has finite terms, and is much sooner found."""
+    """Whether all numbers are finite. A finite sum has finite terms and is much faster to compute."""
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())

@@ -1,4 +1,4 @@
-"""Large graphs: neighbour lists in place of matrices. Memory grows with the arcs, not with the square of the nodes."""
+"""Graphs as neighbour lists: memory grows with the number of arcs instead of the square of the number of nodes."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from bymi.core.graph import NOT_MUTUAL, Core, Graph, MatrixGraph, digraph
 from bymi.core.neighbour_lists import NeighbourLists
 
 GraphLike = Any
-"""A Graph, a networkx graph or a square array in which entry [i, j] says whether i hears j."""
+"""A Graph, a networkx graph, or a square array whose entry [i, j] says whether i hears j."""
 
 LISTS_FROM = 1000
-"""A graph of so many nodes or more is kept as lists, if they are short."""
+"""Number of nodes from which a graph is stored as lists, if these are short."""
 
-_SHORT = 4  # times the longest list: with fewer nodes than that, matrices take no more memory and less time
+_SHORT = 4  # with fewer nodes than this times the longest list, matrices take no more memory and less time
 _ROW_TOLERANCE = 1e-9
-_STEPS = 20_000  # of a power iteration: about 1e-14 off unless the graph hangs on a few arcs
+_STEPS = 20_000  # of the power iteration: error about 1e-14 unless a few arcs connect the graph
 _STILL = 1e-14  # relative change of an entry that counts as none
 
 
 def lists_pay(size: int, longest: int) -> bool:
-    """Whether a graph with lists of up to `longest` places is kept as such."""
+    """Whether a graph of `size` nodes with lists of up to `longest` places is stored as lists."""
     return size >= LISTS_FROM and _SHORT * longest <= size
 
 
 @dataclass(frozen=True, eq=False)
 class ListGraph(Graph):
-    """A graph by lists: who is at which place, which of the arcs are there, and with which weights.
+    """A graph as neighbour lists: the node at each place, which places are arcs, and their weights.
 
-    Places stay what they are when arcs are cut, so that everything kept place by place lines up over a run. Lists are padded
-    to the longest: memory is [M, largest degree], so a hub among many nodes is better served by a MatrixGraph.
+    Places do not change when arcs are cut, so that tensors per place line up over a run. Lists are padded to the longest:
+    memory is [M, largest degree], so a graph with a hub is better stored as a MatrixGraph.
     """
 
     knows_tracker_limit: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class ListGraph(Graph):
 
     @staticmethod
     def of_arcs(receivers: Tensor, senders: Tensor, size: int) -> ListGraph:
-        """Metropolis weights over arcs [E], each given once: receivers hear senders."""
+        """A graph with Metropolis weights from arcs [E] without duplicates: receivers hear senders."""
         for name, ends in (("receivers", receivers), ("senders", senders)):
             _check_ends(name, ends, size)
         lists = NeighbourLists.of_arcs(receivers, senders, size)
@@ -74,7 +74,7 @@ class ListGraph(Graph):
 
     @staticmethod
     def of_edges(ends: Tensor, size: int) -> ListGraph:
-        """The same over edges [E, 2] whose ends hear each other."""
+        """A graph with Metropolis weights from undirected edges [E, 2]."""
         _check_ends("ends", ends, size)
         if ends.ndim != 2 or ends.shape[1] != 2:
             raise GraphError(f"ends: got {shown(ends)}, allowed: edges [E, 2]")
@@ -83,7 +83,7 @@ class ListGraph(Graph):
 
     @staticmethod
     def of_graph(graph: MatrixGraph) -> ListGraph:
-        """The same arcs and weights as a graph of matrices."""
+        """The same arcs and weights as a MatrixGraph."""
         receivers, senders = graph.hears.nonzero(as_tuple=True)
         lists = NeighbourLists.of_arcs(receivers, senders, graph.size)
         weight = torch.where(lists.there, graph.weight.gather(1, lists.at), 0.0)
@@ -112,25 +112,25 @@ class ListGraph(Graph):
         return self.lists.count(mask, self.size)
 
     def block(self, members: Tensor) -> Tensor:
-        place = torch.cumsum(members, 0) - 1
+        position = torch.cumsum(members, 0) - 1
         block = torch.diag(self.self_weight[members])
         receivers, places = (self.hears & members[:, None] & self.look(members)).nonzero(as_tuple=True)
-        block[place[receivers], place[self.lists.at[receivers, places]]] = self.weight[receivers, places]
+        block[position[receivers], position[self.lists.at[receivers, places]]] = self.weight[receivers, places]
         return block
 
     @cached_property
     def _mirror(self) -> tuple[Tensor, Tensor]:
-        """Of every place that is not empty: where the way back stands among them [E], and whether it is there at all [E]."""
+        """For every non-empty place: index of the reverse arc among these [E], and whether it exists [E]."""
         receivers, senders = self.lists.flat
         forth, back = receivers * self.size + senders, senders * self.size + receivers
-        place = torch.searchsorted(forth, back).clamp_max(max(0, len(forth) - 1))
-        return place, forth[place] == back
+        index = torch.searchsorted(forth, back).clamp_max(max(0, len(forth) - 1))
+        return index, forth[index] == back
 
     def _reversed(self, mask: Tensor) -> Tensor:
-        """A mask over arcs [M, n] as seen from the other end: entry of i and j is that of j and i."""
-        place, found = self._mirror
-        there = self.lists.there
-        return torch.zeros_like(mask).masked_scatter(there, mask[there][place] & found)
+        """Mask over arcs [M, n] seen from the other end: the entry of (i, j) is that of (j, i)."""
+        index, exists = self._mirror
+        filled = self.lists.there
+        return torch.zeros_like(mask).masked_scatter(filled, mask[filled][index] & exists)
 
     @property
     def symmetric(self) -> bool:
@@ -170,10 +170,10 @@ class ListGraph(Graph):
         return Core(members, closed, perron)
 
     def tracker_limit(self, weight: Tensor, self_weight: Tensor) -> Tensor:
-        """[y_i]_i [M] after endless rounds of y_i <- sum_j W_ij y_j from y_i = e_i, with the weights [M, n], [M] really used.
+        """Limit of [y_i]_i [M] under y_i <- sum_j W_ij y_j from y_i = e_i, with the weights [M, n] and self-weights [M] used.
 
-        Nodes that all hear each other, over some path, and nobody else form a closed class: within it y tends to the left
-        Perron vector of its block of W. Whoever hears somebody that never hears back forgets itself: its entry tends to zero.
+        A strongly connected component that hears no node outside is a closed class: within it, y tends to the left Perron
+        vector of its block of W. Entries of all other nodes tend to zero.
         """
         carries = weight > 0
         part = _components(self.lists, carries)
@@ -185,15 +185,15 @@ class ListGraph(Graph):
 
 
 def as_graph(graph: GraphLike) -> Graph:
-    """A graph as it is, or made from a networkx graph or an adjacency array, with Metropolis weights."""
+    """The graph itself, or one with Metropolis weights from a networkx graph or an adjacency array."""
     if isinstance(graph, Graph):
         return graph
     if isinstance(graph, nx.Graph):
         size = graph.number_of_nodes()
         if not size or not lists_pay(size, max(degree for _, degree in graph.degree())):
             return Graph.from_networkx(graph)
-        places = {node: place for place, node in enumerate(graph)}
-        arcs = torch.tensor([(places[to], places[source]) for source, to in graph.edges() if source != to])
+        positions = {node: position for position, node in enumerate(graph)}
+        arcs = torch.tensor([(positions[to], positions[source]) for source, to in graph.edges() if source != to])
         arcs = (arcs if graph.is_directed() else torch.cat([arcs, arcs.flip(1)])).unique(dim=0)
         return ListGraph.of_arcs(arcs[:, 0], arcs[:, 1], size)
     if isinstance(graph, (np.ndarray, Tensor, list, tuple)):
@@ -202,7 +202,7 @@ def as_graph(graph: GraphLike) -> Graph:
 
 
 def check_connected(graph: Graph) -> None:
-    """Raise a GraphError unless all nodes hang together over arcs in either direction."""
+    """Raise a GraphError unless the graph is weakly connected."""
     part = _parts(graph)
     if bool(part.any()):
         apart = f"{graph.size} nodes in {len(part.unique())} parts without an arc between them"
@@ -210,10 +210,10 @@ def check_connected(graph: Graph) -> None:
 
 
 def _parts(graph: Graph) -> Tensor:
-    """The connected part of each node [M], arcs taken in either direction, by the smallest node in it."""
+    """Weakly connected component of each node [M], named by its smallest node."""
     receivers, senders = graph.arcs()
     label = torch.arange(graph.size, device=receivers.device)
-    while True:  # the smallest number that each node, and each label, is joined with; then labels of labels
+    while True:  # label propagation with pointer jumping
         least = torch.minimum(label[receivers], label[senders])
         ends = torch.cat([receivers, senders, label[receivers], label[senders]])
         lower = label.scatter_reduce(0, ends, least.repeat(4), "amin")
@@ -224,7 +224,7 @@ def _parts(graph: Graph) -> Tensor:
 
 
 def _check_ends(name: str, ends: object, size: int) -> None:
-    """Numbers of nodes, of which there are `size`."""
+    """Raise a GraphError unless `ends` are numbers of `size` nodes."""
     if not is_integer(size) or size < 1:
         raise GraphError(f"size: got {shown(size)}, allowed: an integer, 1 or more")
     if not isinstance(ends, Tensor) or ends.dtype != torch.int64:
@@ -234,14 +234,14 @@ def _check_ends(name: str, ends: object, size: int) -> None:
 
 
 def _metropolis(lists: NeighbourLists, hears: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights 1 / (1 + max(d_i, d_j)) of arcs [M, n] and what is left for oneself [M], d the number of nodes heard."""
+    """Metropolis weights 1 / (1 + max(d_i, d_j)) of arcs [M, n] and self-weights [M], d the number of nodes heard."""
     degree = hears.sum(1, dtype=torch.float64)
     weight = hears / (1 + torch.maximum(degree[:, None], lists.look(degree)))
     return weight, 1 - weight.sum(1)
 
 
 def _components(lists: NeighbourLists, hears: Tensor) -> Tensor:
-    """The strongly connected component of each node [M], by the smallest node in it."""
+    """Strongly connected component of each node [M], named by its smallest node."""
     receivers, places = hears.nonzero(as_tuple=True)
     part = torch.empty(len(hears), dtype=torch.int64)
     for component in nx.strongly_connected_components(digraph(receivers, lists.at[receivers, places], len(hears))):
@@ -250,26 +250,26 @@ def _components(lists: NeighbourLists, hears: Tensor) -> Tensor:
 
 
 def _settle(lists: NeighbourLists, weight: Tensor, self_weight: Tensor, start: Tensor, classes: Tensor | None = None) -> Tensor:
-    """The left Perron vector [M] by power iteration v <- v W from `start`; with `classes` [M], one in each of them.
+    """Left Perron vector [M] by power iteration v <- v W from `start`; with `classes` [M], one per class.
 
-    Every class of `start` sums to one, and so does the result.
+    Each class of `start` sums to one, and so does the result.
     """
     receivers, senders = lists.flat
     arcs = weight[lists.there]
-    where = torch.zeros(len(start), dtype=torch.int64, device=start.device) if classes is None else classes
+    class_of = torch.zeros(len(start), dtype=torch.int64, device=start.device) if classes is None else classes
 
     def scaled(vector: Tensor) -> Tensor:
-        # By the largest entry of each class, which is exact: sums of thousands are off by more than what counts as still.
-        return vector / _nonzero(torch.zeros_like(vector).scatter_reduce_(0, where, vector, "amax"))[where]
+        # By the largest entry of each class, which is exact: sums over thousands of entries have errors above _STILL.
+        return vector / _nonzero(torch.zeros_like(vector).scatter_reduce_(0, class_of, vector, "amax"))[class_of]
 
     vector = scaled(start)
     for _ in range(_STEPS):
         moved = scaled((vector * self_weight).index_add_(0, senders, vector[receivers] * arcs))
-        still = bool(((moved - vector).abs() <= _STILL * moved).all())
+        converged = bool(((moved - vector).abs() <= _STILL * moved).all())
         vector = moved
-        if still:
+        if converged:
             break
-    return vector / _nonzero(torch.zeros_like(vector).index_add_(0, where, vector))[where]
+    return vector / _nonzero(torch.zeros_like(vector).index_add_(0, class_of, vector))[class_of]
 
 
 def _nonzero(divisors: Tensor) -> Tensor:
@@ -277,7 +277,7 @@ def _nonzero(divisors: Tensor) -> Tensor:
 
 
 def connected(lists: NeighbourLists, part: Tensor) -> bool:
-    """Whether a part of the nodes [M] bool hangs together without the others, in lists in which whoever is heard hears."""
+    """Whether the nodes in `part` [M] bool are connected among themselves, in symmetric lists."""
     if not bool(part.any()):
         return False
     seen = torch.zeros_like(part)

@@ -1,4 +1,4 @@
-"""An inbox by lists: what is per place is per place of a receiver's list, [B, n]."""
+"""The inbox of large graphs: neighbour lists with one entry per place, [B, n]."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degre
 _NO_MATRIX = (
     "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
 )
-_RECEIVERS = 32  # that try the vectors of their neighbourhoods together
+_RECEIVERS = 32  # receivers per batch of trials
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ListInbox(Inbox):
-    """Every receiver hears few of the J messages. Products are those within each neighbourhood [b, n, n]."""
+    """An inbox in which every receiver hears few of the J messages. Products are formed per neighbourhood [b, n, n]."""
 
-    lists: NeighbourLists  # [B, n] which message each receiver has at each place
+    lists: NeighbourLists  # [B, n] message at each place of each receiver
 
     @property
     def member(self) -> Tensor:
-        """[B, R] bool: the messages heard, plus the receiver's own vector. Of a Table only: elsewhere it would be too large."""
+        """Mask [B, R] of the messages heard plus the receiver's own vector. PerArcLists only: else it would be too large."""
         if not isinstance(self.lists, PerArcLists):
             raise InputError(_NO_MATRIX)
         return self.lists.wide(self.heard, len(self.rows.vectors)).scatter(1, self.own_row[:, None], True)
 
     def split(self, coefficients: Tensor) -> Mixture:
-        """Coefficients over `rows` [B, R] as a mixture: own vector and messages apart. Of a Table only."""
+        """The Mixture from coefficients over `rows` [B, R]. PerArcLists only."""
         if not isinstance(self.lists, PerArcLists):
             raise InputError(_NO_MATRIX)
         own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
         return Mixture(own, self.lists.narrow(coefficients.scatter(1, self.own_row[:, None], 0.0)))
 
     def _sets(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Receivers [b], the rows of their neighbourhoods [b, n + 1], the own one last, and which of them count [b, n + 1]."""
+        """Receivers [b], rows of their neighbourhoods [b, n + 1] with the own row last, and mask of valid rows [b, n + 1]."""
         for receivers, size in by_degree(self.lists):
             index = torch.cat([self.lists.at[receivers, :size], self.own_row[receivers][:, None]], 1)
             yield receivers, index, torch.nn.functional.pad(self.heard[receivers, :size], (0, 1), value=True)
@@ -72,9 +72,9 @@ class ListInbox(Inbox):
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         vectors = self.rows.vectors
         for receivers in torch.arange(len(wanted), device=wanted.device).split(_RECEIVERS):
-            at = torch.cat([self.lists.at[receivers], self.own_row[receivers][:, None]], 1)
+            index = torch.cat([self.lists.at[receivers], self.own_row[receivers][:, None]], 1)
             valid = torch.nn.functional.pad(wanted[receivers], (0, 1), value=True)
-            used, column = torch.where(valid, at, at[:, -1:]).unique(return_inverse=True)
+            used, column = torch.where(valid, index, index[:, -1:]).unique(return_inverse=True)
             tried = torch.zeros(len(receivers), len(used), dtype=torch.bool, device=wanted.device).scatter(1, column, True)
             yield Trial(receivers, vectors.index_select(0, used), tried, column[:, :-1], column[:, -1:])
 
@@ -87,13 +87,13 @@ class ListInbox(Inbox):
 
     @property
     def kept(self) -> Tensor:
-        """Messages whose history is kept here [K, D]."""
+        """Messages whose history is stored here [K, D]."""
         return self.messages
 
     def usage(self, share: Tensor) -> Usage:
         return of_places(self, self.kept, share)
 
-    # A Table counts by message: places do not tell a sender's further messages apart.
+    # PerArcLists count by message: places do not distinguish the variants of a sender.
 
     def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
         if not isinstance(self.lists, PerArcLists):

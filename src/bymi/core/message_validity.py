@@ -1,4 +1,4 @@
-"""Which messages count as heard, by their lengths."""
+"""Validation of messages by their norms."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from torch import Tensor
 from bymi.core.neighbour_lists import NeighbourLists
 
 MAX_NORM_RATIO = 1e6
-"""A message longer than ABSURD x max(1, length of the receiver's own vector) is not heard."""
+"""A message whose norm exceeds MAX_NORM_RATIO * max(1, norm of the receiver's own vector) is not heard."""
 
 OVERFLOW = 1e100
-"""A node whose own vector is longer than this has diverged: it hears nobody and takes part in nothing. Squares stay finite."""
+"""A node whose own vector has a larger norm has diverged: it hears nothing, and its vector is not used. Squares are finite."""
 
 
 def usable(length: Tensor, own_length: Tensor) -> Tensor | None:
-    """Messages [J], by their lengths, NaN for none, that any receiver can use, by the lengths of all own vectors [M].
+    """Mask [J] of messages that at least one receiver may accept, from message norms (NaN = missing) and own norms [M].
 
-    None if everybody can use all of them.
+    None if all receivers accept all messages.
     """
     reach = MAX_NORM_RATIO * own_length.clamp_min(1.0)
     if len(length) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
@@ -27,7 +27,7 @@ def usable(length: Tensor, own_length: Tensor) -> Tensor | None:
 
 
 def heard(length: Tensor, own_length: Tensor, expected: Tensor, lists: NeighbourLists | None) -> Tensor:
-    """Who of those expected is heard [B, J], by the lengths of messages [J] and own vectors [B]; with lists [B, n]."""
+    """Mask of expected messages that are heard [B, J], from message norms [J] and own norms [B]; with lists [B, n]."""
     reach, sane = MAX_NORM_RATIO * own_length.clamp_min(1.0), own_length < OVERFLOW
     length = length[None, :] if lists is None else lists.look(length)
     return expected & (length <= reach[:, None]) & sane[:, None]

@@ -1,4 +1,4 @@
-"""Named parts (rules, attacks, graphs, ...) and their parameters: read from text, built from a table, checked."""
+"""Parts with a name (rules, attacks, topologies, ...): read from text, looked up in a table, built and checked."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _IMPORTED = re.compile(r"\s*([A-Za-z_][\w.]*:[A-Z_]\w*)\s*")  # module:Name
 
 
 class Table(dict[str, type[Entry]]):
-    """Classes of one `kind` by name: bymi's own, with those of installed packages and of any module that can be imported.
+    """Classes of one `kind` by name: bymi's own, those of installed packages, and any that can be imported.
 
-    A lookup takes, in this order, a name that is listed, an entry point of the `group`, and "module:Name" (a class, so that
-    Name begins with a capital letter). The last one imports the module, which runs its code. Iteration has listed names only.
+    A lookup tries, in this order, the listed names, the entry points of `group`, and "module:Name" (a class, so Name begins
+    with a capital letter). The last one imports the module, which runs its code. Iteration yields listed names only.
     """
 
     def __init__(self, kind: Any, entries: Mapping[str, type[Entry]], group: str | None = None) -> None:
@@ -48,18 +48,18 @@ class Table(dict[str, type[Entry]]):
             raise KeyError(name)
         try:
             module, _, attribute = name.partition(":")
-            found = next(iter(points)).load() if points else getattr(importlib.import_module(module), attribute)
+            entry = next(iter(points)).load() if points else getattr(importlib.import_module(module), attribute)
         except BymiError:
             raise
-        except Exception as problem:  # whatever the code of the module raises
+        except Exception as problem:  # the code of the module may raise anything
             why = f"{type(problem).__name__}: {_first_line(problem)}"
             raise InputError(f"got {name!r}, allowed: a class that can be imported ({why})") from None
-        if not (isinstance(found, type) and issubclass(found, self.kind) and dataclasses.is_dataclass(found)):
+        if not (isinstance(entry, type) and issubclass(entry, self.kind) and dataclasses.is_dataclass(entry)):
             raise InputError(f"got {name!r}, allowed: a dataclass derived from {_kinds(self.kind)}")
-        return found  # type: ignore[return-value]
+        return entry  # type: ignore[return-value]
 
     def __contains__(self, name: object) -> bool:
-        """Whether a lookup would find it: this imports what `name` names."""
+        """Whether a lookup succeeds. It imports what `name` refers to."""
         if super().__contains__(name):
             return True
         try:
@@ -68,17 +68,17 @@ class Table(dict[str, type[Entry]]):
             return False
 
     def installed(self) -> list[str]:
-        """Names of entry points of the group."""
+        """Sorted names of the entry points of the group."""
         return [] if self.group is None else sorted({point.name for point in importlib.metadata.entry_points(group=self.group)})
 
 
 def is_import(name: object) -> bool:
-    """Whether a name of a part is "module:Name", so that to look it up runs the code of a module."""
+    """Whether a name has the form "module:Name", so that looking it up runs the code of a module."""
     return isinstance(name, str) and _IMPORTED.fullmatch(name) is not None
 
 
 def read_shorthand(text: str) -> dict[str, Any]:
-    """From "ipm:a=2.0" to {"name": "ipm", "a": 2.0}, from "module:Name:k=3" to {"name": "module:Name", "k": 3}."""
+    """A part from text: "ipm:a=2.0" gives {"name": "ipm", "a": 2.0}, "module:Name:k=3" {"name": "module:Name", "k": 3}."""
     imported = _IMPORTED.match(text)
     if imported is not None and text[imported.end() :][:1] in ("", ":"):
         name, rest = imported[1], text[imported.end() + 1 :]
@@ -92,7 +92,7 @@ def read_shorthand(text: str) -> dict[str, Any]:
 
 
 def read_value(text: str) -> Any:
-    """A value as TOML writes it; anything that is not TOML is a plain string."""
+    """A value from TOML; text that is not TOML stays a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # also an integer of thousands of digits, which Python refuses to read
@@ -100,12 +100,12 @@ def read_value(text: str) -> Any:
 
 
 def full_name(name: str, aliases: Mapping[str, str]) -> str:
-    """The name in a table for a name as a user writes it: aliases resolved, in lower case unless it is an import."""
+    """The name in a table for a name written by a user: aliases resolved, lower case unless it is an import."""
     return name.strip() if is_import(name) else aliases.get(name.lower(), name.lower())
 
 
 def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
-    """An entry of a table with its parameters: {"name": "ios", "share": 0.3} -> IOS(share=0.3)."""
+    """An instance of a table's entry: {"name": "ios", "share": 0.3} gives IOS(share=0.3)."""
     try:
         return table[part["name"]](**{key: value for key, value in part.items() if key != "name"})
     except (KeyError, TypeError) as problem:
@@ -115,7 +115,7 @@ def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:
 def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]], aliases: Mapping[str, str]) -> Any:
     """The part that a string such as "ios" or "ios:share=0.3" names, or the value itself if it is an instance of `kind`.
 
-    Anything else, an unknown name or an unknown parameter is an InputError that names `key`, the argument that was given.
+    Anything else, an unknown name or an unknown parameter is an InputError that names `key`, the argument.
     """
     if not isinstance(value, str):
         require(isinstance(value, kind), key, value, f"{_describe(kind)}, or a name: {', '.join(table)}")
@@ -140,18 +140,18 @@ def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]]
 
 
 def bounded(default: Any = dataclasses.MISSING, **bounds: float) -> Any:
-    """A field of a dataclass with bounds on its numbers, a lower one (ge or gt) and maybe an upper one (le or lt).
+    """A dataclass field with bounds on its numbers: a lower one (ge or gt), optionally an upper one (le or lt).
 
-    `check_fields` enforces them, and the keys of a spec are derived with them.
+    `check_fields` enforces them, and spec keys are derived with them.
     """
     return dataclasses.field(default=default, metadata=bounds)
 
 
 def check_fields(part: Any) -> None:
-    """Raise an InputError unless every field of a dataclass holds what its annotation says, within its bounds.
+    """Raise an InputError unless every field of a dataclass matches its annotation and bounds.
 
-    A float field takes any finite real number, an int field any integer; True and False are neither. Literals, unions and
-    classes are checked, other annotations are not. Call it first in `__post_init__`: comparisons may then trust the types.
+    A float field takes any finite real number, an int field any integer; booleans are neither. Literals, unions and classes are
+    checked, other annotations are not. Call it first in `__post_init__`: later comparisons can then rely on the types.
     """
     for name, kind in _annotations(part.__class__).items():
         value = getattr(part, name)
@@ -164,7 +164,7 @@ def check_fields(part: Any) -> None:
 
 
 class Checked:
-    """Base of classes whose dataclass fields are checked at construction; one with its own `__post_init__` calls this one."""
+    """Base of dataclasses whose fields are checked at construction; an own `__post_init__` must call this one."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -202,7 +202,7 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def _describe(kind: Any) -> str:
-    """What an annotation allows, in words."""
+    """Text that says what an annotation allows."""
     words = {float: "a finite number", int: "an integer", bool: "True or False", str: "a string", types.NoneType: "None"}
     if get_origin(kind) in (Union, types.UnionType):
         return " or ".join(_describe(option) for option in get_args(kind)).replace(" or an instance of", " or")

@@ -1,4 +1,4 @@
-"""What one receiver gets back when it asks its neighbours: a neighbourhood with rows of its own."""
+"""Replies of neighbours to a receiver's query: a neighbourhood whose rows belong to this receiver alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 from bymi.core.inbox import Inbox
 
 DEEDS = "deeds"
-"""The topic of what was seen of a sender, kept where it is: it travels with answers, and nobody can lie about it."""
+"""Traffic topic of update histories that are stored at their senders and come with replies; the adversary cannot alter them."""
 
 
 @dataclass(frozen=True, eq=False)
 class NeighbourhoodReply:
-    """What one receiver gets back on a question: one inbox a topic, with that receiver alone (B = 1) and J who were asked."""
+    """Replies to the query of one receiver: one inbox per topic, with that receiver alone (B = 1) and J nodes queried."""
 
-    receiver: int  # its place among the nodes held here
-    senders: Tensor  # [J] which columns of the network's arcs they are
-    point: Tensor  # [D] about which it asked; on a visit, what it holds
-    read: Callable[[], tuple[Inbox, ...]]  # once, in any thread: only then do nodes say what they found
-    deeds: Callable[[], Tensor] | None = None  # [J + 1, D] of those asked and, last, its own, if they came with the answers
+    receiver: int  # position among the nodes held here
+    senders: Tensor  # [J] columns of the network's arcs
+    point: Tensor  # [D] at which gradients were queried; without a query, the receiver's own vector
+    read: Callable[[], tuple[Inbox, ...]]  # call once, in any thread: replies are computed then
+    deeds: Callable[[], Tensor] | None = None  # [J + 1, D] update history of the nodes queried, then its own; None if not sent

@@ -1,7 +1,7 @@
-"""Neighbourhoods of receivers as padded batches: what rules and detection look at, in whatever form messages are kept.
+"""Neighbourhoods of receivers as padded batches, which rules and detection work on in any representation.
 
-A neighbourhood is the messages that a receiver heard and its own vector. An `Inbox` hands out batches of them; a rule decides
-weights for each batch, and the inbox turns these into a mixture.
+A neighbourhood is the messages that a receiver heard plus its own vector. An `Inbox` yields batches of them; a rule chooses
+weights for each batch, and the inbox turns these into a Mixture.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 from bymi.core.linalg import VectorStack, gather_members
 from bymi.core.neighbour_lists import NeighbourLists
 
-_TOGETHER = 512  # receivers whose neighbourhoods are in one batch: their products stay in a CPU's cache
-_ENTRIES = 1 << 23  # numbers in the largest temporary of a batch: 64 MB in float64
-_FEW_DIMENSIONS = 128  # up to here the points themselves, above their products: the smaller eigenproblem at usual degrees
-_COORDINATES = 4096  # of vectors that are gathered at a time
+_TOGETHER = 512  # receivers per batch: their products stay in a CPU's cache
+_ENTRIES = 1 << 23  # entries of the largest temporary of a batch: 64 MB in float64
+_FEW_DIMENSIONS = 128  # up to here points, above it products: the smaller eigenproblem at usual degrees
+_COORDINATES = 4096  # coordinates gathered at a time
 
 Need = Literal["nothing", "products", "cloud"]
-"""What a rule looks at: no numbers, inner products, or points where they are the smaller problem and products elsewhere."""
+"""What a rule needs: membership only, inner products, or points where these are the smaller problem and products elsewhere."""
 
 Work = Callable[[VectorStack, Tensor, Tensor], Tensor]
-"""From rows [R, c], index [b, n] and valid [b, n] to one vector per receiver [b, c]; each coordinate alone."""
+"""A function from rows [R, c], index [b, n] and valid [b, n] to one vector per receiver [b, c], coordinate by coordinate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,17 +35,17 @@ class Neighbourhoods:
     In a common frame (`index` is None) place r is row r for all receivers, and products are [n, n].
     """
 
-    receivers: Tensor | slice  # [b] places among the receivers of the inbox
+    receivers: Tensor | slice  # [b] positions among the receivers of the inbox
     valid: Tensor  # [b, n] bool: a message heard, or the own vector
-    index: Tensor | None = None  # [b, n] which row stands at each place
+    index: Tensor | None = None  # [b, n] row at each place
     gram: Tensor | None = None  # [b, n, n] float64 inner products about one origin, or [n, n] in a common frame
-    points: Tensor | None = None  # [b, n, D] float64, the vectors themselves about that origin
-    own: Tensor | None = None  # [b, 1] the place of the receiver's own vector, where sets belong to receivers
-    summed_over: int | None = None  # rows over which `normalise` adds up; None: places
+    points: Tensor | None = None  # [b, n, D] float64 vectors minus that origin
+    own: Tensor | None = None  # [b, 1] place of the receiver's own vector, if sets belong to receivers
+    summed_over: int | None = None  # number of rows over which `normalise` sums; None: over places
 
     @property
     def neighbours(self) -> Tensor:
-        """[b, n] bool: valid without the own vector."""
+        """Mask [b, n]: valid, without the own vector."""
         assert self.own is not None
         return self.valid.scatter(1, self.own, False)
 
@@ -59,17 +59,17 @@ class Neighbourhoods:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Vectors that b receivers try on their own samples."""
+    """Vectors whose loss b receivers evaluate on their own samples."""
 
-    receivers: Tensor | slice  # [b] places among the receivers of the inbox; a slice for all of them
+    receivers: Tensor | slice  # [b] positions among the receivers of the inbox; a slice for all
     vectors: Tensor  # [r, D]
-    wanted: Tensor  # [b, r] bool: which receiver tries which vector
-    places: Tensor  # [b, P] which vector stands at each place of the inbox; any where it is not wanted
-    own: Tensor  # [b, 1] which vector is the receiver's own
+    wanted: Tensor  # [b, r] bool: which receiver evaluates which vector
+    places: Tensor  # [b, P] vector at each place of the inbox; arbitrary where not wanted
+    own: Tensor  # [b, 1] index of the receiver's own vector
 
 
 def padded(member: Tensor, *, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Receivers in batches whose [b, n, width] temporaries stay bounded: (which, padded indices [b, n], valid [b, n])."""
+    """Batches of receivers with bounded [b, n, width] temporaries: (slice, padded indices [b, n], valid [b, n])."""
     largest = max(1, int(member.sum(1).max()))
     size = max(1, _ENTRIES // (largest * max(1, width)))
     for start in range(0, len(member), size):
@@ -79,17 +79,17 @@ def padded(member: Tensor, *, width: int) -> Iterator[tuple[slice, Tensor, Tenso
 
 
 def by_degree(lists: NeighbourLists) -> Iterator[tuple[Tensor, int]]:
-    """Receivers [b] in batches of similar degree, with the longest list of each batch.
+    """Batches of receivers [b] of similar degree, with the longest list of each.
 
     Little is padded, and [b, n, n] temporaries stay bounded.
     """
     there = lists.there
-    # Up to the last place taken: a list may have gaps.
+    # Up to the last non-empty place: a list may have gaps.
     lengths = (there * torch.arange(1, there.shape[1] + 1, device=there.device)).amax(1) if there.numel() else there.sum(1)
     order = torch.argsort(lengths, stable=True)
     start = 0
     while start < len(order):
-        # Lengths go up: a batch that fits by its first is cut to what fits by its last.
+        # Lengths ascend: a batch sized by its first list is cut to the size for its last.
         batch = order[start : start + _batch_size(int(lengths[order[start]]))]
         batch = batch[: max(1, _batch_size(int(lengths[batch[-1]])))]
         yield batch, int(lengths[batch[-1]])
@@ -97,7 +97,10 @@ def by_degree(lists: NeighbourLists) -> Iterator[tuple[Tensor, int]]:
 
 
 def of_members(rows: VectorStack, member: Tensor, need: Need) -> Iterator[Neighbourhoods]:
-    """Sets that share most of their rows, `member` [B, R], by the products of all rows; in a common frame for "nothing"."""
+    """Neighbourhoods from a mask `member` [B, R], where sets share most rows, by the products of all rows.
+
+    In a common frame for "nothing".
+    """
     if need == "nothing":
         return iter([Neighbourhoods(slice(None), member)])
     largest = int(member.sum(1).max())
@@ -115,17 +118,17 @@ def of_members(rows: VectorStack, member: Tensor, need: Need) -> Iterator[Neighb
 
 
 def of_sets(rows: VectorStack, index: Tensor, valid: Tensor, need: Need) -> Neighbourhoods:
-    """Sets of few rows out of many, `index` [b, n], by the products within each set."""
-    everyone = slice(None)
+    """Neighbourhoods from `index` [b, n], sets of few rows out of many, by the products within each set."""
+    all_receivers = slice(None)
     if need == "nothing":
-        return Neighbourhoods(everyone, valid, index)
+        return Neighbourhoods(all_receivers, valid, index)
     if need == "cloud" and rows.dim <= index.shape[1]:  # the smaller eigenproblem
-        return Neighbourhoods(everyone, valid, index, points=rows.points(index))
-    return Neighbourhoods(everyone, valid, index, rows.among(index))
+        return Neighbourhoods(all_receivers, valid, index, points=rows.points(index))
+    return Neighbourhoods(all_receivers, valid, index, rows.among(index))
 
 
 def over_rows(found: Iterable[tuple[Neighbourhoods, Tensor]], shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Weights of neighbourhoods [b, n], which together have all receivers, as weights of rows [B, R]."""
+    """Weights per row [B, R] from weights of neighbourhoods [b, n] that together cover all receivers."""
     output: Tensor | None = None
     for hood, weights in found:
         if hood.index is None:
@@ -141,7 +144,7 @@ def _batch_size(length: int) -> int:
 
 
 def reduce_members(rows: VectorStack, member: Tensor, work: Work) -> Tensor:
-    """What `work` makes of the rows in each set of `member` [B, R], as vectors [B, D]."""
+    """Vectors [B, D] that `work` computes from the rows in each set of `member` [B, R]."""
     vectors = rows.vectors
     output = torch.empty(len(member), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
     for receivers, index, valid in padded(member, width=min(vectors.shape[1], _COORDINATES)):

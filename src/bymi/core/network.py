@@ -1,4 +1,4 @@
-"""How vectors travel. The algorithm knows the protocol only; here is the one for a single process."""
+"""The network interface that the algorithm sees, and `LocalNetwork`, its implementation within one process."""
 
 from __future__ import annotations
 
@@ -19,65 +19,73 @@ from bymi.core.neighbourhood_reply import NeighbourhoodReply
 from bymi.core.topic import PREMIX, Topic
 from bymi.core.variants import ListedVariants, Variants
 
-_NUMBERS = 1 << 25  # in the answers to the questions handled at a time: 128 MB in float32
-LONG = 1 << 20  # numbers in the answers to one question from which on a CPU handles it alone: they stay in its cache
+_NUMBERS = 1 << 25  # entries of the replies handled at a time: 128 MB in float32
+LONG = 1 << 20  # entries of the replies to one query from which a CPU handles it alone, within its cache
 
 
 class Answer(Protocol):
-    """What nodes [P] find at points [P, D] that they were sent by `askers` [P]: vectors [P, D] by topic."""
+    """Vectors [P, D] by topic that nodes [P] compute at the points [P, D] sent by `askers` [P]."""
 
     def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[Topic, Tensor]: ...
 
 
 class Received(Protocol):
-    """What one asker receives in place of the answers [J + 1, D] of nodes [J + 1], of which the last is its own.
+    """Vectors that one asker receives in place of the replies [J + 1, D] of nodes [J + 1], of which the last is the asker.
 
-    Called where all answers to one question have come together.
+    Called once all replies to one query are available.
     """
 
     def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor: ...
 
 
 Messages = Tensor | Sequence[Tensor | None]
-"""Messages [J, D] in one stack, or one by one, None for one that is missing."""
+"""Messages as a tensor [J, D], or one by one with None for a missing one."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outgoing:
-    """What the nodes held here send under one topic, where that is not simply what they hold.
+    """What the nodes held here send under one topic, where that differs from the vectors that they hold.
 
-    A row of NaN in `sent` stands for no message, or for one of the wrong shape. `variants` gives the further messages of a
-    network that was built with some, all of them or those whose numbers [K] it is called with. Every process of a network gives
-    `sent`, or none does; the same holds for `variants` and `known`.
+    A row of NaN in `sent` is no message, or one of the wrong shape. `variants` returns the variants of the network's
+    equivocating senders: all, or those with the given numbers [K]. Either every process of a network sets `sent` or none does;
+    the same holds for `variants` and `known`.
     """
 
-    own: Tensor  # [B, D] what they hold
-    sent: Tensor | None = None  # [B, D] what is on the wire; None: what they hold
-    same: Tensor | None = None  # [B] bool: nodes that send what they hold; None: all
+    own: Tensor  # [B, D] vectors held
+    sent: Tensor | None = None  # [B, D] vectors sent; None: those held
+    same: Tensor | None = None  # [B] bool: nodes that send the vector they hold; None: all
     variants: Callable[[Tensor | None], Messages] | None = None
-    known: Tensor | None = None  # [M, D] what all nodes send, where every process knows it: then nothing has to travel
+    known: Tensor | None = None  # [M, D] vectors sent by all nodes, if every process can compute them: no traffic
 
     @staticmethod
     def of(given: Tensor | Outgoing) -> Outgoing:
+        """The Outgoing itself, or one of vectors that are sent as held."""
         return given if isinstance(given, Outgoing) else Outgoing(given)
 
     @property
     def messages(self) -> Tensor:
-        """[B, D] on the wire."""
+        """[B, D] vectors sent."""
         return self.own if self.sent is None else self.sent
 
 
 class Network(Protocol):
-    """The seam between the algorithm and the place where it runs: `nodes` are held here, out of `size` in all."""
+    """The interface between the algorithm and its transport: this process holds `nodes`, out of `size` in all.
+
+    Collective: all processes of a network must make the same calls in the same order.
+    """
 
     @property
-    def nodes(self) -> Tensor: ...
+    def nodes(self) -> Tensor:
+        """Numbers of the nodes held here [B], ascending."""
+        ...
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of all nodes, M."""
+        ...
 
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
-        """Every node sends its rows, by topic; one Inbox per topic comes back, in order, with the same arcs heard."""
+        """Send one row per node and topic; returns one Inbox per topic, in order, with the same arcs heard."""
         ...
 
     def ask(
@@ -89,45 +97,45 @@ class Network(Protocol):
         received: Received | None = None,
         deeds: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
-        """The nodes of `who` [B] send their points [B, D] to those they hear; each of these answers, as the node itself does.
+        """The nodes of `who` [B] send their points [B, D] to those that they hear; these reply, and so does the node itself.
 
-        `received`: what the asker gets in place of the answers; None: the answers. `deeds` come with the answers: of each node
-        held here what others saw of it, and what it did, [B, D] each.
+        `received`: maps replies to what the asker gets; None: unchanged. `deeds`: update histories that come with the replies,
+        as neighbours received them and as they are, [B, D] each.
 
-        Walked through receiver by receiver, so that memory does not grow with their number, and before anything else is sent.
+        Consume the iterator receiver by receiver, so that memory does not grow with their number, and before any other call.
         """
         ...
 
     def agree(self, flag: bool) -> bool:
-        """Whether the flag holds in every process of the network, so that all take the same turn."""
+        """Whether the flag holds in every process, so that all take the same branch."""
         ...
 
     def count(self, mask: Tensor) -> int:
-        """How many nodes are marked in all processes of the network, by masks of those held [B] bool."""
+        """Number of nodes marked in all processes, from masks of the nodes held [B]."""
         ...
 
     @property
     def arcs(self) -> Tensor:
-        """[B, M] bool: whom each node held here can hear. Over lists, here and below: [B, n], place by place."""
+        """Mask [B, M] of the nodes that each node held here can hear. Over lists, here and below: [B, n], per place."""
         ...
 
     def prune(self, flagged: Tensor) -> Network:
-        """The network without the in-arcs flagged [B, M]."""
+        """The network without flagged in-arcs [B, M]."""
         ...
 
     def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Network:
-        """The network in which flagged in-arcs [B, M] carry no weight, with `mutual` in neither direction.
+        """The network in which flagged in-arcs [B, M] have zero weight, with `mutual` in both directions.
 
-        Messages travel on: who is watched can come back.
+        Their messages still arrive: a node that is monitored can be readmitted.
         """
         ...
 
 
 class Observable(Network, Protocol):
-    """A network of a simulation: whoever wraps it can look at the vectors of all nodes. Every method is collective.
+    """A simulated network, which exposes the vectors of all nodes, as the adversary needs. Every method is collective.
 
-    A network of real nodes is none. `graph`: the arcs of all nodes. `variants`: which senders have more than one message per
-    topic, and for whom; None for no sender. `whole_here`: this process holds all nodes.
+    A network of real nodes is not Observable. `graph`: arcs of all nodes. `variants`: equivocating senders, None for none.
+    `whole_here`: this process holds all nodes.
     """
 
     @property
@@ -140,17 +148,17 @@ class Observable(Network, Protocol):
     def whole_here(self) -> bool: ...
 
     def gather(self, rows: Tensor, what: str) -> Tensor:
-        """Rows of all nodes [M, ...] in their order, from those of the nodes held here [B, ...]; `what` names the traffic."""
+        """Rows of all nodes [M, ...] in order, from those of the nodes held here [B, ...]; `what` names the traffic."""
         ...
 
     def total(self, values: Tensor, what: str) -> Tensor:
-        """The sum of the values [...] of all processes, in an order that does not depend on their number."""
+        """Sum of the values [...] of all processes, in an order that does not depend on their number."""
         ...
 
     def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
-        """What `work` makes of the rows of all nodes [M, ...] and their numbers [M]: again one row per node, [M, ...].
+        """Rows [M, ...] that `work` computes from the rows of all nodes [M, ...] and their numbers [M].
 
-        It is called once per process, however many shards that holds.
+        `work` is called once per process, however many shards it holds.
         """
         ...
 
@@ -161,21 +169,21 @@ class Observable(Network, Protocol):
 
 @runtime_checkable
 class Settles(Protocol):
-    """A network that knows where premixing ends without going there."""
+    """A network that can compute the limit of premixing."""
 
     def settle(self, step: int) -> Tensor | None:
-        """The entries [y_i]_i [B] of the tracker after endless premixing; None if they have to be found by premixing."""
+        """Tracker entries [y_i]_i [B] in the limit of premixing; None if premixing has to find them."""
         ...
 
 
 def settled(
     network: Observable, exchange: Callable[[int, Mapping[Topic, Tensor]], tuple[Inbox, ...]], step: int
 ) -> Tensor | None:
-    """The tracker's limit [B] with the messages that are heard in premixing through `exchange`; None unless by lists."""
+    """The tracker's limit [B], given the messages heard in premixing through `exchange`; None unless the graph has lists."""
     graph = network.graph
     if not isinstance(graph, ListGraph):
         return None
-    # What travels does not matter, who is heard does: each sends a tracker of one entry.
+    # Only who is heard matters, not the content: each node sends a tracker of one entry.
     ones = torch.ones(len(network.nodes), 1, dtype=torch.float64, device=network.nodes.device)
     (inbox,) = exchange(step, {PREMIX: ones})
     used = inbox.average()
@@ -188,20 +196,19 @@ def settled(
 
 @dataclass(frozen=True, eq=False)
 class _Wiring:
-    """Who hears which column of an inbox, with which weight."""
+    """Arcs and weights of each receiver over the columns of an inbox."""
 
     expected: Tensor  # [M, J] bool
     weight: Tensor  # [M, J] float64
     senders: Tensor | None  # [J]
-    lists: NeighbourLists | None  # of columns; then the two above are [M, n]
+    lists: NeighbourLists | None  # over columns; then `expected` and `weight` are [M, n]
 
 
 class LocalNetwork:
-    """All nodes in this process: B = J = M, and nothing is copied. `graph` may be of networkx, or an array.
+    """A network whose nodes are all in this process: B = J = M, without copies. `graph` may be a networkx graph or an array.
 
-    With `variants`, an exchange that gives some has the further messages as columns after the first M: the same ones in every
-    round and after any pruning, each arc in exactly one of its sender's columns. If they are many, the inbox has them in a
-    Table.
+    With `variants`, an exchange that has any appends them as columns after the first M: the same columns in every round and
+    after any pruning, each arc in exactly one of its sender's columns. If there are many, the inbox stores them as PerArcLists.
     """
 
     whole_here = True
@@ -233,7 +240,7 @@ class LocalNetwork:
         return self.graph.size
 
     def over(self, graph: Graph, *, whole: Graph | None = None) -> LocalNetwork:
-        """The same nodes over another graph; over arcs of the `whole` that it lacks messages are heard and carry no weight."""
+        """The same nodes over another graph; on arcs of `whole` that it lacks, messages arrive with zero weight."""
         return LocalNetwork(graph, variants=self.variants, whole=whole)
 
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
@@ -252,27 +259,27 @@ class LocalNetwork:
     ) -> Iterator[NeighbourhoodReply]:
         if not bool(who.any()):
             return
-        # Lists of neighbours are walked on the CPU: one copy here instead of a wait for each receiver.
+        # Neighbours are listed on the CPU: one copy instead of a synchronisation per receiver.
         places = [row.nonzero().flatten() for row in self.arcs.cpu()]
-        largest = 1 + max(len(some) for some in places)
+        largest = 1 + max(len(row) for row in places)
         alone = points.device.type == "cpu" and largest * points.shape[1] >= LONG
         size = 1 if alone else max(1, _NUMBERS // (largest * points.shape[1]))
-        for some in self._nodes[who].split(size):
-            columns = [places[node].to(some) for node in some.tolist()]
-            senders = [self.graph.nodes_at(node.expand_as(at), at) for node, at in zip(some, columns, strict=True)]
-            # Those who answer each receiver, and last the receiver itself.
-            asked = [torch.cat([others, node[None]]) for others, node in zip(senders, some, strict=True)]
+        for batch in self._nodes[who].split(size):
+            columns = [places[node].to(batch) for node in batch.tolist()]
+            senders = [self.graph.nodes_at(node.expand_as(row), row) for node, row in zip(batch, columns, strict=True)]
+            # Nodes that reply to each receiver, then the receiver itself.
+            asked = [torch.cat([others, node[None]]) for others, node in zip(senders, batch, strict=True)]
             counts = [len(nodes) for nodes in asked]
-            askers = some.repeat_interleave(torch.tensor(counts, device=some.device))
-            # One point for all who answer one question, without a copy for each.
-            answers = answer(points[some].expand(len(askers), -1) if alone else points[askers], torch.cat(asked), askers)
+            askers = batch.repeat_interleave(torch.tensor(counts, device=batch.device))
+            # One point per query, expanded without a copy per reply.
+            answers = answer(points[batch].expand(len(askers), -1) if alone else points[askers], torch.cat(asked), askers)
             parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
-            for place, node in enumerate(some.tolist()):
-                found = {topic: vectors[place] for topic, vectors in parts.items()}
-                weight = self._plain.weight[node, columns[place]][None]
-                read = partial(self._replies, found, node, asked[place], weight, received)
-                seen = None if deeds is None else partial(_deeds, *deeds, asked[place])
-                yield NeighbourhoodReply(node, columns[place], points[node], read, seen)
+            for position, node in enumerate(batch.tolist()):
+                reply = {topic: vectors[position] for topic, vectors in parts.items()}
+                weight = self._plain.weight[node, columns[position]][None]
+                read = partial(self._replies, reply, node, asked[position], weight, received)
+                history = None if deeds is None else partial(_histories, *deeds, asked[position])
+                yield NeighbourhoodReply(node, columns[position], points[node], read, history)
 
     def agree(self, flag: bool) -> bool:
         return flag
@@ -281,7 +288,7 @@ class LocalNetwork:
         return int(mask.sum())
 
     def prune(self, flagged: Tensor) -> LocalNetwork:
-        """Columns of `flagged` are senders [M, M] or the messages of an exchange [M, J]."""
+        """The network without flagged in-arcs; columns are senders [M, M] or the messages of an exchange [M, J]."""
         if flagged.shape[1] > self.size and isinstance(self.variants, Variants):
             flagged = fold(flagged, torch.cat([self._nodes, self.variants.senders]), self.size)
         return self.over(self.graph.prune(flagged))
@@ -305,7 +312,7 @@ class LocalNetwork:
 
     @cached_property
     def _split(self) -> _Wiring:
-        """With the further messages as columns."""
+        """Arcs and weights with the variants as columns."""
         assert self.variants is not None
         plain, numbers = self._plain, torch.cat([self._nodes, self.variants.senders])
         if isinstance(self.variants, ListedVariants):
@@ -313,7 +320,7 @@ class LocalNetwork:
             at = torch.where(self.variants.at >= 0, self.size + self.variants.at, plain.lists.at)
             return _Wiring(plain.expected, plain.weight, numbers, NeighbourLists(at, plain.lists.there))
         senders, audience = self.variants.senders, self.variants.audience
-        if len(senders) > self.size:  # more columns for some than for all: most entries of a matrix would be empty
+        if len(senders) > self.size:  # many variants: most entries of a matrix would be empty
             receivers, columns = (audience & self.arcs.index_select(1, senders)).nonzero(as_tuple=True)
             at = self._nodes.expand(self.size, -1).clone()
             at[receivers, senders[columns]] = self.size + columns
@@ -349,11 +356,11 @@ class LocalNetwork:
         )
 
     def _replies(
-        self, found: Mapping[Topic, Tensor], node: int, asked: Tensor, weight: Tensor, received: Received | None
+        self, reply: Mapping[Topic, Tensor], node: int, asked: Tensor, weight: Tensor, received: Received | None
     ) -> tuple[Inbox, ...]:
-        """The inboxes of one receiver: answers of those asked, and its own in the last row."""
+        """Inboxes of one receiver: replies of the nodes asked, and its own in the last row."""
         inboxes = []
-        for topic, vectors in found.items():
+        for topic, vectors in reply.items():
             vectors = vectors if received is None else received(vectors, asked, node, topic)
             inbox = Inbox.receive(
                 vectors[-1:],
@@ -367,10 +374,10 @@ class LocalNetwork:
 
 
 def followed_by(rows: Tensor, further: Messages) -> Messages:
-    """Messages [J, D] and then further ones."""
+    """Messages [J, D] followed by further ones."""
     return torch.cat([rows, further]) if isinstance(further, Tensor) else [*rows, *further]
 
 
-def _deeds(seen: Tensor, own: Tensor, asked: Tensor) -> Tensor:
-    """Those of nodes asked, as others saw them, and last of the asker itself [J + 1, D]."""
+def _histories(seen: Tensor, own: Tensor, asked: Tensor) -> Tensor:
+    """Update histories [J + 1, D]: of the nodes asked as their neighbours received them, then the asker's own."""
     return torch.cat([seen.index_select(0, asked[:-1]), own.index_select(0, asked[-1:])])

@@ -1,4 +1,4 @@
-"""Those who take part in a round elsewhere."""
+"""The interface to receivers of a round that other processes hold."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from torch import Tensor
 
 
 class ReceiverGroup(Protocol):
-    """All receivers of a round, where only some of them are held here. Every process of the network calls it alike."""
+    """All receivers of a round, of which this process holds some. Collective: all processes must make the same calls."""
 
     @property
     def columns(self) -> Tensor:
-        """Which of the round's `total` messages each one heard here is [J]."""
+        """Index [J] into the round's `total` messages of each message received here."""
         ...
 
     @property
-    def total(self) -> int: ...
+    def total(self) -> int:
+        """Number of messages of the round, over all processes."""
+        ...
 
     @property
     def kept(self) -> Tensor:
-        """Of which of them it is kept here what became of them [K]: of those heard here, or of those sent from here."""
+        """Indices [K] of the messages whose usage history this process stores: those received here, or those sent from here."""
         ...
 
     def agree(self, flag: bool) -> bool:
-        """Whether the flag holds for all receivers."""
+        """Whether the flag holds in all processes. Collective."""
         ...
 
     def gather(self, rows: Tensor) -> Tensor:
-        """Rows of all receivers [M, ...], from those held here [B, ...]."""
+        """Rows of all receivers [M, ...] from those held here [B, ...]. Collective."""
         ...

@@ -1,7 +1,7 @@
-"""Named random streams: a draw depends on what it is for, never on call order, grouping or device.
+"""Named random streams: a draw depends on its purpose, never on call order, grouping or device.
 
-Counter-based: the n-th number of a stream is a hash (SplitMix64) of the stream's key and n. So a stream costs nothing
-to open, many nodes draw at once, and node 7 draws the same numbers alone as among 150 others.
+Counter-based: the n-th number of a stream is a hash (SplitMix64) of the stream's key and n. Opening a stream costs nothing,
+many nodes draw at once, and node 7 draws the same numbers alone as among 150 others.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bymi.core.errors import is_integer, require
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same bits as an unsigned 64-bit value: torch multiplies int64 modulo 2^64."""
+    """The int64 with the bits of an unsigned 64-bit value; torch multiplies int64 modulo 2^64."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
@@ -39,7 +39,7 @@ def _shift(bits: Tensor, by: int) -> Tensor:
 def _mix(bits: Tensor) -> Tensor:
     """SplitMix64's finaliser, a bijection of 64-bit words."""
     if bits.device.type == "cpu":
-        # The same by numpy, which has words without a sign, and for few of them takes a third of torch's time.
+        # The same with numpy's unsigned words: a third of torch's time for small tensors.
         words = np.atleast_1d(bits.numpy().view(np.uint64))
         words = (words ^ (words >> np.uint64(30))) * np.uint64(_FIRST % _WORDS)
         words ^= words >> np.uint64(27)
@@ -53,7 +53,7 @@ def _mix(bits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Stream:
-    """An endless sequence of numbers per key. A scalar key draws [*shape]; keys [B] draw [B, *shape]."""
+    """An endless sequence of random numbers per key. A scalar key draws [*shape]; keys [B] draw [B, *shape]."""
 
     source: Tensor | Callable[[], Tensor]
 
@@ -65,7 +65,7 @@ class Stream:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Found at the first draw: many streams are handed to somebody who draws nothing."""
+        """int64 keys, computed at the first draw: many streams are opened and not used."""
         return self.source if isinstance(self.source, Tensor) else self.source()
 
     @cached_property
@@ -73,7 +73,7 @@ class Stream:
         return {}
 
     def once(self, key: tuple[object, ...], make: Callable[[Stream], Tensor]) -> Tensor:
-        """What `make` draws from the start of this stream, drawn once: for streams that are asked the same in every round."""
+        """Result of `make` at the start of this stream, cached by `key`: for draws that are the same in every round."""
         made = self._made.get(key)
         if made is None:
             made = self._made[key] = make(self)
@@ -103,11 +103,11 @@ class Stream:
         return both[..., :count].reshape(*self.keys.shape, *shape)
 
     def permutation(self, count: int) -> Tensor:
-        """A uniformly random order of 0..count-1 for each key."""
+        """Uniformly random order of 0..count-1 per key."""
         return torch.argsort(self.bits(count), dim=-1, stable=True)
 
     def permutations(self, counts: Tensor) -> Tensor:
-        """Random orders [B, n] for B keys, n the largest of `counts` [B]: of 0..counts[b]-1 first, then what is beyond."""
+        """Random orders [B, n] for B keys, n the largest of `counts` [B]: of 0..counts[b]-1, then the numbers beyond."""
         words = self.bits(int(counts.max()))
         beyond = torch.arange(words.shape[-1], device=words.device) >= counts[:, None]
         order = torch.argsort(words, dim=-1, stable=True)
@@ -126,7 +126,7 @@ def stream(
     step: int | Tensor | None = None,
     device: torch.device | None = None,
 ) -> Stream:
-    """Open the stream for one purpose, optionally of one node and one step, or of tensors of them that broadcast.
+    """Open the stream of one purpose, optionally per node and step; tensors of these broadcast.
 
     >>> torch.equal(stream(0, "batch", node=torch.tensor([3, 7])).bits(4)[1], stream(0, "batch", node=7).bits(4))
     True
@@ -136,7 +136,7 @@ def stream(
     require(_are_integers(node), "node", node, "an integer, a tensor of integers, or None")
     require(_are_integers(step), "step", step, "an integer, a tensor of integers, or None")
 
-    def find() -> Tensor:
+    def make_keys() -> Tensor:
         digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()
         keys = torch.tensor(_signed(int.from_bytes(digest, "little")), device=device, dtype=torch.int64)
         if node is not None:
@@ -145,4 +145,4 @@ def stream(
             keys = _mix((keys ^ _FIRST) + (torch.as_tensor(step, device=device, dtype=torch.int64) + 1) * _SECOND)
         return keys
 
-    return Stream(find)
+    return Stream(make_keys)

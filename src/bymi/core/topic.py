@@ -1,4 +1,4 @@
-"""What a message is about."""
+"""Topics: what a message contains."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Literal
 Kind = Literal["gradient", "parameters", "premix", "tracker", "first half", "second half"]
 
 Part = Literal["training", "first half", "second half", "message", "tracker"]
-"""Where in the protocol a vector is used: in training, in one of the two detection halves, as parameters that are sent, or as a
-tracker that is sent."""
+"""Where in the protocol a vector is used: in training, in one half of detection, or sent as parameters or tracker."""
 
 _PARTS: dict[Kind, Part] = {
     "gradient": "training",
@@ -23,7 +22,7 @@ _PARTS: dict[Kind, Part] = {
 
 @dataclass(frozen=True)
 class Topic:
-    """The subject of a vector. `at_start`: a gradient taken at the common start. `asker`: the one node that it is meant for.
+    """The content of a message. `at_start`: a gradient at the common start. `asker`: the only node that receives it.
 
     >>> Topic("first half").to(17).stream_name()
     'first half for 17'
@@ -34,15 +33,16 @@ class Topic:
     asker: int | None = None
 
     def to(self, asker: int) -> Topic:
-        """The same topic in an answer to one node."""
+        """The same topic in a reply to one node."""
         return replace(self, asker=asker)
 
     @property
     def part(self) -> Part:
+        """Where in the protocol the vector is used."""
         return _PARTS[self.kind]
 
     def stream_name(self) -> str:
-        """The topic in words. Random streams and traffic are named after it, so it must not change."""
+        """The topic as text. It names random streams and traffic, so it must not change."""
         words = f"{self.kind} at the start" if self.at_start else self.kind
         return words if self.asker is None else f"{words} for {self.asker}"
 

@@ -1,4 +1,4 @@
-"""Ways to draw a graph. To add one: write it and list it in TOPOLOGIES."""
+"""Topologies: ways to draw a graph. To add one, write a class and list it in TOPOLOGIES."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _DRAWS = 1000
 
 
 class Topology(Checked, ABC):
-    """A recipe for a graph of a given size."""
+    """A method to draw a graph of a given size."""
 
     @abstractmethod
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        """A graph of `nodes` nodes. `must_connect` [M] bool marks a part that should be connected on its own."""
+        """A graph of `nodes` nodes. `must_connect` [M] bool marks a subset that must be connected on its own."""
 
 
 @dataclass(frozen=True)
 class ErdosRenyi(Topology):
-    """Each pair is joined with probability p; drawn again until the whole and the part marked are both connected.
+    """Each pair is joined with probability p; drawn again until the graph and the `must_connect` subset are both connected.
 
     Paper: asp:scc_graph.
     """
@@ -45,7 +45,7 @@ class ErdosRenyi(Topology):
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         _check_draw(nodes, seed, must_connect)
         part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
-        # The longest list is not known yet: half as long again as the usual one.
+        # The longest list is not known yet: estimated as 1.5 times the mean degree.
         if lists_pay(nodes, math.ceil(1.5 * self.p * nodes)):
             return self._draw_sparse(nodes, seed, part)
         above = torch.triu(torch.ones(nodes, nodes, dtype=torch.bool), diagonal=1)
@@ -57,7 +57,7 @@ class ErdosRenyi(Topology):
         raise GraphError(self._never(nodes))
 
     def _draw_sparse(self, nodes: int, seed: int, part: Tensor) -> ListGraph:
-        """Another draw than that of matrices, in time and memory that grow with the edges."""
+        """A graph in time and memory that grow with the edges; not the same draw as with matrices."""
         for attempt in range(_DRAWS):
             graph = ListGraph.of_edges(_pairs(stream(seed, "graph", step=attempt), nodes, self.p), nodes)
             if connected(graph.lists, torch.ones_like(part)) and connected(graph.lists, part):
@@ -70,7 +70,7 @@ class ErdosRenyi(Topology):
 
 @dataclass(frozen=True)
 class Regular(Topology):
-    """Each node has the same number of neighbours, `degree`; drawn again until the whole and the part marked are connected."""
+    """Each node has `degree` neighbours; drawn again until the graph and the `must_connect` subset are both connected."""
 
     degree: int = 20
 
@@ -104,14 +104,14 @@ class Ring(Topology):
         _check_draw(nodes, seed, must_connect)
         require(nodes >= 3, "nodes", nodes, "3 or more on a ring")
         if lists_pay(nodes, 2):
-            here = torch.arange(nodes)
-            return ListGraph.of_edges(torch.stack([here, (here + 1) % nodes], 1), nodes)
+            node = torch.arange(nodes)
+            return ListGraph.of_edges(torch.stack([node, (node + 1) % nodes], 1), nodes)
         return Graph.from_networkx(nx.cycle_graph(nodes))
 
 
 @dataclass(frozen=True)
 class Complete(Topology):
-    """Everybody hears everybody."""
+    """Every node hears every other node."""
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
         _check_draw(nodes, seed, must_connect)
@@ -121,7 +121,7 @@ class Complete(Topology):
 
 @dataclass(frozen=True)
 class EdgeFile(Topology):
-    """A graph from a text file with one edge `u v` a line; `directed`: v hears u, else both hear each other."""
+    """A graph from a text file with one edge `u v` per line; `directed`: v hears u, else both hear each other."""
 
     path: str
     directed: bool = False
@@ -167,12 +167,12 @@ def _connected(hears: Tensor) -> bool:
 
 
 def _pairs(draws: Stream, nodes: int, p: float) -> Tensor:
-    """Pairs of nodes [E, 2], each of all there are with probability p, by the gaps between them (Batagelj, Brandes 2005)."""
+    """Pairs of nodes [E, 2], each drawn with probability p, by the gaps between them (Batagelj, Brandes 2005)."""
     total = nodes * (nodes - 1) // 2
     count = math.ceil(total * p + 10 * math.sqrt(total * p) + 10)
     gaps = torch.floor(torch.log(draws.uniform(count)) / math.log1p(-p)).to(torch.int64)
     number = torch.cumsum(gaps + 1, 0) - 1
-    if int(number[-1]) < total:  # ten standard deviations off
+    if int(number[-1]) < total:  # beyond ten standard deviations
         raise GraphError(f"graph.p: got {p}, drew too few of {total} pairs; allowed: another seed")
     number = number[number < total]
     # Pair (larger, smaller) has number larger (larger - 1) / 2 + smaller; the root may be off by one.

@@ -1,4 +1,4 @@
-"""Senders with more than one message per topic: which further messages there are, and for whom."""
+"""Equivocation: senders with several messages per topic, and the receivers of each."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Variants:
-    """Further messages: number c comes from `senders[c]` for those in `audience[:, c]`, who hear this one of it only."""
+    """Further messages of equivocating senders: receivers `audience[:, c]` get variant c of `senders[c]` instead."""
 
     senders: Tensor  # [C]
     audience: Tensor  # [M, C] bool
 
     @cached_property
     def receivers(self) -> Tensor:
-        """The first receiver in the audience of each [C]."""
+        """First receiver of each variant [C]."""
         return self.audience.to(torch.uint8).argmax(0)
 
 
 @dataclass(frozen=True, eq=False)
 class ListedVariants:
-    """The same by lists: which of the further messages stands at each place, -1 for none."""
+    """Variants over neighbour lists: `at` holds the variant at each place of a receiver's list, -1 for none."""
 
     senders: Tensor  # [C]
-    receivers: Tensor  # [C] somebody in the audience of each
+    receivers: Tensor  # [C] one receiver of each variant
     at: Tensor  # [M, n]

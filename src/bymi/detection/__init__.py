@@ -1,4 +1,4 @@
-"""Who is different, without p-values: sample splitting, a robust centre, a symmetric score, an FDR threshold."""
+"""Detection of nodes whose gradients differ in distribution: sample splitting, a robust centre, a score, an FDR threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two matrices of half gradients, checked: which rows can be compared, and which are beyond comparison."""
+"""Two matrices of half gradients, validated: rows that can be compared, and rows that cannot."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from bymi.core.linalg import norms
 from bymi.core.message_validity import OVERFLOW
 from bymi.detection.array_verdict import NOT_FINITE, TOO_LARGE
 
-_FEWEST = 3  # machines that can be compared at all
-_COLUMNS = 1 << 12  # coordinates looked at together
+_FEWEST = 3  # machines needed for a comparison
+_COLUMNS = 1 << 12  # coordinates per block
 
 
 @dataclass(frozen=True, eq=False)
 class ArrayHalves:
-    """The k rows that can be compared, in the precision they came in, and which of all n rows those are."""
+    """The k comparable rows of n, in their input precision, and their positions."""
 
     first: Tensor  # [k, d]
     second: Tensor  # [k, d]
-    at: Tensor  # [k] places among all rows
+    at: Tensor  # [k] positions among all rows
     judged: Tensor  # [k] bool
-    outcasts: dict[int, str]  # places and reasons of the other rows
+    outcasts: dict[int, str]  # position and reason of each other row
     size: int  # n
 
     @staticmethod
     def read(first: Any, second: Any, own: int | None) -> ArrayHalves:
-        """From anything that is a matrix [n, d]; `own` is a row that is not judged. Nothing is copied without need."""
+        """From any two matrices [n, d]; `own` is a row that is not judged. Copies only if needed."""
         one, two = _matrix(first, "first"), _matrix(second, "second")
         if one.shape != two.shape:
             raise InputError(f"first and second must have one shape, got {list(one.shape)} and {list(two.shape)}")
         size = len(one)
         if own is not None and not (is_integer(own) and 0 <= own < size):
             raise InputError(f"own: got {own}, must be a row number from 0 to {size - 1}")
-        longest = torch.maximum(norms(one), norms(two))  # NaN and Inf go through
+        longest = torch.maximum(norms(one), norms(two))  # NaN and Inf propagate
         outcasts = {row: _reason(one[row], two[row]) for row in (~(longest <= OVERFLOW)).nonzero().flatten().tolist()}
         rows = [row for row in range(size) if row not in outcasts]
         if len(rows) < _FEWEST:
@@ -59,20 +59,20 @@ class ArrayHalves:
 
     @cached_property
     def difference2(self) -> Tensor:
-        """|x1 - x2|^2 of each row in float64 [k], a block of coordinates at a time."""
+        """|x1 - x2|^2 per row in float64 [k], in blocks of coordinates."""
         total = torch.zeros(len(self.at), dtype=torch.float64, device=self.first.device)
         for one, two in zip(self.first.split(_COLUMNS, 1), self.second.split(_COLUMNS, 1), strict=True):
             total += (one.to(torch.float64) - two.to(torch.float64)).square_().sum(1)
         return total
 
     def spread(self, values: Tensor, fill: float | bool) -> Tensor:
-        """Values of the rows that were compared [k] as values of all rows [n]."""
+        """Values of the comparable rows [k] as values of all rows [n], `fill` elsewhere."""
         output = torch.full((self.size,), fill, dtype=values.dtype, device=values.device)
         output[self.at] = values
         return output
 
     def reasons(self, compared: Sequence[str]) -> tuple[str, ...]:
-        """Reasons of all rows, from those of the rows that were compared."""
+        """Reasons of all rows, from those of the comparable rows."""
         reasons = dict(zip(self.at.tolist(), compared, strict=True)) | self.outcasts
         return tuple(reasons[row] for row in range(self.size))
 
@@ -80,7 +80,7 @@ class ArrayHalves:
 def _matrix(values: Any, name: str) -> Tensor:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of arrays that cannot be written to, which nobody does here
+            warnings.simplefilter("ignore")  # about read-only arrays, which are not written to here
             matrix = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as problem:
         raise InputError(f"{name}: cannot be read as a matrix of numbers ({problem})") from None

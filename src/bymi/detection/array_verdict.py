@@ -1,4 +1,4 @@
-"""The verdict on machines whose half gradients were given as arrays: flags, reasons, figures, as values and as text."""
+"""The verdict on machines whose half gradients are given as arrays: flags, reasons and statistics, as values and as text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor
 Profile = Literal["hardened", "published"]
 
 NOT_FINITE, TOO_LARGE = "not finite", "too large"
-"""Reasons for machines whose vectors cannot be compared with others."""
+"""Reasons for machines whose vectors cannot be compared."""
 
-_LEAST_P = 1e-12  # below this a tail says nothing that a person can use
+_LEAST_P = 1e-12  # smaller tails are printed as "< 1e-12"
 
 _SENTENCES = {
     "score": "both halves shifted the same way: {value:.1f} noise units, bound {bound:.1f} alone or {joint:.1f} with others",
@@ -34,37 +34,37 @@ _SENTENCES = {
 
 @dataclass(frozen=True, eq=False)
 class ArrayVerdict:
-    """Who of n machines was flagged and why. Row j of every tensor belongs to machine j.
+    """Which of n machines were flagged, and why. Row j of every tensor belongs to machine j.
 
-    `noise_units` are scores divided by the standard deviation of good scores (estimated), `p` the approximate probability of
-    a statistic as large from a good machine: `student_tail`. `borderline` machines would be judged otherwise with bounds
-    20 % smaller or 25 % larger. `smallest_shift`: by how much, as a norm, the mean of one machine alone must be off to be
-    flagged; compare it with `noise_norm`, the usual norm of the noise of one half.
+    `noise_units`: scores over the estimated standard deviation of honest scores. `p`: approximate probability of so large a
+    statistic for an honest machine, see `student_tail`. `borderline`: machines with another verdict if bounds were 20 % smaller
+    or 25 % larger. `smallest_shift`: norm of the shift of one machine's mean from which it alone is flagged; compare it with
+    `noise_norm`, the usual norm of the noise of one half.
     """
 
     names: tuple[str, ...]
     flagged: Tensor  # [n] bool
-    reasons: tuple[str, ...]  # "kept", or which test flagged the machine
-    scores: Tensor  # [n] float64, NaN for what was not judged
+    reasons: tuple[str, ...]  # "kept", or the test that flagged the machine
+    scores: Tensor  # [n] float64, NaN where not judged
     noise_units: Tensor  # [n] float64
-    statistic: Tensor  # [n] float64: what the named test measured; of kept machines their noise units
-    p: Tensor  # [n] float64, NaN where no tail belongs to the reason
+    statistic: Tensor  # [n] float64: statistic of the test that flagged it; noise units if kept
+    p: Tensor  # [n] float64, NaN for reasons without a tail
     borderline: Tensor  # [n] bool
-    threshold: Tensor  # [] float64: the score from which on a machine alone is flagged, +inf if none qualifies
+    threshold: Tensor  # [] float64: score from which a machine alone is flagged, +inf if none qualifies
     profile: Profile
     fdr_level: float
     dim: int
     noise_norm: float
     smallest_shift: float
     effective_dim: float
-    offset: int | None = None  # of the published profile, as is the next
+    offset: int | None = None  # this and the next: published profile only
     cross_fit: bool | None = None
     bounds: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """The verdict in a line."""
+        """The verdict in one line."""
         how = f"hardened, level {self.fdr_level:g}"
         if self.profile == "published":
             limit = float(self.threshold)
@@ -75,7 +75,7 @@ class ArrayVerdict:
 
     @property
     def resolution(self) -> str:
-        """What this data can show, in a line."""
+        """The smallest shift that this data can reveal, in one line."""
         noise = f"the noise of one half has norm {self.noise_norm:.3g}"
         if not math.isfinite(self.smallest_shift):
             return f"No shift of one machine alone would be flagged with so few machines or dimensions; {noise}."
@@ -83,26 +83,26 @@ class ArrayVerdict:
 
     @property
     def order(self) -> list[int]:
-        """Machines for a reader: flagged ones first, then by falling noise units."""
+        """Rows in the order of a report: flagged ones first, then by descending noise units."""
         units = self.noise_units.nan_to_num(math.inf).tolist()
         flagged = self.flagged.tolist()
         return sorted(range(len(self.names)), key=lambda row: (not flagged[row], -units[row], row))
 
     def explain(self, row: int) -> str:
-        """Why a machine was flagged, as a sentence with the figures; empty for a kept one."""
-        reason_code, value = self.reasons[row], float(self.statistic[row])
-        if reason_code == "kept":
+        """Why a machine was flagged, as a sentence with its statistics; empty for a kept one."""
+        reason, value = self.reasons[row], float(self.statistic[row])
+        if reason == "kept":
             return ""
-        if self.profile == "published" and reason_code == "score":
+        if self.profile == "published" and reason == "score":
             return f"score {float(self.scores[row]):.4g}, threshold {float(self.threshold):.4g}"
-        bound = self.bounds.get("low" if reason_code == "inconsistent" and value < 0 else reason_code, math.nan)
+        bound = self.bounds.get("low" if reason == "inconsistent" and value < 0 else reason, math.nan)
         more = "less" if value < 0 else "more"
-        return _SENTENCES[reason_code].format(
-            value=abs(value), bound=bound, joint=self.bounds.get(f"joint {reason_code}", math.nan), more=more
+        return _SENTENCES[reason].format(
+            value=abs(value), bound=bound, joint=self.bounds.get(f"joint {reason}", math.nan), more=more
         )
 
     def rows(self, *, flagged_only: bool = False) -> list[dict[str, Any]]:
-        """One plain dictionary per machine, in the order of `order`; None where a figure does not apply."""
+        """One plain dictionary per machine, in the order of `order`; None where a statistic does not apply."""
         return [
             {
                 "machine": self.names[row],
@@ -121,7 +121,7 @@ class ArrayVerdict:
         ]
 
     def table(self, *, flagged_only: bool = False, advice: Sequence[str] = ()) -> str:
-        """The verdict as plain text: warnings and advice first, then a line per machine."""
+        """The verdict as plain text: warnings and advice first, then one line per machine."""
         lines = [["machine", "verdict", "noise units", "p", "why"]]
         for row in self.rows(flagged_only=flagged_only):
             verdict = f"{row['verdict']}{' (borderline)' if row['borderline'] else ''}"
@@ -139,13 +139,13 @@ class ArrayVerdict:
 def student_tail(value: Tensor, freedom: float) -> Tensor:
     """Probability that a Student t variable with `freedom` degrees of freedom exceeds each value [n].
 
-    By x = sqrt(freedom) / tan(phi) the tail is an integral of sin(phi)^(freedom - 1) from 0 to phi0, smooth and positive: 200
-    nodes of Gauss and Legendre keep small tails to a few digits.
+    With x = sqrt(freedom) / tan(phi) the tail is an integral of sin(phi)^(freedom - 1) from 0 to phi0, smooth and positive: 200
+    Gauss-Legendre nodes give small tails to a few digits.
     """
     size = math.sqrt(freedom)
     end = torch.atan2(torch.full_like(value, size), value.abs())
     nodes, weights = (torch.from_numpy(part).to(value) for part in np.polynomial.legendre.leggauss(200))
-    # Powers as exponentials of logarithms, the constant with them: both are beyond float64 for many degrees of freedom.
+    # Powers and constant as logarithms: both overflow float64 for many degrees of freedom.
     constant = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
     phi = end[:, None] * (nodes + 1) / 2
     inside = torch.exp((freedom - 1) * phi.sin().log() + constant)

@@ -1,4 +1,4 @@
-"""Long answers are read beside what comes next: one receiver's while its successor is still being answered."""
+"""Background workers: replies to one receiver are reduced while those to the next are computed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from types import TracebackType
 
 import torch
 
-_BEHIND = 2  # pieces at a time
-_LONG = 1 << 20  # numbers from which on a hand-over to another thread does not show
+_BEHIND = 2  # tasks and threads
+_LONG = 1 << 20  # entries from which the cost of a thread hand-over is negligible
 
 
 class BackgroundReader:
-    """A block in which pieces of work are done, few at a time, in any order; all of it is done when it ends.
+    """A context in which tasks run in a few background threads, in any order; all are done when it exits.
 
-    On a CPU only: a GPU has its own order of work. Where the process has one core alone, there is nothing to gain.
+    CPU only: a GPU queues its own work. With a single core, tasks run in the caller.
     """
 
     def __enter__(self) -> BackgroundReader:
@@ -28,7 +28,7 @@ class BackgroundReader:
         return self
 
     def __call__(self, work: Callable[[], None], *, numbers: int, device: torch.device) -> None:
-        """Do the work, which is about so many numbers; aside if they are many."""
+        """Run `work` on `numbers` entries: in the background if they are many, else at once."""
         if not self._spare or device.type != "cpu" or numbers < _LONG:
             work()
             return
@@ -48,21 +48,21 @@ class BackgroundReader:
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
-    """Threads in each of which torch has no more: those would take the cores from what goes on beside it."""
-    before, all_here = torch.get_num_threads(), Barrier(count)
+    """Threads with one torch thread each, which leaves the other cores to the caller."""
+    before, started = torch.get_num_threads(), Barrier(count)
 
     def begin() -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # torch looks up a thread's number when it is first asked for
-        all_here.wait()
+        torch.get_num_threads()  # torch applies the setting of a thread when it is first queried
+        started.wait()
 
     pool = ThreadPoolExecutor(count, "aside")
-    for started in [pool.submit(begin) for _ in range(count)]:
-        started.result()
-    torch.set_num_threads(before)  # the new threads have changed what later threads of others begin with
+    for task in [pool.submit(begin) for _ in range(count)]:
+        task.result()
+    torch.set_num_threads(before)  # the new threads have changed the default of later threads
     return pool
 
 
 def _cores() -> int:
-    """That this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

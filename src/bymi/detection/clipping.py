@@ -1,4 +1,4 @@
-"""The fuse on parameter messages: how far one of them may pull in one round."""
+"""Self-centred clipping of parameter messages: how far one of them may pull its receiver in one round."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from bymi.core.inbox import Inbox, Mixture
 from bymi.core.linalg import ascending
 from bymi.detection.robust_statistics import log
 
-_REACH = 1.25  # median distances that a message may pull
+_REACH = 1.25  # median distances to which a message is clipped
 _SPREADS = 5.0
-_WIDEST = 10.0  # factor beyond which no spread is believed
-_NEAR = 0.1  # of the median: whoever is nearer says nothing about the spread
+_WIDEST = 10.0  # largest factor that a spread may give
+_NEAR = 0.1  # least lower quartile for the spread, over the median
 _QUARTILE = 0.6745  # of a normal variable, in standard deviations
 
 
 def shorten(inbox: Inbox, factor: float) -> tuple[Tensor, Tensor]:
-    """By how much each message is drawn towards the receiver's own vector [B, J], and which are far beyond all others [B, J].
+    """Share kept of each message's difference to the receiver's own vector [B, P], and mask of messages far out [B, P].
 
-    A message pulls no farther than `_REACH` median distances of those who carry weight. A longer reach would let liars drive
-    a receiver off: its distance to the crowd is then the median, and with a reach of three and 26 % of liars that grows.
-    Blown is what lies beyond `factor` medians, or beyond five spreads of the logarithm where distances of one round differ
-    widely, as those of networks late in training do; a few liars close by cannot stretch that beyond `_WIDEST`.
+    A message is clipped to `_REACH` median distances of those that carry weight. A larger reach would let Byzantine neighbours
+    drive a receiver away: its distance to the others is then the median, and with a reach of three and 26 % Byzantine
+    neighbours it grows. Far out are messages beyond `factor` medians, or beyond five spreads of the logarithm where the
+    distances of one round differ widely, as those of neural networks late in training; a few close Byzantine neighbours cannot
+    stretch that beyond `_WIDEST`.
     """
     return SelfCentredClipping(factor)(inbox)
 
 
 class SelfCentredClipping:
-    """`shorten` for round after round: what hangs on arcs and their weights alone is found once.
+    """`shorten` over many rounds: what depends on arcs and weights only is computed once.
 
-    What it gives out may be the same tensors in many rounds: not to be written to.
+    Results may share tensors between rounds: do not write to them.
     """
 
     def __init__(self, factor: float) -> None:
@@ -55,14 +56,14 @@ class SelfCentredClipping:
         limits = math.log(self._factor), math.log(max(self._factor, _WIDEST))
         wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(*limits)
         share = torch.div(reach, distance.clamp_min_(1e-300)).clamp_max_(1.0)
-        if not inbox.complete:  # an own vector that is not finite has no distances, and hears nobody
+        if not inbox.complete:  # a non-finite own vector has no distances, and hears no message
             share = share.nan_to_num(nan=1.0)
         return share, far & (distance > middle * wide.exp())
 
 
 @dataclass(frozen=True, eq=False)
 class _Arcs:
-    """Who is heard, and who carries weight."""
+    """Which messages are heard, and which carry weight."""
 
     heard: Tensor  # [B, J]
     weight: Tensor  # [B, J]
@@ -73,30 +74,29 @@ class _Arcs:
 
     @cached_property
     def idle(self) -> Tensor:
-        """Infinity where no weight is carried, else zero.
+        """Infinity where no weight is carried, else zero [B, P].
 
-        A receiver at which nobody does has no usual distance, but an infinite one: nothing is shortened there, or all would be
-        flagged for it later.
+        A receiver without weighted messages has an infinite median distance: nothing is clipped, or all would be flagged later.
         """
         return torch.where(self.heard & (self.weight > 0), 0.0, torch.inf).to(self.weight)
 
     @cached_property
     def last(self) -> Tensor:
-        """The place of the longest distance of those who carry weight, from 0 [B, 1]."""
+        """Index [B, 1] of the largest distance among the messages that carry weight."""
         return ((self.idle == 0).sum(1, keepdim=True) - 1).clamp_min(0)
 
     @cached_property
     def share(self) -> Tensor:
-        """Nothing shortened."""
+        """Share of a round without clipping: ones."""
         return torch.ones_like(self.weight)
 
     @cached_property
     def far_out(self) -> Tensor:
-        """Nothing blown."""
+        """Mask of a round with no message far out."""
         return torch.zeros_like(self.heard)
 
 
 def fused(inbox: Inbox, share: Tensor) -> Mixture:
-    """The mixing weights on shortened messages; what they lack, and the weight of what was not heard, stays with the own."""
+    """The mixing weights on clipped messages; the remainder, and the weight of messages not heard, goes to the own vector."""
     weight = inbox.weight * share
     return Mixture(1 - weight.sum(1), weight)

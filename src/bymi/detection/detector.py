@@ -1,4 +1,4 @@
-"""How neighbours are judged, and what comes out: settings and verdict."""
+"""Settings of detection, and its verdict."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ Pruning = Literal["directed", "mutual"]
 
 @dataclass(frozen=True)
 class Detector:
-    """How to judge: level of the false discovery rate, threshold and its offset, robust mean and Omega.
+    """Settings of detection: level of the false discovery rate, threshold and its offset, robust mean and Omega.
 
-    `centre`, `scale` and `threshold` may be names in CENTRES, SCALES and THRESHOLDS: "trimmed-mean:share=0.2", "pca".
-    `point`: where neighbours take their half gradients. "sender", as published: at their own parameters, so that models which
-    still disagree look like lies. "receiver": at the parameter of the one who judges, for a gradient a neighbour and half.
-    `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
-    `every`: repeat the detection every so many rounds after the first, on fresh random halves of the identification set, among
-    the neighbours that are left; flags add up, and so do false ones. None: one detection. With a panel, Watch says when.
+    `centre`, `scale` and `threshold` may be names in CENTRES, SCALES and THRESHOLDS: "trimmed-mean:share=0.2", "pca". `point`:
+    where neighbours take their half gradients. "sender", as published: at their own parameters, so that models that still
+    disagree look Byzantine. "receiver": at the parameters of the judging node, at the cost of one gradient per neighbour and
+    half. `cross_fit`: compare second halves with the centre's weights on second halves, not with the centre of the first.
+    `every`: repeat the detection after this many rounds, on fresh random halves of the identification set, among the remaining
+    neighbours; flags accumulate, and so do false ones. None: one detection. With a panel, Watch sets the interval.
 
-    The rest is the hardened profile. `panel`: the tests that replace score and threshold. `probe`: a second look at the common
-    start, where lies about a gradient show that vanish with it at an optimum. `sample`: fresh random samples of each node for
-    every detection (a number, or "all"), instead of the identification set. `pruning`: "mutual" cuts an edge if either end
-    flags the other; `exile`: a node that more than this share of its neighbours have cut goes on listening to those it trusts.
+    The rest is the hardened profile. `panel`: tests that replace score and threshold. `probe`: a second set of gradients at the
+    common start, which reveals false gradients that vanish at an optimum. `sample`: fresh random samples per node and detection
+    (a number, or "all") instead of the identification set. `pruning`: "mutual" cuts an edge if either end flags the other;
+    `exile`: a node cut by more than this share of its neighbours keeps receiving from those that it trusts.
     """
 
     fdr_level: float = bounded(0.2, gt=0, lt=1)
@@ -76,21 +76,21 @@ class Detector:
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """Scores, thresholds and who was flagged; one row a receiver.
+    """Scores, thresholds and flags, one row per receiver.
 
-    On a SparseGraph what is [B, J] goes place by place: column k of a row is the node at place k of that receiver's list.
+    On a ListGraph, [B, J] is per place: column k of a row is the node at place k of that receiver's list.
     """
 
-    scores: Tensor  # [B, J] float64, NaN where nothing was scored
-    threshold: Tensor  # [B] float64, +inf where nobody qualifies
+    scores: Tensor  # [B, J] float64, NaN where not scored
+    threshold: Tensor  # [B] float64, +inf where no score qualifies
     flagged: Tensor  # [B, J] bool
-    why: Tensor  # [B, J] int8, an index into REASONS
-    figure: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] float64 behind the reason; empty: the scores
-    taken: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the panel's filter took
-    guarded: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: a majority was flagged, so soft evidence fell
+    why: Tensor  # [B, J] int8: reason, an index into REASONS
+    figure: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] float64: statistic; empty: the scores
+    taken: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the filter removed
+    guarded: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the guard acted on a flagged majority
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
-        """A verdict on messages as one on their senders."""
+        """The verdict per sender, from one per message."""
         return Verdict(
             inbox.by_node(self.scores, size, torch.nan),
             self.threshold,
@@ -99,7 +99,7 @@ class Verdict:
         )
 
     def keeping(self, earlier: Tensor) -> Verdict:
-        """The verdict in which those flagged earlier [B, J] are flagged, too, whatever it says of them."""
-        only = earlier & ~self.flagged
-        why = torch.where(only, reason_code("serving time"), self.why)
-        return replace(self, flagged=self.flagged | only, why=why)
+        """The verdict in which nodes flagged earlier [B, J] stay flagged."""
+        added = earlier & ~self.flagged
+        why = torch.where(added, reason_code("serving time"), self.why)
+        return replace(self, flagged=self.flagged | added, why=why)

@@ -1,4 +1,4 @@
-"""What B receivers can hold against their neighbours: inner products of the two halves, in any dimension."""
+"""Evidence of receivers on their neighbours: inner products of the two halves, in any dimension."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bymi.detection.spectrum import centred_diagonal
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """Float64 products of first halves x1 and second halves x2 [b, n, n] about one origin a receiver, padded to n rows.
+    """Float64 products of first halves x1 and second halves x2 [b, n, n] about one origin per receiver, padded to n rows.
 
-    `valid` [b, n] marks the rows that stand for a vector and count; `judged` leaves out the receiver's own.
+    `valid` [b, n] marks rows that are vectors and count; `judged` excludes the receiver's own.
     """
 
     first: Tensor  # <x1_r, x1_s>
@@ -25,15 +25,15 @@ class Evidence:
     cross: Tensor  # <x1_r, x2_s>
     valid: Tensor
     judged: Tensor
-    points: tuple[Tensor, Tensor] | None = None  # x1 and x2 themselves [b, n, d] about that origin, where d is small
+    points: tuple[Tensor, Tensor] | None = None  # x1 and x2 [b, n, d] minus that origin, if d is small
 
     def without(self, gone: Tensor) -> Evidence:
-        """The same without some rows [b, n], which leave all counts."""
+        """The evidence without the rows `gone` [b, n], which are neither valid nor judged."""
         return replace(self, valid=self.valid & ~gone, judged=self.judged & ~gone)
 
     @property
     def difference(self) -> Tensor:
-        """Products of x1 - x2: noise alone for whoever answers truthfully, wherever its mean is."""
+        """Products of x1 - x2, which is noise alone for honest nodes, whatever their mean."""
         return self.first + self.second - self.cross - self.cross.mT
 
     @property
@@ -62,11 +62,11 @@ class Evidence:
 
     @property
     def count(self) -> Tensor:
-        """How many neighbours each receiver judges [b, 1]."""
+        """Number of neighbours that each receiver judges [b, 1]."""
         return self.judged.sum(1, keepdim=True).to(torch.float64)
 
     def scores(self, weights: Tensor, *, cross_fit: bool = True) -> Tensor:
-        """(x1 - c1)'(x2 - c2) [b, n], c1 the weighted mean of first halves, c2 of second ones or, as published, c1 again.
+        """(x1 - c1)'(x2 - c2) [b, n], c1 the weighted mean of first halves, c2 that of second ones or, as published, c1.
 
         Paper: eq:score.
         """
@@ -77,7 +77,7 @@ class Evidence:
         return self.cross.diagonal(dim1=1, dim2=2) - first.squeeze(1) - second.squeeze(1) + both
 
     def lengths(self, weights: Tensor) -> Tensor:
-        """|x1 - c1| |x2 - c2| [b, n], by which a score is a cosine."""
+        """|x1 - c1| |x2 - c2| [b, n], the denominator of a score's cosine."""
         one, two = (self.about(weights, half, half).clamp_min(0.0).sqrt() for half in (0, 1))
         return one * two
 
@@ -86,22 +86,22 @@ class Evidence:
         if self.points is None:
             return centred_diagonal({(0, 0): self.first, (1, 1): self.second, (0, 1): self.cross}[left, right], weights)
         one, two = (half - weights[:, None, :] @ half for half in (self.points[left], self.points[right]))
-        found: Tensor = torch.linalg.vecdot(one, two)
-        return found
+        products: Tensor = torch.linalg.vecdot(one, two)
+        return products
 
 
 @dataclass(frozen=True, eq=False)
 class NeighbourIndex:
-    """Who sits before each of b receivers, in one order for all evidence: its neighbours, then itself, then nobody."""
+    """Padded neighbour index of b receivers: neighbours in ascending order, then the receiver, then padding."""
 
-    receivers: Tensor  # [b] places among the nodes held here
-    nodes: Tensor  # [b, n] columns of the arcs: node numbers or, by lists, places; the own seat has the receiver's number
-    taken: Tensor  # [b, n] bool
+    receivers: Tensor  # [b] positions among the nodes held here
+    nodes: Tensor  # [b, n] columns of the arcs: node numbers or, over lists, places; the receiver's number for itself
+    taken: Tensor  # [b, n] bool: not padding
     judged: Tensor  # [b, n] bool: neighbours
 
     @staticmethod
     def of(arcs: Tensor, nodes: Tensor, receivers: Tensor) -> NeighbourIndex:
-        """Seats before some receivers, from arcs [B, M] and the numbers of all held here [B]."""
+        """The index of some receivers, from arcs [B, M] and the numbers of all nodes held here [B]."""
         index, judged = gather_members(arcs[receivers])
         count = judged.sum(1, keepdim=True)
         wide = torch.nn.functional.pad(torch.where(judged, index, 0), (0, 1)).scatter(1, count, nodes[receivers][:, None])
@@ -110,39 +110,39 @@ class NeighbourIndex:
 
     @property
     def at(self) -> Tensor:
-        """Where neighbours stand in a row of the arcs [b, n]; 0 for other seats."""
+        """Columns of the neighbours in the arcs [b, n]; 0 for other entries."""
         return torch.where(self.judged, self.nodes, 0)
 
     def places(self, inbox: Inbox) -> Tensor:
-        """Which entry in the receiver's row of an inbox [B, P] each neighbour's is [b, n]; 0 for other seats."""
+        """Places of the neighbours in the receivers' rows of an inbox [b, n]; 0 for other entries."""
         return torch.where(self.judged, inbox.places_of(self.receivers, self.at), 0)
 
     def columns(self, inbox: Inbox) -> Tensor:
-        """Which message of the inbox each neighbour's to this receiver is [b, n]; 0 for other seats."""
+        """Message numbers of the neighbours in an inbox [b, n]; 0 for other entries."""
         return torch.where(self.judged, inbox.messages_at(self.receivers, self.places(inbox)), 0)
 
     def rows(self, inbox: Inbox) -> tuple[Tensor, Tensor]:
-        """Which of the inbox's rows each seat's vector is [b, n], and whether it is there and was heard [b, n]."""
+        """Rows of the inbox at each entry [b, n], and whether it is a vector that was heard [b, n]."""
         columns, own = self.columns(inbox), self.taken & ~self.judged
         heard = self.judged & torch.gather(inbox.heard[self.receivers], 1, self.places(inbox))
         return torch.where(own, inbox.own_row[self.receivers][:, None], columns), heard | own
 
     def spread(self, values: Tensor, into: Tensor) -> None:
-        """Write values of the judged seats [b, n] into a matrix like the arcs [B, M]."""
-        place, seat = self.judged.nonzero(as_tuple=True)
-        into[self.receivers[place], self.nodes[place, seat]] = values[place, seat].to(into.dtype)
+        """Write values of the judged entries [b, n] into a matrix like the arcs [B, M]."""
+        row, entry = self.judged.nonzero(as_tuple=True)
+        into[self.receivers[row], self.nodes[row, entry]] = values[row, entry].to(into.dtype)
 
 
 def pick(products: Tensor, rows: Tensor) -> Tensor:
-    """Products [R, R] of common rows as those of each receiver's seats [b, n, n]."""
+    """Products [R, R] of common rows gathered per receiver [b, n, n]."""
     return products[rows[:, :, None], rows[:, None, :]]
 
 
 def stack(matrices: Sequence[Tensor], size: int) -> Tensor:
-    """Square matrices of different size as one stack, zero around them."""
+    """Square matrices of different sizes as one stack, padded with zeros."""
     return torch.stack([torch.nn.functional.pad(m, (0, size - m.shape[1], 0, size - m.shape[0])) for m in matrices])
 
 
 def stack_rows(matrices: Sequence[Tensor], size: int) -> Tensor:
-    """Matrices with different numbers of rows as one stack, zero below them."""
+    """Matrices with different numbers of rows as one stack, padded with zero rows."""
     return torch.stack([torch.nn.functional.pad(m, (0, 0, 0, size - len(m))) for m in matrices])

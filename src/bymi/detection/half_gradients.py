@@ -1,4 +1,4 @@
-"""What receivers have before them: half gradients of their neighbours and, if deeds are known, how these go with them."""
+"""Half gradients of neighbours per receiver, and their products with the update history where that is known."""
 
 from __future__ import annotations
 
@@ -20,28 +20,31 @@ from bymi.detection.background import BackgroundReader
 from bymi.detection.evidence import Evidence, NeighbourIndex, pick, stack, stack_rows
 from bymi.detection.spectrum import FEW_DIMENSIONS
 
-_RECEIVERS = 128  # whose products are held at a time
+_RECEIVERS = 128  # receivers whose products are held at a time
 
 
 class TestInputs(NamedTuple):
-    """What b receivers have before them, products [b, n, n] by seats."""
+    """Inputs of the tests for b receivers, products [b, n, n] by neighbour index."""
 
     evidence: Evidence
-    crossed: Tensor | None = None  # <q, (x1 + x2) / 2> of deeds and claims
-    trail: Tensor | None = None  # <q, q> of deeds, where they came with the claims
+    crossed: Tensor | None = None  # <q, (x1 + x2) / 2> of update history q and half gradients
+    trail: Tensor | None = None  # <q, q>, if the update history came with the half gradients
 
 
 class HalfGradients(Protocol):
-    """Half gradients before receivers, by seats."""
+    """Half gradients of the neighbours of each receiver."""
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
-        """`rows` [b, n] says which deeds are those of each seat, if any are known. Every group of receivers once, in order."""
+        """Test inputs of one group of receivers. Call it once per group, in order.
+
+        `rows` [b, n]: row of the update history of each neighbour, if known.
+        """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class HalfGradientMakers:
-    """Claims from half gradients that neighbours sent of their own accord, the same to all; `deeds` [R, D] if they are here."""
+    """HalfGradients from half gradients that were broadcast; `deeds` [R, D]: the update history, if it is stored here."""
 
     deeds: Tensor | None = None
 
@@ -57,7 +60,7 @@ class HalfGradientMakers:
 
 @dataclass(frozen=True, eq=False)
 class ProbeMakers(HalfGradientMakers):
-    """The same for the probe, of receivers [b], which is looked at after other claims."""
+    """HalfGradientMakers for the probe of receivers [b], which is read after other half gradients."""
 
     receivers: Tensor = field(kw_only=True)
     arcs: Tensor = field(kw_only=True)
@@ -68,21 +71,21 @@ class ProbeMakers(HalfGradientMakers):
 
 
 class CommonHalfGradients:
-    """Rows that most receivers share: products of all of them, from which each receiver's are picked."""
+    """Half gradients in rows that most receivers share: products of all rows, gathered per receiver."""
 
     def __init__(self, first: DenseInbox, second: DenseInbox, deeds: Tensor | None) -> None:
         self._first, self._second, self._deeds = first, second, deeds
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
-        at, there = seats.rows(self._first)
+        index, valid = seats.rows(self._first)
         if self._points is not None:
-            evidence = _from_points(self._points[0][at], self._points[1][at], there, seats)
+            evidence = _from_points(self._points[0][index], self._points[1][index], valid, seats)
         else:
-            first, second, cross = (pick(products, at) for products in self._products)
-            evidence = Evidence(first, second, cross, there, there & seats.judged)
+            first, second, cross = (pick(products, index) for products in self._products)
+            evidence = Evidence(first, second, cross, valid, valid & seats.judged)
         if self._deeds is None or rows is None:
             return TestInputs(evidence)
-        return TestInputs(evidence, self._crossed[rows[:, :, None], at[:, None, :]])
+        return TestInputs(evidence, self._crossed[rows[:, :, None], index[:, None, :]])
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,94 +102,97 @@ class CommonHalfGradients:
 
 
 class ListedHalfGradients:
-    """Each receiver has few of all rows before it: products of these alone."""
+    """Half gradients where each receiver has few of all rows: products within each neighbourhood."""
 
     def __init__(self, first: ListInbox, second: ListInbox, deeds: Tensor | None) -> None:
         self._first, self._second, self._deeds = first, second, deeds
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
-        at, there = seats.rows(self._first)
+        index, valid = seats.rows(self._first)
         one, two, origin = self._first.rows, self._second.rows, self._first.rows.origin
-        second = inner_of_sets(two.vectors, at, two.vectors, at, origin)
-        cross = inner_of_sets(one.vectors, at, two.vectors, at, origin)
+        second = inner_of_sets(two.vectors, index, two.vectors, index, origin)
+        cross = inner_of_sets(one.vectors, index, two.vectors, index, origin)
         points = None
         if self._first.own.shape[1] <= FEW_DIMENSIONS:
-            points = one.points(at), _about(two.vectors[at], origin)
-        evidence = Evidence(one.among(at), second, cross, there, there & seats.judged, points)
+            points = one.points(index), _about(two.vectors[index], origin)
+        evidence = Evidence(one.among(index), second, cross, valid, valid & seats.judged, points)
         if self._deeds is None or rows is None:
             return TestInputs(evidence)
-        parts = [inner_of_sets(self._deeds, rows, half.vectors, at, torch.zeros_like(origin)) for half in (one, two)]
+        parts = [inner_of_sets(self._deeds, rows, half.vectors, index, torch.zeros_like(origin)) for half in (one, two)]
         return TestInputs(evidence, (parts[0] + parts[1]) / 2)
 
 
 class QueriedHalfGradients:
-    """Half gradients before each receiver by itself: its neighbours' and, last, its own. Walked through once, in order.
+    """Half gradients from replies, receiver by receiver: those of its neighbours, then its own. Read once, in order.
 
-    Those it asked for, at its own point, or those that came to it where rows stay with who sent them.
+    They were queried at the receiver's own point, or broadcast by senders whose rows are in other processes.
     """
 
     def __init__(self, replies: Iterator[NeighbourhoodReply], deeds: Tensor | None = None) -> None:
-        """`deeds` if they are here; they may come with the replies."""
+        """`deeds`: the update history if stored here; otherwise it may come with the replies."""
         self._replies, self._deeds = replies, deeds
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
-        there = torch.zeros_like(seats.taken)
+        valid = torch.zeros_like(seats.taken)
         deeds, size = None if rows is None else self._deeds, seats.taken.shape[1]
         halves: dict[int, tuple[Tensor, Tensor]] = {}
         products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         crossed: dict[int, Tensor] = {}
         trail: dict[int, Tensor] = {}
 
-        def read(place: int, reply: NeighbourhoodReply) -> None:
+        def read(position: int, reply: NeighbourhoodReply) -> None:
             first, second = reply.read()
-            there[place, : len(reply.senders)] = first.heard[0]
-            there[place, len(reply.senders)] = True  # its own
+            valid[position, : len(reply.senders)] = first.heard[0]
+            valid[position, len(reply.senders)] = True  # the receiver's own
             if reply.deeds is not None:
-                came = reply.deeds()
-                crossed[place], trail[place] = _cross(came, first, second), VectorStack(came).gram
+                history = reply.deeds()
+                crossed[position], trail[position] = _cross(history, first, second), VectorStack(history).gram
             if len(reply.point) <= FEW_DIMENSIONS:
-                halves[place] = first.rows.vectors, second.rows.vectors
+                halves[position] = first.rows.vectors, second.rows.vectors
                 return
-            products[place] = _multiply(first, second)
+            products[position] = _multiply(first, second)
             if reply.deeds is None and deeds is not None and rows is not None:
-                crossed[place] = _cross(deeds[rows[place, : len(reply.senders) + 1]], first, second)
+                crossed[position] = _cross(deeds[rows[position, : len(reply.senders) + 1]], first, second)
 
-        with BackgroundReader() as aside:
-            for place, reply in enumerate(islice(self._replies, len(seats.receivers))):
+        with BackgroundReader() as run:
+            for position, reply in enumerate(islice(self._replies, len(seats.receivers))):
                 numbers = len(reply.senders) * len(reply.point)
-                aside(partial(read, place, reply), numbers=numbers, device=reply.point.device)
-        with_deeds, moves = (
-            stack([some[place] for place in sorted(some)], size) if some else None for some in (crossed, trail)
+                run(partial(read, position, reply), numbers=numbers, device=reply.point.device)
+        crossed_products, history_products = (
+            stack([by_position[position] for position in sorted(by_position)], size) if by_position else None
+            for by_position in (crossed, trail)
         )
         if not halves:
-            one, two, cross = (stack([products[place][part] for place in sorted(products)], size) for part in range(3))
-            return TestInputs(Evidence(one, two, cross, there, there & seats.judged), with_deeds, moves)
-        one, two = (stack_rows([halves[place][half] for place in sorted(halves)], size).to(torch.float64) for half in range(2))
-        origin, taken = medoid(one, there)[:, None], seats.taken[:, :, None]
-        evidence = _from_points((one - origin) * taken, (two - origin) * taken, there, seats)
+            one, two, cross = (stack([products[position][part] for position in sorted(products)], size) for part in range(3))
+            return TestInputs(Evidence(one, two, cross, valid, valid & seats.judged), crossed_products, history_products)
+        one, two = (
+            stack_rows([halves[position][half] for position in sorted(halves)], size).to(torch.float64) for half in range(2)
+        )
+        origin, taken = medoid(one, valid)[:, None], seats.taken[:, :, None]
+        evidence = _from_points((one - origin) * taken, (two - origin) * taken, valid, seats)
         if deeds is None or rows is None:
-            return TestInputs(evidence, with_deeds, moves)
+            return TestInputs(evidence, crossed_products, history_products)
         return TestInputs(evidence, (deeds[rows].to(torch.float64) * taken) @ ((one + two) / 2).mT)
 
 
 class BufferedHalfGradients:
-    """What was before receivers, written down group by group before others are heard: two walks never go on at once."""
+    """Test inputs computed in advance, group by group: two streams of replies cannot be read at once."""
 
     def __init__(self, answers: QueriedHalfGradients, receivers: Tensor, arcs: Tensor, nodes: Tensor) -> None:
-        self._pages = iter([answers.before(NeighbourIndex.of(arcs, nodes, some), None) for some in groups(receivers)])
+        self._pages = iter([answers.before(NeighbourIndex.of(arcs, nodes, group), None) for group in groups(receivers)])
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         return next(self._pages)
 
 
 def groups(receivers: Tensor) -> tuple[Tensor, ...]:
-    """Those whose products are held at a time."""
+    """Receivers in groups whose products are held at a time."""
     return receivers.split(_RECEIVERS) if len(receivers) else ()
 
 
-def _from_points(one: Tensor, two: Tensor, there: Tensor, seats: NeighbourIndex) -> Evidence:
-    """Evidence of halves [b, n, d] about one point a receiver, in few dimensions."""
-    return Evidence(one @ one.mT, two @ two.mT, one @ two.mT, there, there & seats.judged, (one, two))
+def _from_points(one: Tensor, two: Tensor, valid: Tensor, seats: NeighbourIndex) -> Evidence:
+    """Evidence from halves [b, n, d] about one point per receiver, in few dimensions."""
+    return Evidence(one @ one.mT, two @ two.mT, one @ two.mT, valid, valid & seats.judged, (one, two))
 
 
 def _multiply(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,9 +206,9 @@ def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:
     return _about(first.rows.vectors, origin), _about(second.rows.vectors, origin)
 
 
-def _cross(deeds: Tensor, first: Inbox, second: Inbox) -> Tensor:
+def _cross(history: Tensor, first: Inbox, second: Inbox) -> Tensor:
     middle = (first.rows.vectors + second.rows.vectors) / 2
-    return inner(deeds, middle, torch.zeros_like(middle[0]))
+    return inner(history, middle, torch.zeros_like(middle[0]))
 
 
 def _about(vectors: Tensor, origin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Inner products of the two halves and the centre: all that a score needs, in any dimension."""
+"""Inner products of the two halves and the centre, from which scores are computed in any dimension."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from bymi.aggregation.base import CoordinateRule, SetRule
 from bymi.core.linalg import VectorStack, inner, inner_of_sets
 
 Centre = SetRule | CoordinateRule
-"""A robust mean is a rule that treats the own vector as one of the set."""
+"""A robust mean: a rule that treats the own vector as one of the set."""
 
 
 @dataclass(frozen=True, eq=False)
 class Products:
     """Float64 inner products about one origin: first halves x1 [R], second halves x2 [R], centres c1 and c2 [B].
 
-    With rows of its own for each receiver, [R, R] is [B, R, R].
-
-    c1 is what first halves are compared with, c2 what second halves are compared with. In the paper c2 is c1.
+    c1 is what first halves are compared with, c2 what second halves are compared with; in the paper c2 is c1. Where each
+    receiver has its own rows, [R, R] is [B, R, R].
     """
 
     first_first: Tensor  # [R, R]
@@ -32,9 +31,9 @@ class Products:
 
 
 def multiply(first: VectorStack, second: VectorStack, member: Tensor, centre: Centre, *, cross_fit: bool) -> Products:
-    """Estimate each receiver's centre from the first halves of its members [B, R] and form the products.
+    """Products with each receiver's centre, which is estimated from the first halves of its members [B, R].
 
-    A centre that is no weighted mean has no weights to put on second halves: cross-fitted, c2 is its value for these.
+    A centre that is not a weighted mean has no weights to apply to second halves: cross-fitted, c2 is its value for these.
     """
     origin, gram = first.origin, first.gram
     cross = inner(first.vectors, second.vectors, origin)
@@ -53,10 +52,10 @@ def multiply(first: VectorStack, second: VectorStack, member: Tensor, centre: Ce
 
 
 def weigh(gram: Tensor, cross: Tensor, weights: Tensor, *, cross_fit: bool) -> Products:
-    """The products when centres are weighted means [B, R]: c1 of the first halves; c2 is c1 or, cross-fitted, of the second.
+    """Products for centres that are weighted means [B, R]: c1 of first halves; c2 is c1 or, cross-fitted, of second halves.
 
-    A cross-fitted c2 puts the weights found on first halves on second ones, so that the noise of a centre stands on one side
-    of a score only: the scores of good nodes are then symmetric around zero, not shifted up by |c1 - mean|^2.
+    A cross-fitted c2 applies the weights found on first halves to second ones, so that the noise of a centre is on one side of
+    a score only: scores of honest nodes are then symmetric around zero, not shifted up by |c1 - mean|^2.
     """
     first_c1, second_c1 = _combine(weights, gram), _combine(weights, cross)
     first_c2 = _combine(weights, cross.mT) if cross_fit else first_c1
@@ -66,15 +65,15 @@ def weigh(gram: Tensor, cross: Tensor, weights: Tensor, *, cross_fit: bool) -> P
 def multiply_sets(
     first: VectorStack, second: VectorStack, at: Tensor, valid: Tensor, centre: Centre, *, cross_fit: bool
 ) -> Products:
-    """As `multiply`, for receivers that have few of the rows before them, `at` [b, n]."""
+    """`multiply` for receivers that have few of the rows, `at` [b, n]."""
     origin, gram = first.origin, first.among(at)
     cross = inner_of_sets(first.vectors, at, second.vectors, at, origin)
     if isinstance(centre, SetRule):
         return weigh(gram, cross, centre.weights_of(first, at, valid) * valid, cross_fit=cross_fit)
     points = centre.centre_of(first, at, valid)
-    each = torch.arange(len(at), device=at.device)[:, None]
-    with_first = inner_of_sets(points, each, first.vectors, at, origin).squeeze(1)
-    with_second = inner_of_sets(points, each, second.vectors, at, origin).squeeze(1)
+    numbers = torch.arange(len(at), device=at.device)[:, None]
+    with_first = inner_of_sets(points, numbers, first.vectors, at, origin).squeeze(1)
+    with_second = inner_of_sets(points, numbers, second.vectors, at, origin).squeeze(1)
     square = (points.to(torch.float64) - origin.to(torch.float64)).square().sum(1)
     return Products(gram, cross, with_first, with_first, with_second, square)
 

@@ -1,4 +1,4 @@
-"""The hardened verdict: the panel on what neighbours claim at two points, then a look at what they did."""
+"""The hardened detection: the panel on half gradients at two points, then tests on the update history."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bymi.detection.reasons import FIRM, HARD, reason_code
 from bymi.detection.update_history import UpdateHistory
 from bymi.detection.update_tests import claim_mismatch, drift_test
 
-_FEW_ROUNDS = 10  # of fewer, one refused message says nothing
-_MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # of deeds: their noise has no edge that is known
+_FEW_ROUNDS = 10  # least denominator of a share of rounds: one refused message means little
+_MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # centre of update histories, whose noise edge is unknown
 
 
 def judge_neighbours(
@@ -36,54 +36,55 @@ def judge_neighbours(
     watch: Watch,
     unasked: float = 0.0,
 ) -> Verdict:
-    """The receivers [b], given by place, judge all whom they can hear, arcs [B, M]; the first reason found counts.
+    """Verdict of the receivers [b], given by position, on all nodes that they can hear, arcs [B, M]; the first reason counts.
 
-    Whoever is `serving` [B, M] time is neither judged nor part of any estimate. `unasked`: the share of a node's samples that
-    no claim is about.
+    Nodes `suspended` [B, M] are neither judged nor part of any estimate. `unasked`: share of a node's samples that half
+    gradients do not cover.
     """
     panel = detector.panel
     assert panel is not None
-    deeds = _UpdateTests(trail) if trail is not None and trail.rounds else None
+    update_tests = _UpdateTests(trail) if trail is not None and trail.rounds else None
     verdict = _blank(arcs)
-    for some in groups(receivers):
-        seats = NeighbourIndex.of(arcs, nodes, some)
-        rows = None if deeds is None else deeds.rows(seats)
-        out = seats.judged & torch.gather(suspended[some], 1, seats.at)
-        evidence, crossed, moves = claims.before(seats, rows)
-        evidence = evidence.without(out)
-        found = _hear(evidence, detector, quiet=probed is None)
-        asked = seats.judged & ~out
-        code = torch.where(asked & ~evidence.judged, reason_code("not heard"), found.code)
-        figure = found.figure
-        guarded = found.guarded
+    for group in groups(receivers):
+        seats = NeighbourIndex.of(arcs, nodes, group)
+        rows = None if update_tests is None else update_tests.rows(seats)
+        excluded = seats.judged & torch.gather(suspended[group], 1, seats.at)
+        evidence, crossed, history = claims.before(seats, rows)
+        evidence = evidence.without(excluded)
+        findings = _hear(evidence, detector, quiet=probed is None)
+        asked = seats.judged & ~excluded
+        code = torch.where(asked & ~evidence.judged, reason_code("not heard"), findings.code)
+        figure = findings.figure
+        guarded = findings.guarded
         if probed is not None:
-            there = probed.before(seats, None).evidence.without(out)
-            more = _hear(there, detector, quiet=True)
-            extra = torch.where(asked & ~there.judged, reason_code("not heard"), more.code)
+            probe_evidence = probed.before(seats, None).evidence.without(excluded)
+            probe_findings = _hear(probe_evidence, detector, quiet=True)
+            extra = torch.where(asked & ~probe_evidence.judged, reason_code("not heard"), probe_findings.code)
             new = (code == 0) & (extra != 0)
-            code, figure = torch.where(new, extra, code), torch.where(new, more.figure, figure)
+            code, figure = torch.where(new, extra, code), torch.where(new, probe_findings.figure, figure)
             code, failed = _guard(code, asked, panel.guard)
-            guarded = guarded | more.guarded | failed
-        if deeds is not None:
+            guarded = guarded | probe_findings.guarded | failed
+        if update_tests is not None:
             bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
             noise = unasked * evidence.difference2 / 4
-            seen = deeds.before(seats) if moves is None else moves
-            code, figure, failed = deeds.judge(
-                seats, asked, evidence, seen, crossed, noise, code, figure, watch, bounds, panel.guard
+            products = update_tests.before(seats) if history is None else history
+            code, figure, failed = update_tests.judge(
+                seats, asked, evidence, products, crossed, noise, code, figure, watch, bounds, panel.guard
             )
             guarded = guarded | failed
         seats.spread(code, verdict.why)
         seats.spread(code != 0, verdict.flagged)
-        seats.spread(found.scores, verdict.scores)
+        seats.spread(findings.scores, verdict.scores)
         seats.spread(figure, verdict.figure)
-        verdict.taken[some], verdict.guarded[some] = found.taken, guarded
+        verdict.taken[group], verdict.guarded[group] = findings.taken, guarded
     return verdict
 
 
 def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
-    """Both points together: if they flag a majority of those asked [b, n], one of the two estimates has failed.
+    """Reason codes after the guard over both points, and whether it acted [b].
 
-    Then what stands far beyond any bound stays. If that is a majority, too, only what needs no centre does.
+    If both together flag more than a share of the nodes asked [b, n], one of the two estimates has failed: then only FIRM
+    reasons stay. If these are too many as well, only HARD ones do.
     """
     limit = torch.inf if share is None else share
 
@@ -95,23 +96,25 @@ def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Te
         for names in (FIRM, HARD)
     )
     failed = is_most(code != 0)
-    stays = torch.where(is_most(firm), hard, firm)
-    return torch.where(failed & ~stays, torch.zeros_like(code), code), failed.squeeze(1)
+    kept = torch.where(is_most(firm), hard, firm)
+    return torch.where(failed & ~kept, torch.zeros_like(code), code), failed.squeeze(1)
 
 
 def _hear(evidence: Evidence, detector: Detector, *, quiet: bool) -> Findings:
-    """`quiet`: whether too little noise is held against a neighbour. Not at a receiver's own point if there is a probe: where a
-    network fits all samples of a good node, that node's gradients are next to nothing.
+    """Findings of the panel. `quiet`: whether too little noise is a reason.
+
+    It is none at a receiver's own point if there is a probe: where a neural network fits all samples of an honest node, that
+    node's gradients almost vanish.
     """
     assert detector.panel is not None
     assert isinstance(detector.centre, SetRule)
     panel = detector.panel if quiet else replace(detector.panel, low=None)
-    how = {"fdr_level": detector.fdr_level, "offset": detector.offset}
-    return hear(evidence, panel, centre=detector.centre, cross_fit=detector.cross_fit, **how)  # type: ignore[arg-type]
+    level = {"fdr_level": detector.fdr_level, "offset": detector.offset}
+    return hear(evidence, panel, centre=detector.centre, cross_fit=detector.cross_fit, **level)  # type: ignore[arg-type]
 
 
 class _UpdateTests:
-    """The trail of all nodes, ready to be looked at by groups of receivers."""
+    """The tests on the update history, for groups of receivers."""
 
     def __init__(self, trail: UpdateHistory) -> None:
         assert trail.inbox is not None
@@ -123,11 +126,11 @@ class _UpdateTests:
         return VectorStack(self._trail.vectors())
 
     def before(self, seats: NeighbourIndex) -> Tensor:
-        """Products of the deeds of each seat [b, n, n]."""
+        """Products of the update histories of each neighbour [b, n, n]."""
         return self._inbox.gram_among(self._rows, self.rows(seats))
 
     def rows(self, seats: NeighbourIndex) -> Tensor:
-        """Which row of the trail's vectors each seat's deeds are [b, n]."""
+        """Row of each neighbour in the update history's vectors [b, n]."""
         own = seats.taken & ~seats.judged
         count = len(self._inbox.messages)
         return torch.where(own, count + seats.receivers[:, None], seats.columns(self._inbox))
@@ -137,7 +140,7 @@ class _UpdateTests:
         seats: NeighbourIndex,
         asked: Tensor,
         claims: Evidence,
-        trail: Tensor,
+        history: Tensor,
         crossed: Tensor | None,
         noise: Tensor,
         code: Tensor,
@@ -146,7 +149,7 @@ class _UpdateTests:
         wider: Tensor,
         guard: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes and figures with tests on deeds, by their products `trail`, and whether the guard dropped these [b]."""
+        """Reason codes and statistics with tests on the products `history`, and whether the guard dropped these [b]."""
         before = code, figure
         counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
         refused = counts / max(_FEW_ROUNDS, self._rounds)
@@ -154,14 +157,14 @@ class _UpdateTests:
         code, figure = torch.where(far_out, reason_code("fuse"), code), torch.where(far_out, refused.to(figure), figure)
         valid = (asked | (seats.taken & ~seats.judged)) & (code == 0)
         if watch.drift is not None:
-            found, off = drift_test(trail, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
-            code, figure = torch.where(found, reason_code("drift"), code), torch.where(found, off, figure)
-            valid = valid & ~found
+            new, z = drift_test(history, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
+            code, figure = torch.where(new, reason_code("drift"), code), torch.where(new, z, figure)
+            valid = valid & ~new
         if watch.deed is not None and crossed is not None:
-            found, off = claim_mismatch(
-                trail, claims.middle, crossed, noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider
+            new, z = claim_mismatch(
+                history, claims.middle, crossed, noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider
             )
-            code, figure = torch.where(found, reason_code("deed"), code), torch.where(found, off, figure)
+            code, figure = torch.where(new, reason_code("deed"), code), torch.where(new, z, figure)
         share = torch.inf if guard is None else guard
         failed = (code != 0).sum(1, keepdim=True) > share * asked.sum(1, keepdim=True)
         return torch.where(failed, before[0], code), torch.where(failed, before[1], figure), failed.squeeze(1)

@@ -1,4 +1,4 @@
-"""Identification on plain arrays: two half gradients per machine in, a verdict per machine out."""
+"""Identification on plain arrays: two half gradients per machine in, one verdict per machine out."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from bymi.detection.score_test import least_cosine, noise_of
 from bymi.detection.threshold import threshold
 
 PANEL = Panel(dimension_free=True)
-"""The tests of the hardened profile on arrays."""
+"""Panel of the hardened profile on arrays."""
 
-_FEW_DIMENSIONS = 10  # below, two halves are often close by chance: too little noise is held against nobody
-_TIGHTER, _WIDER = 0.8, 1.25  # times all bounds: machines that are judged otherwise then are borderline
-_FREEDOM = 0.2  # degrees of freedom per machine of the noise estimate, a median of half of the scores
-_NO_NEGATIVE = 0.7 * 1.4826  # of the median score: the noise where no score is negative
-_COSTLY = 0.5  # noise units of bias that are worth a warning
+_FEW_DIMENSIONS = 10  # below, two halves are often close by chance: too little noise is no reason
+_TIGHTER, _WIDER = 0.8, 1.25  # factors on all bounds: machines whose verdict changes are borderline
+_FREEDOM = 0.2  # degrees of freedom per machine of the noise estimate, a median over half of the scores
+_NO_NEGATIVE = 0.7 * 1.4826  # noise over the median score, if no score is negative
+_COSTLY = 0.5  # noise units of bias from which there is a warning
 _TAILS = ("kept", "score", "extreme score", "direction", "inconsistent", "alike", "too good")  # reasons with a tail
 
 
@@ -51,16 +51,16 @@ def identify(
     centre: Centre | None = None,
     scale: Scale | None = None,
 ) -> ArrayVerdict:
-    """Which rows of two half-sample gradient matrices [n, d], n >= 3, come from another distribution than the rest.
+    """Verdict on the rows of two half-sample gradient matrices [n, d], n >= 3: which come from another distribution.
 
     Row j of `first` and of `second` are the mean gradients of machine j on two disjoint random halves of its samples, at one
-    common parameter. Rows with NaN or Inf are flagged as such and the rest is judged. `own` names a row that enters the robust
-    mean but is not judged. float32 input is not copied.
+    common parameter. Rows with NaN or Inf are flagged as such and the rest is judged. `own`: a row that enters the robust mean
+    but is not judged. float32 input is not copied.
 
-    `profile`: "hardened" runs a `panel` of tests, `PANEL` by default, which leaves most clean sets whole. "published" is the
-    score and threshold of the paper with its `offset` (default 0), `centre` and `scale`; with offset 0 a clean set loses one
-    or two machines on average. There `cross_fit` (default True) compares second halves with a centre of second halves. False
-    is the exact form of the paper, which misses the level in many dimensions. ADR 0014.
+    `profile`: "hardened" runs a `panel` of tests, `PANEL` by default, and rarely flags anything in a clean set. "published" is
+    the score and threshold of the paper with its `offset` (default 0), `centre` and `scale`; with offset 0 a clean set loses
+    one or two machines on average. There `cross_fit` (default True) compares second halves with a centre of second halves.
+    False is the exact form of the paper, which misses the level in many dimensions. ADR 0014.
 
     >>> first = [[0.3, -0.8], [-0.5, 0.4], [0.9, 0.1], [-0.2, -0.6], [0.1, 0.7], [9.2, 8.8]]
     >>> second = [[-0.4, 0.2], [0.6, -0.1], [-0.3, 0.8], [0.5, 0.3], [-0.7, -0.5], [9.1, 9.3]]
@@ -71,7 +71,7 @@ def identify(
     require(profile in get_args(Profile), "profile", profile, ", ".join(get_args(Profile)))
     given = Filtering() if centre is None else centre, Identity() if scale is None else scale
     level: Any = 0 if offset is None else offset
-    detector = Detector(fdr_level, level, *given)  # refuses what is out of range, finds names
+    detector = Detector(fdr_level, level, *given)  # checks ranges and resolves names
     options = {"offset": offset, "cross_fit": cross_fit, "centre": centre, "scale": scale}
     for name, value in options.items() if profile == "hardened" else [("panel", panel)]:
         other = "published" if profile == "hardened" else "hardened"
@@ -81,22 +81,22 @@ def identify(
     if profile == "hardened":
         return _assemble(halves, labels, _hardened(halves, fdr_level, panel or PANEL), profile=profile, fdr_level=fdr_level)
     shift, fit = offset or 0, cross_fit is not False
-    found = _published(halves, fdr_level, detector.centre, detector.scale, offset=shift, cross_fit=fit)
-    return _assemble(halves, labels, found, profile=profile, fdr_level=fdr_level, offset=shift, cross_fit=fit)
+    judgement = _published(halves, fdr_level, detector.centre, detector.scale, offset=shift, cross_fit=fit)
+    return _assemble(halves, labels, judgement, profile=profile, fdr_level=fdr_level, offset=shift, cross_fit=fit)
 
 
 @dataclass(frozen=True, eq=False)
 class _Judgement:
-    """What a profile makes of the k rows that can be compared."""
+    """The result of a profile on the k comparable rows."""
 
     scores: Tensor  # [k]
-    counted: Tensor  # [k] bool: judged, and not beyond comparison
+    counted: Tensor  # [k] bool: judged, and not flagged for a HARD reason
     flagged: Tensor  # [k] bool
     reasons: list[str]
     statistic: Tensor  # [k], NaN: the score in noise units
     borderline: Tensor  # [k] bool
-    limit: float  # score from which on a row alone is flagged
-    shift: float  # norm of the shift that gives such a score
+    limit: float  # score from which a row alone is flagged
+    shift: float  # norm of the shift with such a score
     notes: tuple[str, ...] = ()
     bounds: dict[str, float] = field(default_factory=dict)
 
@@ -111,38 +111,38 @@ def _hardened(halves: ArrayHalves, fdr_level: float, panel: Panel) -> _Judgement
     def judge(bounds: Panel) -> Findings:
         return hear(evidence, bounds, fdr_level=fdr_level, offset=1, centre=Filtering(), cross_fit=True)
 
-    found = judge(panel)
-    flagged = found.flagged[0]
-    others = [judge(panel.times(factor)).flagged[0] for factor in (_TIGHTER, _WIDER)]
-    reasons = [REASONS[code] for code in found.code[0].tolist()]
-    hard = torch.tensor([reason_code in HARD for reason_code in reasons], device=flagged.device)
+    findings = judge(panel)
+    flagged = findings.flagged[0]
+    alternatives = [judge(panel.times(factor)).flagged[0] for factor in (_TIGHTER, _WIDER)]
+    reasons = [REASONS[code] for code in findings.code[0].tolist()]
+    hard = torch.tensor([reason in HARD for reason in reasons], device=flagged.device)
     left = evidence.without(hard[None])
     bounds = panel.bounds(float(panel.wider(left.count)))
-    limit = bounds["score"] * _noise(found.scores[0], left.judged[0])
+    limit = bounds["score"] * _noise(findings.scores[0], left.judged[0])
     notes: tuple[str, ...] = ()
-    if bool(found.guarded[0]):
+    if bool(findings.guarded[0]):
         notes = ("a majority looked off, so the estimates cannot be trusted: only flags that need no estimate are left",)
     return _Judgement(
-        scores=found.scores[0],
+        scores=findings.scores[0],
         counted=left.judged[0],
         flagged=flagged,
         reasons=reasons,
-        statistic=torch.where(flagged, found.figure[0], torch.nan),
-        borderline=(others[0] != flagged) | (others[1] != flagged),
+        statistic=torch.where(flagged, findings.figure[0], torch.nan),
+        borderline=(alternatives[0] != flagged) | (alternatives[1] != flagged),
         limit=limit,
-        shift=_smallest_shift(left, found, limit, bounds["joint score"]),
+        shift=_smallest_shift(left, findings, limit, bounds["joint score"]),
         notes=notes,
         bounds=bounds,
     )
 
 
-def _smallest_shift(left: Evidence, found: Findings, limit: float, enough: float) -> float:
-    """The norm of the shift at which one row's score reaches the limit and its halves have the cosine that a score needs."""
-    lengths = left.lengths(found.weights)
-    usual = noise_of(found.scores / lengths, left.judged)
+def _smallest_shift(left: Evidence, findings: Findings, limit: float, enough: float) -> float:
+    """Norm of the shift at which one row's score reaches the limit and its halves have the cosine that a score needs."""
+    lengths = left.lengths(findings.weights)
+    usual = noise_of(findings.scores / lengths, left.judged)
     cosine = float(least_cosine(usual, torch.full_like(usual, enough)))
     noise2 = float(median(lengths, left.judged))
-    # Halves of noise norm e that share a shift s have a cosine of s^2 / (s^2 + e^2).
+    # Halves with noise of norm e and a common shift s have the cosine s^2 / (s^2 + e^2).
     needed = noise2 * cosine / (1 - cosine) if cosine < 1 else math.inf
     return math.sqrt(max(limit, needed))
 
@@ -150,7 +150,7 @@ def _smallest_shift(left: Evidence, found: Findings, limit: float, enough: float
 def _published(
     halves: ArrayHalves, fdr_level: float, centre: Centre, scale: Scale, *, offset: int, cross_fit: bool
 ) -> _Judgement:
-    """Score and threshold as printed, about a cross-fitted centre or the one of the paper. Paper: eq:score, eq:thold."""
+    """Score and threshold as published, about a cross-fitted centre or that of the paper. Paper: eq:score, eq:thold."""
     first, second, judged = VectorStack(halves.first), VectorStack(halves.second), halves.judged[None]
     member = torch.ones_like(judged)
     products = multiply(first, second, member, centre, cross_fit=cross_fit)
@@ -172,7 +172,7 @@ def _published(
 
 
 def _cost(halves: ArrayHalves, first: VectorStack, products: Products, centre: Centre) -> tuple[str, ...]:
-    """By how much the centre of the paper lifts the scores of rows outside of it, if that is much. ADR 0014."""
+    """A warning if the centre of the paper raises the scores of rows outside of it by much. ADR 0014."""
     if not isinstance(centre, SetRule):
         return ()
     member = torch.ones_like(halves.judged)[None]
@@ -185,40 +185,40 @@ def _cost(halves: ArrayHalves, first: VectorStack, products: Products, centre: C
     return (f"without cross-fit, machines outside of the robust mean score {bias:.1f} noise units too high here",)
 
 
-def _assemble(halves: ArrayHalves, names: tuple[str, ...], found: _Judgement, **settings: Any) -> ArrayVerdict:
-    noise = _noise(found.scores, found.counted)
-    units = found.scores / noise
+def _assemble(halves: ArrayHalves, names: tuple[str, ...], judgement: _Judgement, **settings: Any) -> ArrayVerdict:
+    noise = _noise(judgement.scores, judgement.counted)
+    units = judgement.scores / noise
     noise2 = float(median(halves.difference2[None], halves.judged[None])) / 2
     effective = min(float(halves.dim), max(1.0, (noise2 / noise) ** 2)) if noise > 0 else float(halves.dim)
-    # Scores of d dimensions have the fourth moment of a t variable with d + 4 degrees of freedom, and few machines leave few
-    # degrees for the estimate of their scale.
-    freedom = 1 / (1 / (effective + 4) + 1 / max(1.0, _FREEDOM * int(found.counted.sum())))
-    statistic = torch.where(found.statistic.isnan(), units, found.statistic)
-    size = torch.where(found.flagged, statistic.abs(), statistic)
-    tailed = torch.tensor([reason_code in _TAILS for reason_code in found.reasons], device=size.device) & ~size.isnan()
-    flagged = halves.spread(found.flagged, True)
+    # Scores in d dimensions have the fourth moment of a t variable with d + 4 degrees of freedom; few machines leave few
+    # degrees for the estimate of the scale.
+    freedom = 1 / (1 / (effective + 4) + 1 / max(1.0, _FREEDOM * int(judgement.counted.sum())))
+    statistic = torch.where(judgement.statistic.isnan(), units, judgement.statistic)
+    size = torch.where(judgement.flagged, statistic.abs(), statistic)
+    tailed = torch.tensor([reason in _TAILS for reason in judgement.reasons], device=size.device) & ~size.isnan()
+    flagged = halves.spread(judgement.flagged, True)
     return ArrayVerdict(
         names=names,
         flagged=flagged,
-        reasons=halves.reasons(found.reasons),
-        scores=halves.spread(found.scores, torch.nan),
+        reasons=halves.reasons(judgement.reasons),
+        scores=halves.spread(judgement.scores, torch.nan),
         noise_units=halves.spread(units, torch.nan),
         statistic=halves.spread(statistic, torch.nan),
         p=halves.spread(torch.where(tailed, student_tail(size.nan_to_num(0.0), freedom), torch.nan), torch.nan),
-        borderline=halves.spread(found.borderline & found.counted, False),
-        threshold=torch.tensor(found.limit, dtype=torch.float64),
+        borderline=halves.spread(judgement.borderline & judgement.counted, False),
+        threshold=torch.tensor(judgement.limit, dtype=torch.float64),
         dim=halves.dim,
         noise_norm=math.sqrt(noise2),
-        smallest_shift=found.shift,
+        smallest_shift=judgement.shift,
         effective_dim=effective,
-        bounds=found.bounds,
-        warnings=(*_warnings(halves, settings["fdr_level"], flagged), *found.notes),
+        bounds=judgement.bounds,
+        warnings=(*_warnings(halves, settings["fdr_level"], flagged), *judgement.notes),
         **settings,
     )
 
 
 def _warnings(halves: ArrayHalves, fdr_level: float, flagged: Tensor) -> list[str]:
-    """What makes a verdict worthless, or nearly so."""
+    """Warnings about conditions that make a verdict unreliable."""
     lines = []
     equal = int((halves.difference2 == 0).sum())
     if equal:
@@ -234,9 +234,9 @@ def _warnings(halves: ArrayHalves, fdr_level: float, flagged: Tensor) -> list[st
 
 
 def _noise(scores: Tensor, counted: Tensor) -> float:
-    """The standard deviation of good scores [k], estimated from negative ones, or from all if none is negative."""
-    found = float(noise_of(scores[None], counted[None]))
-    return found if not math.isnan(found) else _NO_NEGATIVE * float(median(scores.abs()[None], counted[None]))
+    """Standard deviation of honest scores [k], estimated from the negative ones, or from all if none is negative."""
+    estimate = float(noise_of(scores[None], counted[None]))
+    return estimate if not math.isnan(estimate) else _NO_NEGATIVE * float(median(scores.abs()[None], counted[None]))
 
 
 def _names(names: Sequence[str] | None, size: int) -> tuple[str, ...]:
@@ -244,6 +244,6 @@ def _names(names: Sequence[str] | None, size: int) -> tuple[str, ...]:
         return tuple(map(str, range(size)))
     given = tuple(map(str, names))
     require(len(given) == size, "names", f"{len(given)} names", f"one for each of {size} machines")
-    twice = sorted({name for name in given if given.count(name) > 1}) if len(set(given)) < size else []
-    require(not twice, "names", twice[:1], "a different name for each machine")
+    repeated = sorted({name for name in given if given.count(name) > 1}) if len(set(given)) < size else []
+    require(not repeated, "names", repeated[:1], "a different name for each machine")
     return given

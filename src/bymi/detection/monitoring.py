@@ -1,4 +1,4 @@
-"""Settings of what goes on after the first detection."""
+"""Settings of monitoring after the first detection."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from bymi.core.named_parts import Checked, bounded
 
 @dataclass(frozen=True)
 class Watch(Checked):
-    """Bounds of the tests on deeds; None switches one off.
+    """Bounds of clipping and of the tests on the update history; None switches one off.
 
-    `every`: rounds between detections, with one more a quarter of that after the first and one a tenth of it before the end;
-    None for one detection only. `fuse`: no
-    message pulls farther than 1.25 median distances, and a neighbour that is farther off than `fuse` of them in more than
-    `fuse_share` of the rounds is flagged. `drift`, `deed`: standing off for long, and otherwise than claimed, in spreads.
-    `longest`: windows that a severe flag can last; 1 forgives everything at the next detection. `retreat`: at the last
-    detection a node goes back to where it stood at the one before if more than this share of those it listened to are flagged
-    for what they did: no time is left to heal.
+    `every`: rounds between detections, with an additional one a quarter of that after the first and one a tenth of it before
+    the end; None for a single detection. `fuse`: messages are clipped to 1.25 median distances, and a neighbour farther than
+    `fuse` medians in more than `fuse_share` of the rounds is flagged. `drift`, `deed`: bounds in spreads on the distance of an
+    update history from the centre, and on its mismatch with the claimed gradients. `longest`: the most windows that a severe
+    flag lasts; 1 ends all flags at the next detection. `retreat`: at the last detection, a node returns to its parameters after
+    the previous one if more than this share of the neighbours it used are flagged for their updates, since no rounds are left
+    to recover.
     """
 
     every: int | None = bounded(300, ge=1)

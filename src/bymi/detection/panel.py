@@ -1,4 +1,4 @@
-"""The hardened detection: a panel of tests on the two halves, in order, each a switch of its own."""
+"""The panel of the hardened detection: tests on the two halves, in order, each of which can be switched off."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from bymi.detection.reasons import reason_code
 from bymi.detection.score_test import outstanding
 from bymi.detection.threshold import threshold
 
-_MANY = 60  # neighbours from which on bounds hold as they are
-_SEVERE = 3.0  # times the bound of a strong score: no good node's bad luck
+_MANY = 60  # neighbours from which bounds are not widened
+_SEVERE = 3.0  # times the bound of a strong score: out of reach of honest noise
 _SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint")
-_EDGE = 1.2  # where the directional test looks for a stretched cloud without the filter
+_EDGE = 1.2  # noise edge of the directional test if there is no filter
 
 
 @dataclass(frozen=True)
 class Panel(Checked):
     """Bounds of the tests; None switches a test off. docs/hardened.md explains the order, ADR 0010 the numbers.
 
-    `absurd`: halves so many times longer than usual. `duplicate`: closer to another than this part of the usual distance.
-    `high`, `low`: halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves
-    that resemble those of others, in spreads. `edge`, `most`: the filter's noise edge and the most it may take; None for the
-    detector's own centre. `strong`, `weak`: scores in units of noise; None for the published threshold. `direction`, `joint`:
-    shifts in one direction, alone and together with others, in spreads. `guard`: the share of neighbours above which a
-    verdict is taken for a failure of the estimator. `widen`: bounds grow by widen / n with few neighbours n.
-    `dimension_free`: cosines and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for
-    plain arrays; off in networks, whose bounds were chosen without it.
+    `absurd`: length of the halves over the usual one. `duplicate`: distance to another row over the usual one. `high`, `low`:
+    halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves that resemble
+    those of others, in spreads. `edge`, `most`: the filter's noise edge and the largest share it may remove; edge None for the
+    detector's own centre. `strong`, `weak`: scores in units of noise; strong None for the published threshold. `direction`,
+    `joint`: shifts in one direction, alone and together with others, in spreads. `guard`: share of neighbours above which flags
+    are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours n. `dimension_free`: cosines
+    and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for plain arrays; off in
+    networks, whose bounds were chosen without it.
     """
 
     absurd: float | None = bounded(1e3, gt=0)
@@ -55,16 +55,16 @@ class Panel(Checked):
     dimension_free: bool = False
 
     def wider(self, neighbours: Tensor) -> Tensor:
-        """The factor of all bounds with so many neighbours: medians and spreads of few are worth little."""
+        """Factor on all bounds for so many neighbours: medians and spreads of few are inaccurate."""
         return 1 + self.widen * (1 / neighbours.clamp_min(1) - 1 / _MANY).clamp_min(0)
 
     def times(self, factor: float) -> Panel:
-        """A panel with all bounds so many times as wide."""
+        """A panel with all bounds wider by a factor."""
         grown = {name: factor * value for name in _SCALED if (value := getattr(self, name)) is not None}
         return replace(self, **grown, duplicate=self.duplicate and self.duplicate / factor)
 
     def bounds(self, wider: float) -> dict[str, float]:
-        """What each reason needs, in its own units, with bounds so many times as wide; infinity for a test that is off."""
+        """Bound of each reason in its own units, with the factor `wider`; infinity for a test that is off."""
         off = math.inf
         strong = (self.strong or off) * wider
         return {
@@ -83,12 +83,12 @@ class Panel(Checked):
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """What the panel found [b, n]: codes into REASONS, and the figure behind each; and what it did to its estimates [b]."""
+    """Result of the panel: reason codes and statistics [b, n], and what it did to its estimates [b]."""
 
     code: Tensor  # [b, n] int8
-    figure: Tensor  # [b, n] float64: spreads or units of noise; a kept row's is its score
+    figure: Tensor  # [b, n] float64: statistic in spreads or units of noise; the score if kept
     scores: Tensor  # [b, n] float64
-    taken: Tensor  # [b] share of weight that the filter took
+    taken: Tensor  # [b] share of weight that the filter removed
     guarded: Tensor  # [b] bool: the guard acted
     weights: Tensor  # [b, n] of the centre
 
@@ -98,12 +98,12 @@ class Findings:
 
 
 def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, centre: SetRule, cross_fit: bool) -> Findings:
-    """Judge every neighbour: the first test that finds something has the word, and whom it found leaves all counts."""
+    """Judge every neighbour: the first test that flags it gives the reason, and flagged rows leave later estimates."""
     code = torch.zeros(evidence.valid.shape, dtype=torch.int8, device=evidence.valid.device)
     figure = torch.zeros_like(evidence.first[:, 0])
 
-    def note(found: Tensor, name: str, value: Tensor) -> None:
-        new = found & (code == 0)
+    def note(flagged: Tensor, name: str, value: Tensor) -> None:
+        new = flagged & (code == 0)
         code.masked_fill_(new, reason_code(name))
         figure.copy_(torch.where(new, value, figure))
 
@@ -111,45 +111,47 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         size = absurd(evidence)
         note(evidence.judged & (size > panel.absurd), "absurd", size)
     if panel.duplicate is not None:
-        found, off = duplicates(evidence.without(code != 0), panel.duplicate)
-        note(found, "duplicate", off)
+        flagged, z = duplicates(evidence.without(code != 0), panel.duplicate)
+        note(flagged, "duplicate", z)
     screened = evidence.without(code != 0)
     wider = panel.wider(screened.count)
     high, low = (wider * (torch.inf if bound is None else bound) for bound in (panel.high, panel.low))
-    found, off = inconsistent(screened, high, low)
-    note(found, "inconsistent", off)
+    flagged, z = inconsistent(screened, high, low)
+    note(flagged, "inconsistent", z)
     if panel.alike is not None:
-        found, off = alike(evidence.without(code != 0), panel.alike * wider)
-        note(found, "alike", off)
+        flagged, z = alike(evidence.without(code != 0), panel.alike * wider)
+        note(flagged, "alike", z)
     middle = _centre(evidence.without(code != 0), panel, centre)
-    found, off = too_good(evidence.without(code != 0), middle.weights, low)
-    if bool(found.any()):
-        note(found, "too good", off)
+    flagged, z = too_good(evidence.without(code != 0), middle.weights, low)
+    if bool(flagged.any()):
+        note(flagged, "too good", z)
         middle = _centre(evidence.without(code != 0), panel, centre)
 
-    # What follows is soft evidence: it stands and falls with the centre.
+    # From here on evidence is soft: it depends on the centre.
     hard, left = code.clone(), evidence.without(code != 0)
     wider = panel.wider(left.count)
     scores = left.scores(middle.weights, cross_fit=cross_fit)
     if panel.strong is None:
         limit = threshold(torch.where(left.judged, scores, 0.0), left.judged, fdr_level=fdr_level, offset=offset)
-        units, found = scores, left.judged & (scores >= limit[:, None])
+        units, flagged = scores, left.judged & (scores >= limit[:, None])
     else:
         strong, weak = panel.strong * wider, panel.weak * wider
         lengths = left.lengths(middle.weights)
         enough = weak if panel.dimension_free else None
-        found, units = outstanding(scores, lengths, left.judged, fdr_level=fdr_level, strong=strong, weak=weak, enough=enough)
-        note(found & (units >= _SEVERE * strong), "extreme score", units)
-    note(found, "score", units)
+        flagged, units = outstanding(scores, lengths, left.judged, fdr_level=fdr_level, strong=strong, weak=weak, enough=enough)
+        note(flagged & (units >= _SEVERE * strong), "extreme score", units)
+    note(flagged, "score", units)
     if panel.direction is not None:
         strong, weak = panel.direction * wider, panel.joint * wider
-        # Liars who stand far off by themselves would make room in the count for others; half the level, as the direction was
-        # chosen for being wide.
-        some = left.without(code == reason_code("extreme score"))
+        # Without rows of extreme score, which would raise the number of flags that the rate allows. Half the level, since the
+        # direction was selected for its variance.
+        without_extreme = left.without(code == reason_code("extreme score"))
         if panel.dimension_free:  # with more dimensions than rows, fewer rows have a larger noise edge
-            middle = replace(middle, noise=NoiseEdge().noise(some))
-        found, off = shifted(some, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2)
-        note(found, "direction", off)
+            middle = replace(middle, noise=NoiseEdge().noise(without_extreme))
+        flagged, z = shifted(
+            without_extreme, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2
+        )
+        note(flagged, "direction", z)
     guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
         code, guarded = _guard(code, hard, screened, left, panel.guard)
@@ -158,21 +160,22 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
 
 
 def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:
-    """By the noise edge, or without it by the detector's rule; noise and stretch are measured either way."""
+    """The centre by the noise edge or, without it, by the detector's rule; noise and stretch are measured in both cases."""
     if panel.edge is not None:
         return NoiseEdge(panel.edge, panel.most).weights(evidence)
     return replace(NoiseEdge(_EDGE, 0.0).weights(evidence), weights=rule.weights(evidence.first, evidence.valid))
 
 
 def _guard(code: Tensor, hard: Tensor, before: Evidence, left: Evidence, share: float) -> tuple[Tensor, Tensor]:
-    """A receiver with a good majority of neighbours is never right to flag a majority: its estimate has failed.
+    """Reason codes after the guard, and whether it acted [b].
 
-    Soft evidence falls if it is against more than `share` of those whom the screen left, and what the screen found by
-    comparison falls if it is against more than that of those who came `before` it.
+    A receiver with an honest majority is never right to flag a majority: its estimate has failed. Soft evidence is dropped if
+    it is against more than `share` of the rows `left` by the screen, and the screen's own comparisons if they are against more
+    than that of the rows `before` it.
     """
     soft = (code != 0) & (hard == 0)
     failed = soft.sum(1) > share * left.judged.sum(1)
     by_screen = (hard != 0) & before.judged
     worse = by_screen.sum(1) > share * before.judged.sum(1)
-    fallen = (soft & (failed | worse)[:, None]) | (by_screen & worse[:, None])
-    return torch.where(fallen, torch.zeros_like(code), code), failed | worse
+    dropped = (soft & (failed | worse)[:, None]) | (by_screen & worse[:, None])
+    return torch.where(dropped, torch.zeros_like(code), code), failed | worse

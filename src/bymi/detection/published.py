@@ -1,4 +1,4 @@
-"""The published verdict: scores about a robust mean, and one threshold per receiver."""
+"""The published detection: scores about a robust mean, and one threshold per receiver."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from bymi.detection.detector import Detector, Verdict
 from bymi.detection.half_products import Products, multiply, multiply_sets, weigh
 from bymi.detection.reasons import reason_code
 
-_RECEIVERS = 256  # whose products are held at a time
+_RECEIVERS = 256  # receivers whose products are held at a time
 
 
 @dataclass(frozen=True, eq=False)
 class _Cloud:
-    """What is left of the replies to one receiver: those heard and itself (last), by their products."""
+    """Products of the replies to one receiver: rows of the nodes asked, then its own."""
 
     receiver: int
     senders: Tensor  # [J]
@@ -32,11 +32,11 @@ class _Cloud:
     member: Tensor  # [J + 1] bool
     gram: Tensor  # [J + 1, J + 1] of the first halves
     cross: Tensor  # [J + 1, J + 1] of first and second halves
-    products: Products | None  # with a centre that is no weighted mean, which needs the vectors
+    products: Products | None  # set if the centre is not a weighted mean, and so needs the vectors
 
 
 def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verdict:
-    """Every receiver judges the senders it heard; its own first half enters the robust mean and is never judged.
+    """Verdict of every receiver on the senders it heard; its own first half enters the robust mean and is never judged.
 
     The two inboxes come from one exchange, so that their rows line up.
     """
@@ -44,10 +44,10 @@ def identify_neighbours(first: Inbox, second: Inbox, detector: Detector) -> Verd
 
 
 def judge_replies(replies: Iterator[NeighbourhoodReply], detector: Detector, arcs: Tensor) -> Verdict:
-    """Every receiver judges those whom it asked, from the first and second halves that they returned at its own point.
+    """Verdict of every receiver on the nodes it asked, from both halves returned at its own point.
 
-    `arcs` [B, J] says who hears whom. The receiver's own halves, taken at the same point, enter the robust mean and are
-    never judged. Good neighbours differ by the noise of their samples only, however far apart the models are.
+    `arcs` [B, J]: who hears whom. The receiver's own halves, taken at the same point, enter the robust mean and are never
+    judged. Honest neighbours differ by the noise of their samples only, however far apart the models are.
     """
     return _judge(_Scores(detector).replies(replies), detector, arcs)
 
@@ -57,35 +57,35 @@ class Scored:
     """Scores of the neighbours of b receivers, padded to n places."""
 
     receivers: Tensor  # [b]
-    columns: Tensor  # [b, n] which column of the verdict each place is
+    columns: Tensor  # [b, n] column of the verdict of each place
     expected: Tensor  # [b, n] bool: neighbours
-    judged: Tensor  # [b, n] bool: those of them that were heard
+    judged: Tensor  # [b, n] bool: neighbours that were heard
     scores: Tensor  # [b, n] float64
 
 
-def _judge(found: Iterable[Scored], detector: Detector, arcs: Tensor) -> Verdict:
-    """The verdict over arcs [B, J]: scores at or above the threshold are flagged, and so is who was not heard."""
+def _judge(batches: Iterable[Scored], detector: Detector, arcs: Tensor) -> Verdict:
+    """The verdict over arcs [B, J]: scores at or above the threshold are flagged, and so are nodes not heard."""
     shape, device = arcs.shape, arcs.device
     scores = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
     limit = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=device)
     flagged = torch.zeros(shape, dtype=torch.bool, device=device)
     why = torch.zeros(shape, dtype=torch.int8, device=device)
-    for some in found:
-        bound = detector.threshold(some.scores, some.judged, fdr_level=detector.fdr_level, offset=detector.offset)
-        limit[some.receivers] = bound
-        by_score = some.judged & (some.scores >= bound[:, None])
-        codes = torch.where(some.judged, by_score.to(torch.int8), reason_code("not heard")).to(torch.int8)
-        row, place = some.expected.nonzero(as_tuple=True)
-        at = some.receivers[row], some.columns[row, place]
-        scores[at] = torch.where(some.judged, some.scores, torch.nan)[row, place]
-        flagged[at] = (by_score | ~some.judged)[row, place]
-        why[at] = codes[row, place]
+    for batch in batches:
+        bound = detector.threshold(batch.scores, batch.judged, fdr_level=detector.fdr_level, offset=detector.offset)
+        limit[batch.receivers] = bound
+        by_score = batch.judged & (batch.scores >= bound[:, None])
+        codes = torch.where(batch.judged, by_score.to(torch.int8), reason_code("not heard")).to(torch.int8)
+        row, place = batch.expected.nonzero(as_tuple=True)
+        target = batch.receivers[row], batch.columns[row, place]
+        scores[target] = torch.where(batch.judged, batch.scores, torch.nan)[row, place]
+        flagged[target] = (by_score | ~batch.judged)[row, place]
+        why[target] = codes[row, place]
     return Verdict(scores, limit, flagged, why)
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """Scores of all receivers, for each form of a round: sums run in another order, so each keeps its own."""
+    """Scores of all receivers, one method per representation: each has its own order of sums."""
 
     how: Detector
 
@@ -96,8 +96,8 @@ class _Scores:
         expected, judged = (
             torch.nn.functional.pad(mask, (0, member.shape[1] - count)).contiguous() for mask in (first.expected, first.heard)
         )
-        everyone, columns = (torch.arange(size, device=member.device) for size in member.shape)
-        yield Scored(everyone, columns.expand_as(member), expected, judged, scores)
+        receivers, columns = (torch.arange(size, device=member.device) for size in member.shape)
+        yield Scored(receivers, columns.expand_as(member), expected, judged, scores)
 
     def lists(self, first: ListInbox, second: ListInbox) -> Iterator[Scored]:
         how = self.how
@@ -121,7 +121,7 @@ class _Scores:
 
 
 def _condense(reply: NeighbourhoodReply, detector: Detector) -> _Cloud:
-    """From vectors [J + 1, D] to products [J + 1, J + 1]."""
+    """The cloud of one receiver: products [J + 1, J + 1] from vectors [J + 1, D]."""
     first, second = reply.read()
     rows, member, heard = first.rows, next(first.neighbourhoods("nothing")).valid, first.heard[0]
     products = None
@@ -134,33 +134,33 @@ def _condense(reply: NeighbourhoodReply, detector: Detector) -> _Cloud:
 
 
 def _centred(clouds: list[_Cloud], detector: Detector) -> Iterator[tuple[Products, Tensor]]:
-    """Products with the centre of each cloud, and its members [1, J + 1]. Robust means are found for all clouds at once."""
+    """Products with the centre of each cloud, and its members [1, J + 1]. Robust means of all clouds are found in one batch."""
     centre = detector.centre
     weights = None
     if isinstance(centre, SetRule):
         weights = centre.weights(_pad_square([cloud.gram for cloud in clouds]), _pad([cloud.member for cloud in clouds], False))
-    for place, cloud in enumerate(clouds):
+    for position, cloud in enumerate(clouds):
         member = cloud.member[None]
         if cloud.products is not None or weights is None:
             assert cloud.products is not None
             yield cloud.products, member
         else:
-            own = weights[place : place + 1, : len(cloud.member)]
+            own = weights[position : position + 1, : len(cloud.member)]
             yield weigh(cloud.gram, cloud.cross, own, cross_fit=detector.cross_fit), member
 
 
 def _pad(rows: list[Tensor], value: float | bool) -> Tensor:
-    """Rows of different length as one matrix."""
+    """Rows of different lengths as one matrix, padded with `value`."""
     output = rows[0].new_full((len(rows), max(len(row) for row in rows)), value)
-    for place, row in enumerate(rows):
-        output[place, : len(row)] = row
+    for position, row in enumerate(rows):
+        output[position, : len(row)] = row
     return output
 
 
 def _pad_square(matrices: list[Tensor]) -> Tensor:
-    """Square matrices of different size as one stack, zero around them."""
+    """Square matrices of different sizes as one stack, padded with zeros."""
     size = max(len(matrix) for matrix in matrices)
     output = matrices[0].new_zeros(len(matrices), size, size)
-    for place, matrix in enumerate(matrices):
-        output[place, : len(matrix), : len(matrix)] = matrix
+    for position, matrix in enumerate(matrices):
+        output[position, : len(matrix), : len(matrix)] = matrix
     return output

@@ -1,4 +1,4 @@
-"""Why a neighbour is not heard any more: one word a test."""
+"""Reasons for flags, one per test."""
 
 from __future__ import annotations
 
@@ -18,22 +18,25 @@ REASONS = (
     "serving time",
     "alike",
 )
-"""What the codes in `Verdict.why` mean. A neighbour whose halves were not heard cannot be vouched for: it is flagged."""
+"""Meaning of the codes in `Verdict.why`. A neighbour whose halves were not heard is flagged, since it cannot be judged.
+
+"fuse": clipped as far out too often; "drift" and "deed": update history far off, and not matching claimed gradients; "serving
+time": suspended or flagged earlier."""
 
 SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse")
-"""Reasons that no good node gives by bad luck: flagged for longer and longer, not for one window."""
+"""Reasons out of reach of honest noise: they suspend a node for 2, 4, 8, ... windows instead of one."""
 
 
 HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
-"""Reasons that need no centre: they stand where a majority is flagged, which means that the centre has failed."""
+"""Reasons that need no centre: they stay where a majority is flagged, which means that the centre has failed."""
 
 FIRM = ("not heard", "absurd", "duplicate", "inconsistent", "too good", "extreme score")
-"""Reasons far beyond any bound: exact copies, but no mere resemblance to others, and nothing by a narrow margin."""
+"""Reasons far beyond any bound: exact copies, but neither resemblance to others nor a narrow margin."""
 
 DEEDS = ("fuse", "drift", "deed")
-"""Reasons that lie in messages already used."""
+"""Reasons found in messages that were already used: the update history."""
 
 
 def reason_code(name: str) -> int:
-    """The code of a reason."""
+    """Index of a reason in REASONS."""
     return REASONS.index(name)

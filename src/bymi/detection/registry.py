@@ -1,4 +1,4 @@
-"""Robust means, scales and thresholds of a detector by name."""
+"""Tables of robust means, scales and thresholds by name."""
 
 from __future__ import annotations
 

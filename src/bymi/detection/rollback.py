@@ -1,4 +1,4 @@
-"""Who goes back to where it stood one detection ago: what it heard since then cannot be healed any more."""
+"""Rollback: which nodes return to their parameters of one detection ago, since no rounds are left to recover."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from bymi.detection.reasons import DEEDS, reason_code
 
 
 def to_roll_back(verdict: Verdict, used: Tensor, share: float) -> Tensor:
-    """Receivers [B] that flag more than `share` of those they listened to, `used` [B, M], for what these did.
+    """Mask [B] of receivers that flag more than `share` of the nodes they used [B, M] for their updates.
 
-    A share, not a number: what liars can do grows with their weight, and one good node flagged by bad luck is no reason.
+    A share, not a number: the influence of Byzantine nodes grows with their weight, and one honest node flagged by chance is no
+    reason.
     """
     codes = torch.tensor([reason_code(name) for name in DEEDS], dtype=verdict.why.dtype, device=verdict.why.device)
-    liars = used & torch.isin(verdict.why, codes)
-    return liars.sum(1) > share * used.sum(1)
+    deviating = used & torch.isin(verdict.why, codes)
+    return deviating.sum(1) > share * used.sum(1)

@@ -1,4 +1,4 @@
-"""Omega, the matrix inside the score: which differences count."""
+"""Omega, the matrix inside the score, which weights directions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bymi.core.named_parts import Checked
 from bymi.core.neighbourhoods import padded
 from bymi.detection.half_products import Products
 
-_SMALLEST = 1e-10  # eigenvalues below this part of the largest are rounding, not directions
+_SMALLEST = 1e-10  # eigenvalues below this share of the largest are rounding
 
 
 class Scale(Checked, ABC):
-    """Turns inner products of the halves into scores. May look at first halves only, or the scores lose their symmetry."""
+    """Scores from inner products of the halves. It may use first halves only, or the scores lose their symmetry."""
 
     @abstractmethod
     def scores(self, products: Products, member: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ class Scale(Checked, ABC):
 
 @dataclass(frozen=True)
 class Identity(Scale):
-    """Omega = I: every direction counts. The paper's choice for the linear model, and hard to fool."""
+    """Omega = I: every direction counts. The paper's choice for the linear model, and hard to exploit."""
 
     def scores(self, products: Products, member: Tensor) -> Tensor:
         both = products.first_second.diagonal(dim1=-2, dim2=-1)  # [R], or [B, R]
@@ -35,10 +35,10 @@ class Identity(Scale):
 
 @dataclass(frozen=True)
 class Principal(Scale):
-    """Omega = projector on the principal components of the first halves that explain `variance` of their spread.
+    """Omega = projector on the principal components of the first halves that explain a share `variance` of their variance.
 
-    The paper's choice for images. Components of the heard first halves and the own one, centred at their plain mean. One
-    far outlier can take all the variance and hide others at right angles to it.
+    The paper's choice for images. Components of the first halves heard and the own one, centred at their plain mean. One far
+    outlier can take all the variance and hide others orthogonal to it.
     """
 
     variance: float = 0.95
@@ -67,7 +67,7 @@ class Principal(Scale):
         values, vectors = torch.linalg.eigh(centring @ gram @ centring.mT)
         values, vectors = values.flip(1).clamp_min(0.0), vectors.flip(2)
         before = torch.cumsum(values, 1) - values
-        # The smallest number that reaches the share: keep a component while those before it fall short.
+        # The fewest components that reach the share: keep one while those before it fall short.
         kept = (before < self.variance * values.sum(1, keepdim=True)) & (values > _SMALLEST * values[:, :1])
         inverse = torch.where(kept, values, 1.0).rsqrt() * kept
         basis: Tensor = inverse[:, :, None] * (vectors.mT @ centring)

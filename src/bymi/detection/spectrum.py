@@ -1,4 +1,4 @@
-"""Along which directions a cloud is widest, from its points where dimensions are few and from their products elsewhere."""
+"""Directions of largest variance of a cloud, from its points in few dimensions and from their products elsewhere."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _TINY = torch.finfo(torch.float64).tiny
 _ROUNDING = 1e-12  # of the largest variance
 
 FEW_DIMENSIONS = 64
-"""Up to here the d x d covariance is decomposed, above the n x n one of products: the smaller problem at usual degrees."""
+"""Dimensions up to which the d x d covariance is decomposed, not the n x n products: the smaller problem at usual degrees."""
 
 
 def uniform(valid: Tensor) -> Tensor:
-    """Equal weights over the valid rows."""
+    """Equal weights over the valid rows [b, n]."""
     return valid / valid.sum(1, keepdim=True, dtype=torch.float64).clamp_min(1)
 
 
@@ -27,16 +27,16 @@ def centred(products: Tensor, weights: Tensor) -> Tensor:
 
 
 def centred_diagonal(products: Tensor, weights: Tensor) -> Tensor:
-    """Its diagonal alone [b, n]."""
+    """Diagonal of `centred` [b, n]."""
     right = (products @ weights[:, :, None]).squeeze(2)
     left = (weights[:, None, :] @ products).squeeze(1)
     return products.diagonal(dim1=1, dim2=2) - right - left + (left * weights).sum(1, keepdim=True)
 
 
 def widest(products: Tensor, points: Tensor | None, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest variance of weighted rows [b, 1], and where each row lies along that direction, about the mean [b, n].
+    """Largest variance of weighted rows [b, 1], and coordinates of the rows along that direction, about the mean [b, n].
 
-    `products` [b, n, n] and, where dimensions are few, `points` [b, n, d] of the same rows.
+    `products` [b, n, n] and, in few dimensions, `points` [b, n, d] of the same rows.
     """
     if points is not None:
         about = points - weights[:, None, :] @ points
@@ -50,7 +50,7 @@ def widest(products: Tensor, points: Tensor | None, weights: Tensor) -> tuple[Te
 
 
 def variance(products: Tensor, points: Tensor | None, weights: Tensor) -> Tensor:
-    """The largest variance alone [b, 1]."""
+    """Largest variance [b, 1]."""
     if points is None or points.device.type != "cpu":
         return widest(products, points, weights)[0]
     scaled = weights.sqrt()[:, :, None] * (points - weights[:, None, :] @ points)
@@ -59,9 +59,9 @@ def variance(products: Tensor, points: Tensor | None, weights: Tensor) -> Tensor
 
 
 def directions(products: Tensor, points: Tensor | None, weights: Tensor, most: int) -> list[tuple[Tensor, Tensor]]:
-    """The widest directions, each as its variance [b, 1] and coefficients a [b, n]: u = sum_r a_r x_r has length one.
+    """Directions of largest variance, each as its variance [b, 1] and coefficients a [b, n]: u = sum_r a_r x_r has length one.
 
-    Fewer rows than directions leave some to rounding: those are nothing, a = 0.
+    With fewer rows than directions, the remaining ones are rounding and have a = 0.
     """
     root = weights.sqrt()
     if points is not None:
@@ -73,9 +73,9 @@ def directions(products: Tensor, points: Tensor | None, weights: Tensor, most: i
         values, left = torch.linalg.eigh(root[:, :, None] * centred(products, weights) * root[:, None, :])
         lengths = values.clamp_min(_TINY).sqrt()
     real = values > _ROUNDING * values[:, -1:]
-    found = []
-    for place in range(1, min(most, values.shape[1]) + 1):
-        own = torch.where(real[:, -place][:, None], root * left[:, :, -place] / lengths[:, -place][:, None], 0.0)
+    pairs = []
+    for rank in range(1, min(most, values.shape[1]) + 1):
+        coefficients = torch.where(real[:, -rank][:, None], root * left[:, :, -rank] / lengths[:, -rank][:, None], 0.0)
         # About the mean: sum_r a_r (x_r - mean) without touching the rows.
-        found.append((values[:, -place][:, None], own - weights * own.sum(1, keepdim=True)))
-    return found
+        pairs.append((values[:, -rank][:, None], coefficients - weights * coefficients.sum(1, keepdim=True)))
+    return pairs

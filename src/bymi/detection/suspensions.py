@@ -1,4 +1,4 @@
-"""How long a flag lasts."""
+"""Suspensions: how many detections a flag lasts."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from bymi.detection.reasons import REASONS, SEVERE
 
 @dataclass(frozen=True, eq=False)
 class Suspensions:
-    """Of every neighbour [B, M]: for how many detections more it stays flagged, and how often it was severely flagged.
+    """Remaining windows of suspension and number of severe flags, per neighbour [B, M].
 
-    A mild flag, which a good node may get by bad luck, is forgotten at the next detection. A severe one lasts 2, 4, 8, ...
-    windows, up to `longest`.
+    A mild flag, which an honest node may get by chance, ends at the next detection. A severe one lasts 2, 4, 8, ... windows, up
+    to `longest`.
     """
 
-    left: Tensor  # [B, M] int64
-    strikes: Tensor  # [B, M] int64
+    left: Tensor  # [B, M] int64: detections for which the node stays flagged
+    strikes: Tensor  # [B, M] int64: severe flags, less clean detections
     longest: int = 16
 
     @property
     def suspended(self) -> Tensor:
-        """Who is flagged whatever the next detection says [B, M]."""
+        """Mask [B, M] of nodes that stay flagged at the next detection in any case."""
         return self.left > 0
 
     @staticmethod
     def blank(arcs: Tensor, longest: int) -> Suspensions:
+        """Suspensions before the first detection: none."""
         nothing = torch.zeros(arcs.shape, dtype=torch.int64, device=arcs.device)
         return Suspensions(nothing, nothing, longest)
 
     def add(self, verdict: Verdict) -> tuple[Suspensions, Verdict]:
-        """The record after one more detection, and the verdict with those who still serve time."""
+        """The suspensions after one more detection, and the verdict with suspended nodes flagged."""
         severe = torch.zeros_like(verdict.flagged)
         for name in SEVERE:
             severe |= verdict.why == REASONS.index(name)
-        # One clean detection takes one strike back.
+        # A clean detection removes one strike.
         clean = ~verdict.flagged & ~self.suspended
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)
         terms = (2 ** strikes.clamp_max(30)).clamp_max(self.longest)

@@ -1,4 +1,4 @@
-"""Thresholds on scores. The published one: negative scores estimate how many of the positive ones are false."""
+"""Thresholds on scores. In the published one, negative scores estimate how many positive ones are false."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bymi.core.named_parts import Checked
 
 
 class Threshold(Checked, ABC):
-    """The smallest score at which a receiver flags a neighbour. To add one: write it and list it in THRESHOLDS."""
+    """The smallest score at which a receiver flags a neighbour. To add one, write a class and list it in THRESHOLDS."""
 
     @abstractmethod
     def __call__(self, scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:
-        """Thresholds [B], float64, for rows of scores [B, n]; +inf flags nobody. `scored` [B, n] marks entries that count."""
+        """Thresholds [B], float64, for rows of scores [B, n]; +inf flags none. `scored` [B, n] marks valid entries."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class PublishedThreshold(Threshold):
 def threshold(scores: Tensor, scored: Tensor, *, fdr_level: float, offset: int) -> Tensor:
     """R = inf{r > 0: (offset + #{S <= -r}) / max(1, #{S >= r}) <= fdr_level} for each row of scores [B, n], as [B].
 
-    The smallest |S| > 0 that qualifies, +inf when none does. Without ties and zeros the flagged set is that of the infimum;
-    with them the infimum may flag scores of just its size, for which the ratio exceeds the level, ADR 0006. `scored` [B, n]
-    marks the entries that count. `offset` 0 is the paper's, 1 the knockoff+ variant, which
-    controls the rate exactly under symmetry but flags at least 1 / fdr_level nodes or none. Paper: eq:thold.
+    The smallest |S| > 0 that qualifies, +inf if none does. `scored` [B, n] marks valid entries. Without ties and zeros the
+    flagged set is that of the infimum; with them the infimum may flag scores of just its size, for which the ratio exceeds the
+    level, ADR 0006. `offset` 0 is the paper's, 1 the knockoff+ variant, which controls the rate exactly under symmetry but
+    flags at least 1 / fdr_level nodes or none. Paper: eq:thold.
     """
     size = scores.shape[1]
     if size == 0:

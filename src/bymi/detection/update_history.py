@@ -1,4 +1,4 @@
-"""What each neighbour did since the last detection: the mean of its parameters, as they were used, over the mean step size."""
+"""Update history per neighbour since the last detection: mean parameters, as they were used, over the mean step size."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from bymi.core.inbox import Inbox
 
 @dataclass(eq=False)
 class UpdateHistory:
-    """Sums over the rounds seen so far. Columns are those of the inboxes, which stay the same over a run."""
+    """Sums over the rounds seen. Columns are those of the inboxes, which stay the same over a run."""
 
     rounds: int = 0
     steps: float = 0.0  # sum of the step sizes
-    messages: Tensor | None = None  # [J, D] sums of theta over the rounds in which they were usable
+    messages: Tensor | None = None  # [J, D] sums of theta over the rounds in which the message was valid
     own: Tensor | None = None  # [B, D]
-    times: Tensor | None = None  # [J] rounds in which a message was usable
-    refused: Tensor | None = None  # [B, J] rounds in which it was not heard or blew the fuse; for a Table also all columns
-    inbox: Inbox | None = field(default=None, repr=False)  # the last one: who sits where
+    times: Tensor | None = None  # [J] rounds in which the message was valid
+    refused: Tensor | None = None  # [B, P] rounds in which it was not heard or far out; [B, J] with PerArcLists
+    inbox: Inbox | None = field(default=None, repr=False)  # the last one, without vectors: which column is at which place
 
     def copy(self) -> UpdateHistory:
-        """One that does not grow with this one."""
+        """An independent copy."""
         messages, own, times, refused = (
             None if sums is None else sums.clone() for sums in (self.messages, self.own, self.times, self.refused)
         )
         return UpdateHistory(self.rounds, self.steps, messages, own, times, refused, self.inbox)
 
     def see(self, inbox: Inbox, rate: float, share: Tensor, far_out: Tensor) -> None:
-        """Take in one round of parameters with its step size, how far messages were shortened and which were blown [B, J]."""
-        if rate <= 0:  # nobody moved by itself
+        """Add one round of parameters: step size, shares kept by clipping and mask of messages far out [B, P]. Collective."""
+        if rate <= 0:  # no node made a step
             return
         used, heard = inbox.usage(share)
         if self.messages is None or self.own is None or self.times is None:
-            # In float64: late in a run theta is far longer than what nodes differ by.
+            # In float64: late in a run theta is far longer than the differences between nodes.
             self.messages, self.own = (torch.zeros_like(rows, dtype=torch.float64) for rows in (used, inbox.own))
             self.times = torch.zeros(len(heard), dtype=torch.int64, device=heard.device)
         self.messages.add_(used if bool(heard.all()) else used * heard[:, None])
@@ -48,13 +48,13 @@ class UpdateHistory:
         self.inbox = inbox.metadata_only()
 
     def vectors(self) -> Tensor:
-        """q of every column and of every receiver itself [J + B, D]."""
+        """q of every column, then of every receiver [J + B, D]."""
         return torch.cat(self.sides())
 
     def sides(self) -> tuple[Tensor, Tensor]:
-        """q of every column [J, D], and of every receiver itself [B, D].
+        """q of every column [J, D], and of every receiver [B, D].
 
-        Sums over sums, not a mean of quotients: where steps fall to nothing, the last rounds would drown all others.
+        A quotient of sums, not a mean of quotients: with step sizes that fall to zero, the last rounds would dominate.
         """
         assert self.messages is not None
         assert self.own is not None

@@ -1,1 +1,1 @@
-"""The method: settings of a run, its three phases, and the state between rounds."""
+"""The training method: settings of a run, its three phases, and the state carried between rounds."""

@@ -1,4 +1,4 @@
-"""DRSGD-ByMI: warm-up, detection, optimisation, in order. Paper: alg:DRSGD-ByMI."""
+"""DRSGD-ByMI: the loop over warm-up, detection and optimisation. Paper: alg:DRSGD-ByMI."""
 
 from __future__ import annotations
 
@@ -20,66 +20,72 @@ from bymi.training.plan import Plan
 from bymi.training.preflight import check_run
 from bymi.training.state import Snapshot, State
 
-_FUSE = 3.0  # by which deeds are measured where no fuse acts
+_FUSE = 3.0  # clipping factor for the update history where no clipping is applied
 
 
 def drsgd_bymi(
     problem: Problem, network: Network, plan: Plan, deviation: Deviation | None = None, state: State | None = None
 ) -> Iterator[Snapshot]:
-    """Yield a Snapshot after every round. A plan without a detector is its warm-up rule alone, on all samples: a baseline.
+    """Yield a Snapshot after every round and every detection.
 
-    The hardened profile takes the last two phases in turns, with an eye on what neighbours really send. With the `state` that
-    a Snapshot of the same run has, only the rounds after that one are run, and give the same numbers.
+    A plan without a detector runs its warm-up rule alone on all samples: a baseline. The hardened profile alternates
+    detection and optimisation and records the updates of neighbours in between. With `state`, taken from a Snapshot of the
+    same run, only later rounds are run, with the same numbers.
 
-    What does not fit together is an InputError at once: a problem of another number of nodes, a graph that is not connected.
+    Raises InputError before the first round if the arguments do not fit together: a problem with another number of nodes, a
+    graph that is not connected.
     """
     check_run(problem, network, plan, deviation, state)
     return _rounds(problem, network, plan, deviation or FollowsProtocol(), state)
 
 
 def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation, state: State | None) -> Iterator[Snapshot]:
-    here = _start(problem, network, plan) if state is None else state.copy()
+    """Yield the Snapshots of the run, after `state` if given."""
+    current = _start(problem, network, plan) if state is None else state.copy()
     split, whole = _split(problem, network, plan), network
-    if here.stopped:
+    if current.stopped:
         return
-    if here.flagged is not None and here.judged is not None:
-        network = apply_verdict(network, plan, here.flagged, deviation, step=here.judged)
+    if current.flagged is not None and current.judged is not None:
+        network = apply_verdict(network, plan, current.flagged, deviation, step=current.judged)
     last = plan.steps if plan.detector is None else plan.warm_up_steps
     pool, sizes = split.warm_up, split.sizes
     for snapshot in warm_up(
-        problem, network, plan, pool, deviation, rounds=last, start=here.step, theta=here.theta, sizes=sizes
+        problem, network, plan, pool, deviation, rounds=last, start=current.step, theta=current.theta, sizes=sizes
     ):
-        # No deeds to judge yet: under a robust rule good nodes stand apart, too, those whom it makes refuse most others.
-        here = _after(snapshot, here, network, plan)
-        yield replace(snapshot, state=here, stopped=here.stopped)
-        del snapshot  # with all messages of its round
-        if here.stopped:
+        # Updates are not recorded yet: a robust rule that rejects most messages moves honest nodes apart, too.
+        current = _after(snapshot, current, network, plan)
+        yield replace(snapshot, state=current, stopped=current.stopped)
+        del snapshot  # frees the messages of the round
+        if current.stopped:
             return
 
     rounds = plan.steps - plan.warm_up_steps
     for start, end in pairwise([*plan.detections, plan.steps]):
-        if here.step >= end:
+        if current.step >= end:
             continue
-        if here.step == start and here.phase != "detection":
-            detection, here = _judged(problem, network, whole, plan, split, deviation, here)
+        if current.step == start and current.phase != "detection":
+            detection, current = _judged(problem, network, whole, plan, split, deviation, current)
             assert detection.network is not None
             network = detection.network
-            yield replace(detection, state=here)
+            yield replace(detection, state=current)
             del detection
-        left, tracker, settled = range(here.step, end), here.tracker, here.settled
-        for snapshot in optimise(problem, network, plan, here.theta, deviation, steps=left, tracker=tracker, settled=settled):
-            if here.trail is not None and end < plan.steps:
+        left, tracker, settled = range(current.step, end), current.tracker, current.settled
+        for snapshot in optimise(
+            problem, network, plan, current.theta, deviation, steps=left, tracker=tracker, settled=settled
+        ):
+            if current.trail is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
                 assert snapshot.inbox is not None
-                here.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
-            here = _after(snapshot, here, network, plan)
-            yield replace(snapshot, state=here, stopped=here.stopped)
+                current.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
+            current = _after(snapshot, current, network, plan)
+            yield replace(snapshot, state=current, stopped=current.stopped)
             del snapshot
-            if here.stopped:
+            if current.stopped:
                 return
 
 
 def _start(problem: Problem, network: Network, plan: Plan) -> State:
+    """The state before the first round."""
     theta = problem.initial(network.nodes)
     anchor = theta if plan.stop is not None and plan.stop_from == 0 else None
     if plan.watch is None:
@@ -90,7 +96,7 @@ def _start(problem: Problem, network: Network, plan: Plan) -> State:
 
 
 def _split(problem: Problem, network: Network, plan: Plan) -> Split:
-    """Which samples serve the warm-up and which the detection; where they are drawn anew each time, all warm up."""
+    """Samples for the warm-up and for detection. Where detection draws its own each time, the warm-up uses all."""
     nodes = network.nodes
     if plan.detector is None or plan.watch is not None:
         return all_samples(problem, nodes)
@@ -99,61 +105,61 @@ def _split(problem: Problem, network: Network, plan: Plan) -> Split:
 
 
 def _judged(
-    problem: Problem, network: Network, whole: Network, plan: Plan, split: Split, deviation: Deviation, here: State
+    problem: Problem, network: Network, whole: Network, plan: Plan, split: Split, deviation: Deviation, current: State
 ) -> tuple[Snapshot, State]:
-    """A detection, and the state after it."""
-    if here.trail is None or here.record is None:
-        if here.judged is not None:
-            split = split.again(network.nodes, seed=plan.seed, step=here.step)
+    """The snapshot of a detection, and the state after it."""
+    if current.trail is None or current.record is None:
+        if current.judged is not None:
+            split = split.again(network.nodes, seed=plan.seed, step=current.step)
         detection = detect_published(
-            problem, network, plan, split, here.theta, deviation, step=here.step, whole=whole, earlier=here.flagged
+            problem, network, plan, split, current.theta, deviation, step=current.step, whole=whole, earlier=current.flagged
         )
         assert detection.verdict is not None
-        flagged, anchor = detection.verdict.flagged, _anchor(here, plan)
-        return detection, State(here.step, detection.phase, here.theta, here.step, flagged, anchor=anchor)
+        flagged, anchor = detection.verdict.flagged, _anchor(current, plan)
+        return detection, State(current.step, detection.phase, current.theta, current.step, flagged, anchor=anchor)
     detection, record = detect_hardened(
-        problem, network, plan, here.theta, deviation, step=here.step, trail=here.trail, record=here.record
+        problem, network, plan, current.theta, deviation, step=current.step, trail=current.trail, record=current.record
     )
     verdict = detection.verdict
     assert verdict is not None
-    theta = _go_back(plan, network, here, verdict)
+    theta = _go_back(plan, network, current, verdict)
     after = State(
-        here.step, detection.phase, theta, here.step, verdict.flagged, record=record, trail=UpdateHistory(), before=theta
+        current.step, detection.phase, theta, current.step, verdict.flagged, record=record, trail=UpdateHistory(), before=theta
     )
-    return replace(detection, theta=theta), replace(after, anchor=_anchor(here, plan))
+    return replace(detection, theta=theta), replace(after, anchor=_anchor(current, plan))
 
 
-def _anchor(here: State, plan: Plan) -> Tensor | None:
-    """Where the criterion of `plan.stop` starts from after a detection: the first one begins to look at it."""
-    return None if plan.stop is None else here.theta if here.anchor is None else here.anchor
+def _anchor(current: State, plan: Plan) -> Tensor | None:
+    """Parameters [B, D] from which `plan.stop` measures after a detection; the first detection sets them."""
+    return None if plan.stop is None else current.theta if current.anchor is None else current.anchor
 
 
-def _after(snapshot: Snapshot, here: State, network: Network, plan: Plan) -> State:
-    """The state after a round, and whether the run ends with it."""
-    after, stop, done = here.after(snapshot), plan.stop, snapshot.step - plan.stop_from
-    if stop is None or here.anchor is None or done % stop.patience:
+def _after(snapshot: Snapshot, current: State, network: Network, plan: Plan) -> State:
+    """The state after a round, with `stopped` set if the run ends with it. Collective where `plan.stop` is checked."""
+    after, stop, done = current.after(snapshot), plan.stop, snapshot.step - plan.stop_from
+    if stop is None or current.anchor is None or done % stop.patience:
         return after
-    distance, scale = norms(snapshot.theta - here.anchor), 1 + norms(snapshot.theta)
+    distance, scale = norms(snapshot.theta - current.anchor), 1 + norms(snapshot.theta)
     if stop.on == "gradient":
         scale = torch.full_like(scale, plan.step_sum(range(snapshot.step - stop.patience, snapshot.step), network.size))
     resting = network.count(distance <= stop.tolerance * scale)
     return replace(after, anchor=snapshot.theta, stopped=2 * resting > network.size)
 
 
-def _go_back(plan: Plan, network: Network, here: State, verdict: Verdict) -> Tensor:
-    """Where nodes go on from: at the last detection, those who were misled from where they stood at the one before."""
+def _go_back(plan: Plan, network: Network, current: State, verdict: Verdict) -> Tensor:
+    """Parameters [B, D] after a detection. At the last detection, misled nodes return to those after the previous one."""
     assert plan.watch is not None
     first, *_, last = [*plan.detections, plan.detections[-1]]
-    if not first < here.step == last or plan.watch.retreat is None:
-        return here.theta
-    assert here.flagged is not None
-    assert here.before is not None
-    back = to_roll_back(verdict, network.arcs & ~here.flagged, plan.watch.retreat)
-    return torch.where(back[:, None], here.before, here.theta)
+    if not first < current.step == last or plan.watch.retreat is None:
+        return current.theta
+    assert current.flagged is not None
+    assert current.before is not None
+    back = to_roll_back(verdict, network.arcs & ~current.flagged, plan.watch.retreat)
+    return torch.where(back[:, None], current.before, current.theta)
 
 
 def _shorten(plan: Plan, snapshot: Snapshot) -> tuple[Tensor, Tensor]:
-    """What the fuse did to the messages of a round, or would have done."""
+    """Share kept of each message and mask of messages far out, each [B, P]: as clipped, or as clipping would have done."""
     if snapshot.share is not None and snapshot.far_out is not None:
         return snapshot.share, snapshot.far_out
     factor = None if plan.watch is None else plan.watch.fuse

@@ -1,4 +1,4 @@
-"""The three phases. Each is written once, for a process that holds B of the M nodes of a network."""
+"""The three phases: warm-up, detection, optimisation. Each is written once, for a process that holds B of the M nodes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from bymi.problems import Problem, Split, all_samples, fresh_halves, sizes_of
 from bymi.training.plan import Optimisation, Plan
 from bymi.training.state import Snapshot
 
-_PREMIX_PER_NODE = 10  # give up on premixing after this many rounds a node
-_ROUNDING = 1e-6  # by which the sum of a tracker's entries may be off
+_PREMIX_PER_NODE = 10  # premixing gives up after this many rounds per node
+_ROUNDING = 1e-6  # tolerance on the sum of a tracker row
 _SETTLED = 1e-12  # relative change of a tracker entry that counts as none
-_STEPS_AT_ONCE = 8  # mini-batches drawn in one go: the numbers do not depend on it, the time does
+_STEPS_AT_ONCE = 8  # steps per draw of mini-batches: affects time only, not the numbers
 
 
 def warm_up(
@@ -50,16 +50,16 @@ def warm_up(
     theta: Tensor | None = None,
     sizes: Tensor | None = None,
 ) -> Iterator[Snapshot]:
-    """`rounds` rounds of a rule with gradient steps on samples from `pool` [B, P]. Paper: asp:warm_up.
+    """Yield the Snapshots of `rounds` rounds of the warm-up rule with gradient steps. Paper: asp:warm_up.
 
-    `sizes` [B]: how many entries of its row of `pool` each node has; None: all. `start`: how many rounds are behind, with nodes
-    at `theta`. A rule alone goes on after the plan's `handover`.
+    `pool` [B, P]: sample indices per node, of which the first `sizes` [B] are valid; None: all. `start`: number of rounds
+    already done, with nodes at `theta` [B, D]. A baseline continues beyond the plan's `handover`.
     """
     nodes, rule = network.nodes, plan.warm_up.rule
     theta = problem.initial(nodes) if theta is None else theta
     early, late = range(start, min(rounds, plan.handover)), range(max(start, plan.handover), rounds)
     batches = ((plan.warm_up.batch, early), (plan.optimisation.batch, late))
-    for step, chosen in chain.from_iterable(_draw(pool, sizes, nodes, batch, plan.seed, some) for batch, some in batches):
+    for step, chosen in chain.from_iterable(_draw(pool, sizes, nodes, batch, plan.seed, steps) for batch, steps in batches):
         rate = plan.rule_step(step, network.size)
         gradient = deviation.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
 
@@ -68,15 +68,15 @@ def warm_up(
                 return problem.losses(vectors, nodes, chosen, wanted)
             return problem.losses(vectors, nodes[receivers], chosen[receivers], wanted)
 
-        moment = Round(step, plan.steps, losses)
+        context = Round(step, plan.steps, losses)
         if rule.order == "adapt-then-combine":
             (inbox,) = network.exchange(step, {PARAMETERS: theta - rate * gradient})
-            theta = deviation.keep(inbox, rule(inbox, moment), nodes, averaged=rule.plain, step=step)
+            theta = deviation.keep(inbox, rule(inbox, context), nodes, averaged=rule.plain, step=step)
         else:
             (inbox,) = network.exchange(step, {PARAMETERS: theta})
-            theta = deviation.keep(inbox, rule(inbox, moment), nodes, averaged=rule.plain, step=step) - rate * gradient
+            theta = deviation.keep(inbox, rule(inbox, context), nodes, averaged=rule.plain, step=step) - rate * gradient
         yield Snapshot(step + 1, "warm-up", theta, inbox)
-        del inbox  # a round's messages are not kept while those of the next one come
+        del inbox  # frees the messages before those of the next round arrive
 
 
 def detect_published(
@@ -91,10 +91,11 @@ def detect_published(
     whole: Network | None = None,
     earlier: Tensor | None = None,
 ) -> Snapshot:
-    """Half gradients travel once, taken at their sender's or their receiver's parameter; every node judges and cuts in-arcs.
+    """The published detection: the Snapshot with its verdict and the pruned network.
 
-    A further detection is before round `step`, over the `network` that earlier ones left of the `whole`: whom they flagged
-    [B, M] is not heard any more and stays flagged.
+    Half gradients are exchanged once, taken at the parameters of their sender or of their receiver; every node judges its
+    neighbours and cuts the in-arcs that it flags. In a repeated detection, before round `step`, `network` is what earlier
+    detections left of the `whole`; nodes flagged `earlier` [B, M] stay flagged.
     """
     assert plan.detector is not None
     nodes, step = network.nodes, plan.warm_up_steps if step is None else step
@@ -109,18 +110,18 @@ def detect_published(
         (first,) = network.exchange(step, {PARAMETERS: theta})
         replies = _ask(problem, network, split.halves, theta, deviation.asks(nodes, step), deviation, step)
         verdict = judge_replies(replies, plan.detector, network.arcs)
-        # Answers that were not usable count as messages not heard, like any other.
+        # Replies that were not acceptable count as messages not heard.
         missing = verdict.why == REASONS.index("not heard")
         first = replace(first, heard=first.heard & ~first.from_node(missing))
     if earlier is not None:
         verdict = verdict.keeping(earlier)
-    # All flags on the whole network, not new ones on what is left: a run that is resumed has no other way, and the same bits.
+    # All flags on the whole network, not new ones on the pruned one: a resumed run can do only this and must get equal bits.
     pruned = apply_verdict(whole or network, plan, verdict.flagged, deviation, step=step)
     return Snapshot(step, "detection", theta, first, verdict=verdict, network=pruned)
 
 
 def apply_verdict(network: Network, plan: Plan, flagged: Tensor, deviation: Deviation, *, step: int) -> Network:
-    """The network after the detection before round `step`, in which nodes flagged in-arcs [B, M]."""
+    """The network after the detection before round `step` that flagged in-arcs [B, M]."""
     assert plan.detector is not None
     cut = deviation.prune(flagged, network.nodes, step)
     if plan.watch is None:
@@ -139,9 +140,10 @@ def detect_hardened(
     trail: UpdateHistory,
     record: Suspensions,
 ) -> tuple[Snapshot, Suspensions]:
-    """The hardened detection: fresh halves at each receiver's point and at the common start, and the deeds so far.
+    """The hardened detection: its Snapshot and the suspensions after it.
 
-    Flags are put on record, and edges of flagged nodes lose their weight; their messages are still heard and watched.
+    Evidence: fresh half gradients at each receiver's parameters and at the common start, and the update history. Edges of
+    flagged nodes lose their weight; their messages are still received and monitored.
     """
     detector, watch, nodes = plan.detector, plan.watch, network.nodes
     assert detector is not None
@@ -152,37 +154,41 @@ def detect_hardened(
     halves = fresh_halves(nodes, samples=problem.samples, count=count, seed=plan.seed, step=step, sizes=sizes)
     unasked = 1 - count / getattr(problem, "largest", problem.samples)
 
-    def told(points: Tensor, *, at_start: bool) -> dict[Topic, Tensor]:
-        topics = {replace(topic, at_start=at_start): some for topic, some in halves.items()}
+    def gradients_at(points: Tensor, *, at_start: bool) -> dict[Topic, Tensor]:
+        topics = {replace(topic, at_start=at_start): indices for topic, indices in halves.items()}
         return {
-            topic: deviation.gradients(problem.gradient(points, nodes, some), nodes, topic, step)
-            for topic, some in topics.items()
+            topic: deviation.gradients(problem.gradient(points, nodes, indices), nodes, topic, step)
+            for topic, indices in topics.items()
         }
 
     asks = deviation.asks(nodes, step)
     asking = asks.nonzero().flatten()
     (parameters,) = network.exchange(step, {PARAMETERS: theta})
-    # Deeds are here, or with those whose deeds they are, and come with what these say.
-    sides = trail.sides() if trail.rounds and parameters.history_at_senders else None
-    deeds = trail.vectors() if trail.rounds and sides is None else None
-    parameters = parameters.metadata_only()  # where everybody stands is in the trail and comes with the questions
+    # The update history is stored at its receivers, or at its senders, from where it comes with their half gradients.
+    own_history = trail.sides() if trail.rounds and parameters.history_at_senders else None
+    updates = trail.vectors() if trail.rounds and own_history is None else None
+    parameters = parameters.metadata_only()  # vectors are in the update history and in the queries
     probed: HalfGradients | None = None
     if detector.probe:
-        first, second = network.exchange(step, told(problem.initial(nodes), at_start=True))
+        first, second = network.exchange(step, gradients_at(problem.initial(nodes), at_start=True))
         makers = ProbeMakers(receivers=asking, arcs=network.arcs, nodes=nodes)
         probed = first.paired(second, makers, who=asks)
         del first, second
-    claims: HalfGradients
+    half_gradients: HalfGradients
     if detector.point == "receiver":
-        claims = QueriedHalfGradients(_ask(problem, network, halves, theta, asks, deviation, step, sides), deeds)
+        half_gradients = QueriedHalfGradients(
+            _ask(problem, network, halves, theta, asks, deviation, step, own_history), updates
+        )
     else:
-        first, second = network.exchange(step, told(theta, at_start=False))
-        claims = first.paired(second, HalfGradientMakers(deeds), who=asks, history=sides)
-    trail = replace(trail, inbox=parameters)  # who sits where: always the same, and a trail that was stored has none
-    verdict = judge_neighbours(asking, network.arcs, nodes, claims, probed, trail, record.suspended, detector, watch, unasked)
+        first, second = network.exchange(step, gradients_at(theta, at_start=False))
+        half_gradients = first.paired(second, HalfGradientMakers(updates), who=asks, history=own_history)
+    trail = replace(trail, inbox=parameters)  # the layout of rows; a restored history has none
+    verdict = judge_neighbours(
+        asking, network.arcs, nodes, half_gradients, probed, trail, record.suspended, detector, watch, unasked
+    )
     record, verdict = record.add(verdict)
-    weighed = apply_verdict(network, plan, verdict.flagged, deviation, step=step)
-    return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=weighed), record
+    reweighted = apply_verdict(network, plan, verdict.flagged, deviation, step=step)
+    return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=reweighted), record
 
 
 def _ask(
@@ -190,26 +196,26 @@ def _ask(
     network: Network,
     halves: dict[Topic, Tensor],
     theta: Tensor,
-    who: Tensor,
+    asking: Tensor,
     deviation: Deviation,
     step: int,
-    deeds: tuple[Tensor, Tensor] | None = None,
+    history: tuple[Tensor, Tensor] | None = None,
 ) -> Iterator[NeighbourhoodReply]:
-    """The nodes of `who` [B] ask for the gradients on both halves at their own parameter."""
+    """Replies to queries of the nodes `asking` [B] for the gradients on both halves at their own parameters."""
 
     def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
-        place = torch.searchsorted(network.nodes, nodes)
-        chosen = [some[place] for some in halves.values()]
+        positions = torch.searchsorted(network.nodes, nodes)
+        chosen = [indices[positions] for indices in halves.values()]
         if points.stride(0):
-            return {topic: problem.gradient(points, nodes, some) for topic, some in zip(halves, chosen, strict=True)}
-        # One question, whose point takes no room: all of its answers at once.
+            return {topic: problem.gradient(points, nodes, indices) for topic, indices in zip(halves, chosen, strict=True)}
+        # A single query, whose point is expanded without a copy: one batch for both halves.
         points, nodes = points[:1].expand(len(halves) * len(nodes), -1), nodes.repeat(len(halves))
-        return dict(zip(halves, problem.gradient(points, nodes, torch.cat(chosen)).split(len(place)), strict=True))
+        return dict(zip(halves, problem.gradient(points, nodes, torch.cat(chosen)).split(len(positions)), strict=True))
 
     def received(vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor:
         return deviation.gradients(vectors, nodes, topic.to(asker), step)
 
-    return network.ask(step, theta, answer, who, received, deeds)
+    return network.ask(step, theta, answer, asking, received, history)
 
 
 def optimise(
@@ -223,12 +229,11 @@ def optimise(
     tracker: Tensor | None = None,
     settled: bool = False,
 ) -> Iterator[Snapshot]:
-    """SGD over the pruned graph, each local step divided by the node's entry of the tracker. Paper: eq:local_dsgdrs.
+    """Yield the Snapshots of SGD over the pruned graph, with local steps over the tracker entry. Paper: eq:local_dsgdrs.
 
-    The tracker is that after the round, as printed; with "adapt-then-combine", which is ours, that before it.
-    `steps`: which rounds of the plan, all after the warm-up by default; `tracker` and whether it has `settled`, if some over
-    this network are behind. Mutual pruning leaves weights that are doubly stochastic: the tracker would be 1 / M everywhere,
-    so there is none.
+    Steps are divided by the tracker after the round, as published; with "adapt-then-combine", which is ours, by that before it.
+    `steps`: rounds of the plan to run, by default all after the warm-up. `tracker` and `settled`: from earlier rounds over this
+    network. Mutual pruning leaves doubly stochastic weights, for which the tracker would be 1 / M everywhere: there is none.
     """
     nodes, settings = network.nodes, plan.optimisation
     everything = all_samples(problem, nodes)
@@ -260,7 +265,7 @@ def optimise(
 
 
 def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None, settled: bool) -> tuple[Inbox, Tensor | None]:
-    """What was heard of parameters, and the tracker after the round: unchanged once it has settled. Paper: eq:eupdate."""
+    """Inbox of parameters, and the tracker after the round, unchanged once it has settled. Paper: eq:eupdate."""
     if settled or tracker is None:
         (parameters,) = network.exchange(step, {PARAMETERS: theta})
         return parameters, tracker
@@ -270,18 +275,18 @@ def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None
 
 
 def _is_distribution(rows: Tensor) -> Tensor:
-    """Which rows could be a tracker [J]: no entry below zero, all of them one in sum."""
+    """Mask [J] of rows that can be a tracker: no negative entry, sum one."""
     return (rows.amin(1) >= -_ROUNDING) & ((rows.sum(1) - 1).abs() <= _ROUNDING)
 
 
 def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tensor, bool]:
-    """Rounds of y_i <- sum_j W_ij y_j from y_i = e_i without any data: the tracker [B, M], and whether it has settled.
+    """Tracker [B, M] after rounds of y_i <- sum_j W_ij y_j from y_i = e_i, without data, and whether it has settled.
 
-    With `premix_rounds` = None they go on until no [y_i]_i moves any more (entries on their way to zero: compared with the
-    floor), and eq:eupdate would change nothing in later rounds. Without premixing the first local steps would be divided
-    by W_ii instead of v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
+    With `premix_rounds` = None, rounds continue until no [y_i]_i changes (entries tending to zero are compared with the floor),
+    so that eq:eupdate would not change it later. Without premixing, the first local steps would be divided by W_ii instead of
+    v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
 
-    A network of many nodes may know where endless premixing ends: then only the entries [y_i]_i [B] come back.
+    A network of many nodes may know the limit of premixing: then only the entries [y_i]_i [B] are returned. Collective.
     """
     if how.premix_rounds is None and isinstance(network, Settles) and (entries := network.settle(step)) is not None:
         return entries, True
@@ -297,8 +302,8 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
         mixed = inbox.mix(inbox.average())
         before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
         tracker = mixed
-        still = bool(((after - before).abs() <= _SETTLED * before.clamp_min(floor)).all())
-        if how.premix_rounds is None and network.agree(still):
+        unchanged = bool(((after - before).abs() <= _SETTLED * before.clamp_min(floor)).all())
+        if how.premix_rounds is None and network.agree(unchanged):
             return tracker, True
     return tracker, False
 
@@ -306,7 +311,7 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
 def local_steps(
     tracker: Tensor | None, nodes: Tensor, rate: float, how: Optimisation, size: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each node's step, whether it was capped and whether its tracker entry was floored, each [B]."""
+    """Step size per node, whether it was capped, and whether its tracker entry was floored, each [B]."""
     if tracker is None:
         entry = torch.full((len(nodes),), 1 / size, dtype=torch.float64, device=nodes.device)
     else:
@@ -319,11 +324,11 @@ def local_steps(
 
 
 def dgd_rs(theta: Tensor, tracker: Tensor, gradients: Tensor, mixing: Tensor, step_size: float) -> tuple[Tensor, Tensor]:
-    """Parameters [M, D] and trackers [M, M] after one round of DGD-RS as printed, without safeguards. Paper: eq:DGDRS.
+    """Parameters [M, D] and trackers [M, M] after one round of DGD-RS as published, without safeguards. Paper: eq:DGDRS.
 
     theta_i <- sum_j W_ij theta_j - eta grad f_i(theta_i) / [y_i]_i and y_i <- sum_j W_ij y_j, with exact `gradients` [M, D] and
-    row-stochastic `mixing` [M, M]. It divides by the tracker *before* the round. `optimise`, which goes back to it, is another
-    update (eq:local_dsgdrs): mini-batches, and the tracker *after* the round.
+    row-stochastic `mixing` [M, M]. It divides by the tracker *before* the round. `optimise`, which is derived from it, is
+    another update (eq:local_dsgdrs): mini-batches, and the tracker *after* the round.
     """
     return mixing @ theta - step_size * gradients / tracker.diagonal()[:, None], mixing @ tracker
 
@@ -331,18 +336,18 @@ def dgd_rs(theta: Tensor, tracker: Tensor, gradients: Tensor, mixing: Tensor, st
 def _draw(
     pool: Tensor, sizes: Tensor | None, nodes: Tensor, batch: int, seed: int, steps: range
 ) -> Iterator[tuple[int, Tensor]]:
-    """Each step with a mini-batch of each node [B, batch], drawn with replacement from its row of `pool` [B, P].
+    """Yield each step with one mini-batch per node [B, batch], drawn with replacement from its row of `pool` [B, P].
 
-    `sizes` [B]: how many entries of its row each node has; None: all.
+    `sizes` [B]: number of valid entries per row; None: all.
     """
     high = pool.shape[1] if sizes is None else sizes[:, None]
     everything = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
     for start in range(steps.start, steps.stop, _STEPS_AT_ONCE):
-        some = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
-        moments = torch.arange(some.start, some.stop, device=nodes.device)[:, None]
-        places = stream(seed, "batch", node=nodes, step=moments, device=nodes.device).integers(high, batch)
-        for step, place in zip(some, places, strict=True):
-            yield step, place if everything else torch.gather(pool, 1, place)
+        chunk = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
+        step_column = torch.arange(chunk.start, chunk.stop, device=nodes.device)[:, None]
+        positions = stream(seed, "batch", node=nodes, step=step_column, device=nodes.device).integers(high, batch)
+        for step, row in zip(chunk, positions, strict=True):
+            yield step, row if everything else torch.gather(pool, 1, row)
 
 
 __all__ = [

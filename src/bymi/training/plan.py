@@ -1,4 +1,4 @@
-"""What to run: the three phases' settings as plain values."""
+"""Settings of a run as plain values: `Plan` and its parts, one per phase."""
 
 from __future__ import annotations
 
@@ -41,23 +41,23 @@ PROFILES: dict[str, dict[str, Any]] = {
         "watch": {},
     },
 }
-"""The published method: its detection and the form of each update as printed; and the one that expects to be attacked.
+"""Settings by profile. "paper": detection and updates as published. "hardened": made for networks under attack.
 
-What the paper does not print, and the optimisation needs to converge, is ours in both: the cap on local steps, the floor under
-the tracker, the falling step size, and a tracker that starts at its limit. `bymi reproduce published-step` has runs without.
+Both add what the paper does not print and convergence needs: the cap on local steps, the floor under the tracker, the
+decaying step size, and a tracker that starts at its limit. `bymi reproduce published-step` has runs without these.
 """
 
 _UNSAID: Any = object()
-_RISE, _FALL = 0.1, 0.2  # the parts of all rounds in which a trapezoid rises and falls
+_RISE, _FALL = 0.1, 0.2  # shares of all rounds in which a trapezoid rises and falls
 _STILL = 3  # rounds without a step at the end of a cool-down
 
 
 @dataclass(frozen=True)
 class StepSize:
-    """A step size over rounds: constant, value / sqrt(k + 1), or falling linearly to zero at the last of them.
+    """A step size schedule: constant, value / sqrt(k + 1), falling linearly to zero at the last round, or a trapezoid.
 
-    "trapezoid" rises linearly in the first tenth, stays, and falls linearly to zero in the last fifth: for networks, which need
-    long steps for long and are thrown off by one that comes too early.
+    "trapezoid" rises linearly in the first tenth of the rounds and falls linearly to zero in the last fifth: for neural
+    networks, which need large steps for long but diverge when these come too early.
 
     The warm-up counts all rounds of the plan, the optimisation its own.
     """
@@ -70,7 +70,7 @@ class StepSize:
         check_fields(self)
 
     def at(self, step: int, steps: int) -> float:
-        """The step size of round `step` (from 0) out of `steps`."""
+        """Step size of round `step` (from 0) out of `steps`."""
         if self.schedule == "sqrt":
             return self.value / math.sqrt(step + 1)
         if self.schedule == "linear":
@@ -82,11 +82,11 @@ class StepSize:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """A rule with gradient steps. Without a detector it goes on after the warm-up: that rule's own algorithm.
+    """Settings of the warm-up: a rule with gradient steps. Without a detector it continues, as that rule's own algorithm.
 
-    `rule` may be a name in RULES with parameters, "ios:share=0.3", and `step_size` a number, for a constant step size.
-    `cool_down`: the last part of the warm-up, as a share of its rounds, over which the step falls linearly to zero; it is zero
-    in the last three rounds. Mixing goes on, so good nodes agree when they are compared, as asp:warm_up asks. This is our
+    `rule` may be a name in RULES with parameters, "ios:share=0.3"; `step_size` may be a number, for a constant one.
+    `cool_down`: share of the warm-up's rounds at its end over which the step size falls linearly to zero; in the last three
+    rounds it is zero. Mixing continues, so honest nodes agree when they are compared, as asp:warm_up requires. This is our
     reading: the paper states the assumption and no step size. Detection at the sender's point needs it on neural networks.
     """
 
@@ -101,7 +101,7 @@ class WarmUp:
         check_fields(self)
 
     def cooling(self, step: int, rounds: int) -> float:
-        """What the cool-down leaves of the step size in round `step` (from 0) of a warm-up of `rounds`."""
+        """Factor on the step size in round `step` (from 0) of a warm-up of `rounds`."""
         falling = round(self.cool_down * rounds)
         if not falling:
             return 1.0
@@ -111,13 +111,14 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """SGD rescaled by the tracker y of the left Perron vector. `step_size` may be a number, for a constant step size.
+    """Settings of SGD rescaled by the tracker y of the left Perron vector. `step_size` may be a number, for a constant one.
 
-    `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes times a usual step size; "mean" takes
-    eta / (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step, `min_weight` / m floors [y]_ii: a
-    node that few others hear has a tiny [y]_ii and would jump. Both count how often they act. `premix_rounds`: data-free rounds
-    of y before the first step; None mixes until y has reached its limit. `order`: "combine-then-adapt" as published, or
-    "adapt-then-combine": the noise of a step is averaged before the next gradient is taken, which allows longer steps.
+    `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes times a usual step size; "mean" takes eta /
+    (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step, `min_weight` / m floors [y]_ii: a node that
+    few others receive from has a tiny [y]_ii and would take a huge step. Uses of the cap and the floor are counted.
+    `premix_rounds`: rounds of y without data before the first step; None: until y has reached its limit. `order`:
+    "combine-then-adapt" as published, or "adapt-then-combine", which averages the noise of a step before the next gradient is
+    taken and so allows larger steps.
     """
 
     step_size: StepSize = StepSize(0.0625, "linear")
@@ -133,21 +134,21 @@ class Optimisation:
         check_fields(self)
 
     def usual_step(self, step: int, steps: int, nodes: int) -> float:
-        """The local step of a node with [y]_ii = 1 / m in round `step` of `steps`: what DSGD would call its step size."""
+        """Local step of a node with [y]_ii = 1 / m in round `step` of `steps`: the step size of DSGD."""
         rate = self.step_size.at(step, steps) * (nodes if self.convention == "paper" else 1)
         return min(rate, self.max_local_step)
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When to end a run before its last round: when more than half of all nodes have come to rest.
+    """Criterion for early stopping: more than half of all nodes have converged.
 
-    Every `patience` rounds each node looks at how far its own parameters have come in these rounds. "movement": that distance
-    relative to 1 + the norm of the parameters. "gradient": that distance over the sum of the step sizes, an estimate of the
-    norm of the gradient, averaged over these rounds and over the nodes that mix. At rest is who has no more than `tolerance`.
-    Nothing that others send is looked at, and a minority can neither force the end nor prevent it.
+    Every `patience` rounds each node measures the distance that its own parameters moved in these rounds. "movement": relative
+    to 1 + the norm of the parameters. "gradient": over the sum of the step sizes, an estimate of the norm of the gradient,
+    averaged over these rounds and over the nodes that mix. A node has converged if this is at most `tolerance`. Messages are
+    not used, so a Byzantine minority can neither force the end nor prevent it.
 
-    Only the optimisation is looked at; of a rule alone, all rounds. Schedules of step sizes still count the planned rounds.
+    It is checked in the optimisation only; for a baseline, in all rounds. Step size schedules still count the planned rounds.
     """
 
     tolerance: float = bounded(gt=0)
@@ -160,12 +161,13 @@ class Stop:
 
 @dataclass(frozen=True)
 class Plan:
-    """`steps` rounds in all, of which `warm_up_steps` warm up: `Plan.hardened(...)`, `Plan.paper(...)`, or with a detector.
+    """Settings of a run: `steps` rounds in all, the first `warm_up_steps` of them warm-up.
 
-    Without a detector the plan is the warm-up rule alone, a baseline: it takes the step sizes and batches of the warm-up, then
-    those of the optimisation, as the method does round by round. With `warm_up_steps` = `steps` it keeps those of the warm-up.
+    Use `Plan.hardened(...)`, `Plan.paper(...)`, or pass a detector. With `detector=None` the plan is a baseline, the warm-up
+    rule alone: it takes the step sizes and batches of the warm-up, then those of the optimisation, as the method does round by
+    round. With `warm_up_steps` = `steps` it keeps those of the warm-up.
 
-    `watch`: what is done after the first detection, hardened profile only. `stop`: when to end before the last round.
+    `watch`: monitoring after the first detection, hardened profile only. `stop`: early stopping.
     """
 
     steps: int
@@ -180,15 +182,15 @@ class Plan:
 
     @staticmethod
     def hardened(steps: int, warm_up_steps: int, *, detection: Mapping[str, Any] | None = None, **settings: Any) -> Plan:
-        """The plan of profile "hardened", which expects to be attacked and is what `bymi run` runs.
+        """The plan of profile "hardened", made for networks under attack and the default of `bymi run`.
 
-        `detection`: fields of the Detector to set otherwise; `settings`: other fields of the plan, instead of the profile's.
+        `detection`: fields of the Detector to replace; `settings`: other fields of the plan to replace.
         """
         return _by_profile("hardened", steps, warm_up_steps, detection or {}, settings)
 
     @staticmethod
     def paper(steps: int, warm_up_steps: int, *, detection: Mapping[str, Any] | None = None, **settings: Any) -> Plan:
-        """The plan of profile "paper", the published method; arguments as those of `Plan.hardened`."""
+        """The plan of profile "paper", the published method; arguments as for `Plan.hardened`."""
         return _by_profile("paper", steps, warm_up_steps, detection or {}, settings)
 
     def __post_init__(self) -> None:
@@ -205,17 +207,17 @@ class Plan:
         if self.watch is not None:
             require(self.detector is not None and self.detector.panel is not None, "watch", "on", "with a panel")
         elif self.detector is not None:
-            # The published phases know neither and would pass over them in silence.
+            # The published phases would silently ignore these.
             require(self.detector.panel is None, "watch", "off", "without a panel; Watch(every=None) detects once")
             require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
 
     @property
     def handover(self) -> int:
-        """The round from which the rule takes the step sizes and batches of the optimisation; `steps` for never."""
+        """First round in which a baseline takes the step sizes and batches of the optimisation; `steps` for never."""
         return min(self.warm_up_steps, self.steps) if self.detector is None else self.steps
 
     def rule_step(self, step: int, nodes: int) -> float:
-        """The step size of the rule in round `step`, in a network of so many nodes. Only before a detection it cools down."""
+        """Step size of the rule in round `step`, in a network of `nodes` nodes. It cools down only before a detection."""
         if step >= self.handover:
             return self.optimisation.usual_step(step - self.handover, self.steps - self.handover, nodes)
         rate = self.warm_up.step_size.at(step, self.steps)
@@ -223,20 +225,20 @@ class Plan:
 
     @property
     def stop_from(self) -> int:
-        """The round from which on the criterion of `stop` is looked at."""
+        """First round in which `stop` is checked."""
         return 0 if self.detector is None else self.warm_up_steps
 
     def step_sum(self, steps: range, size: int) -> float:
-        """The sum of step sizes in some rounds after `stop_from`, in the convention "mean" for so many nodes."""
+        """Sum of the step sizes of rounds after `stop_from`, in the convention "mean" for `size` nodes."""
         if self.detector is None:
             return sum(self.rule_step(step, size) for step in steps)
-        first, how = self.warm_up_steps, self.optimisation
-        total = sum(how.step_size.at(step - first, self.steps - first) for step in steps)
-        return total * size if how.convention == "paper" else total
+        first, settings = self.warm_up_steps, self.optimisation
+        total = sum(settings.step_size.at(step - first, self.steps - first) for step in steps)
+        return total * size if settings.convention == "paper" else total
 
     @property
     def detections(self) -> list[int]:
-        """The rounds before which nodes judge each other."""
+        """Rounds before which detection takes place."""
         if self.detector is None:
             return []
         every = self.detector.every if self.watch is None else self.watch.every
@@ -245,13 +247,14 @@ class Plan:
         regular = list(range(self.warm_up_steps, self.steps, every))
         if self.watch is None:
             return regular
-        # The first rounds of plain averages show who was only waiting for them; what comes after the last detection is not
-        # judged: few rounds, with short steps.
+        # An early detection, for attacks that begin with plain averaging, and a late one: rounds after the last detection
+        # are not judged, so they are few and have small steps.
         soon, last = self.warm_up_steps + every // 4, self.steps - max(1, every // 10)
         return sorted({*regular, *(moment for moment in (soon, last) if regular[0] < moment < self.steps)})
 
 
 def _by_profile(name: str, steps: int, warm_up_steps: int, detection: Mapping[str, Any], settings: Mapping[str, Any]) -> Plan:
+    """The plan of a profile, with fields of the detector and of the plan replaced."""
     preset = PROFILES[name]
     panel, watch = (None if preset[key] is None else kind(**preset[key]) for key, kind in (("panel", Panel), ("watch", Watch)))
     detector = Detector(**{**preset["detection"], "panel": panel, **detection})
@@ -260,7 +263,7 @@ def _by_profile(name: str, steps: int, warm_up_steps: int, detection: Mapping[st
 
 
 def _step_size(value: object) -> StepSize:
-    """A step size as it is, or a constant one from a number."""
+    """The StepSize itself, or a constant one from a number."""
     value = StepSize(float(value)) if is_number(value) else value  # type: ignore[arg-type]
     if not isinstance(value, StepSize):
         raise InputError(f"step_size: got {shown(value)}, allowed: a StepSize, or a finite number, 0 or above")
@@ -268,8 +271,8 @@ def _step_size(value: object) -> StepSize:
 
 
 def theorem_step(nodes: int, steps: int) -> float:
-    """The step size of the convergence theorem, sqrt(1 / (m K)), for convention "paper". Paper: thm:main0.
+    """Step size of the convergence theorem, sqrt(1 / (m K)), for convention "paper". Paper: thm:main0.
 
-    A node does not know how many others are clean, so m counts all nodes.
+    A node does not know how many others are honest, so m counts all nodes.
     """
     return math.sqrt(1 / (nodes * steps))

@@ -1,4 +1,4 @@
-"""What is checked before the first round of a run: that problem, network, plan and state fit together."""
+"""Checks before the first round of a run: that problem, network, plan and state fit together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DEVIATION = ("gradients", "keep", "asks", "prune")
 
 
 def check_run(problem: Problem, network: Network, plan: Plan, deviation: Deviation | None, state: State | None) -> None:
-    """Raise an InputError unless `drsgd_bymi` can run with these."""
+    """Raise an InputError unless `drsgd_bymi` can run with these arguments."""
     require(_has(problem, _PROBLEM), "problem", problem, "a LinearProblem, a ModuleProblem or any Problem")
     require(_has(network, _NETWORK), "network", network, "a Network, such as LocalNetwork(graph)")
     require(isinstance(plan, Plan), "plan", plan, "a Plan")
@@ -43,7 +43,7 @@ def _has(thing: object, names: tuple[str, ...]) -> bool:
 
 
 def _check_nodes(problem: Problem, network: Network) -> None:
-    """A problem may say of which nodes it has samples, `node_numbers` [M]: all that are held here, none beyond the network."""
+    """Check `problem.node_numbers` [M], if given: it has samples of all nodes held here, and of none beyond the network."""
     numbers = getattr(problem, "node_numbers", None)
     if numbers is not None:
         fits = int(numbers.max()) < network.size and bool(torch.isin(network.nodes, numbers.to(network.nodes.device)).all())
@@ -51,7 +51,7 @@ def _check_nodes(problem: Problem, network: Network) -> None:
 
 
 def _check_samples(samples: int, plan: Plan) -> None:
-    """A detection needs two samples of a node and no more than it has; the published one leaves some for the warm-up."""
+    """Check sample counts: detection needs 2 per node and at most all; the published one leaves some for the warm-up."""
     if plan.detector is None:
         return
     if plan.watch is None:

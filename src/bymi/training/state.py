@@ -1,4 +1,4 @@
-"""What a round leaves behind: for whoever looks on, and for the rounds that come after it."""
+"""State between rounds, for resuming, and snapshots of rounds, for observers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from bymi.detection import Suspensions, UpdateHistory, Verdict
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """All that later rounds depend on, beside problem, network, plan and forge; random draws need no state of their own.
+    """All that later rounds depend on, besides problem, network, plan and deviation; random streams are stateless.
 
-    One is given out after every round and costs nothing: it points to what the run holds. It is good until the next
-    round is asked for, because a trail grows in place; whoever wants to keep it takes a copy.
+    One is produced after every round without copying: it refers to the tensors of the run. It is valid until the next round is
+    requested, because the update history grows in place; `copy()` keeps it for longer.
     """
 
     step: int
     phase: str
     theta: Tensor  # [B, D]
-    judged: int | None = None  # the step of the last detection
-    flagged: Tensor | None = None  # [B, M] bool: what it decided
+    judged: int | None = None  # step of the last detection
+    flagged: Tensor | None = None  # [B, M] bool: in-arcs that it flagged
     tracker: Tensor | None = None  # [B, M] float64
-    settled: bool = False  # the tracker does not move any more
-    record: Suspensions | None = None  # of the hardened profile, as all below
-    trail: UpdateHistory | None = None
+    settled: bool = False  # the tracker has reached its limit
+    record: Suspensions | None = None  # suspensions; this and the next two: hardened profile only
+    trail: UpdateHistory | None = None  # since the last detection
     before: Tensor | None = None  # [B, D] theta after the last detection
-    anchor: Tensor | None = None  # [B, D] theta when the criterion of `Plan.stop` was looked at last, or could first be
-    stopped: bool = False  # it holds: there are no more rounds
+    anchor: Tensor | None = None  # [B, D] theta when `Plan.stop` was last checked, or could first be
+    stopped: bool = False  # `Plan.stop` holds: there are no more rounds
 
     def __post_init__(self) -> None:
         require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
@@ -39,7 +39,7 @@ class State:
         require(isinstance(self.theta, Tensor) and self.theta.ndim == 2, "theta", self.theta, "a tensor [nodes, coordinates]")
 
     def after(self, snapshot: Snapshot) -> State:
-        """With one more round."""
+        """The state after one more round."""
         return replace(
             self,
             step=snapshot.step,
@@ -50,29 +50,29 @@ class State:
         )
 
     def copy(self) -> State:
-        """One that stays as it is while the run goes on: only the trail is changed in place."""
+        """A copy that later rounds do not change: only the update history is changed in place."""
         return self if self.trail is None else replace(self, trail=self.trail.copy())
 
 
 @dataclass(frozen=True, eq=False)
 class RoundCounts:
-    """What became of the messages of a round, on the arcs of a graph [M, P]."""
+    """What happened to the messages of a round, per arc of the graph [M, P]."""
 
-    unheard: Tensor | None  # bool: not usable; None: all were
-    far_out: Tensor | None  # bool: far beyond all others; None where nobody looked
+    unheard: Tensor | None  # bool: expected and not acceptable; None: no such message
+    far_out: Tensor | None  # bool: clipped as far out; None: not measured
 
     @staticmethod
     def of(inbox: Inbox, far_out: Tensor | None, size: int) -> RoundCounts:
-        """From an inbox of nodes of a graph of so many, and messages far beyond all others at its places [B, P]."""
+        """From an inbox of a graph of `size` nodes and a mask [B, P] of messages far out."""
         unheard = None if inbox.complete else inbox.by_sender(inbox.unheard, size)
         return RoundCounts(unheard, None if far_out is None else inbox.by_sender(far_out, size))
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """One round: where it ended, with what was heard in it. `verdict` and `network` come with a detection.
+    """The result of one round or one detection. `verdict` and `network` are set by a detection.
 
-    A round that was put together from ranks has `counts` in place of an inbox.
+    A round gathered from several ranks has `counts` in place of an inbox.
     """
 
     step: int
@@ -81,14 +81,14 @@ class Snapshot:
     inbox: Inbox | None
     capped: Tensor | None = None  # [B] bool: local steps cut to the cap
     floored: Tensor | None = None  # [B] bool: tracker entries raised to the floor
-    share: Tensor | None = None  # [B, J] what the fuse left of each message
-    far_out: Tensor | None = None  # [B, J] bool: messages far beyond all others
+    share: Tensor | None = None  # [B, P] share of each message kept by clipping
+    far_out: Tensor | None = None  # [B, P] bool: messages far out
     verdict: Verdict | None = None
     network: Network | None = None
     tracker: Tensor | None = None  # [B, M] after the round
     settled: bool = False
-    stopped: bool = False  # the run ends here, before its last round
-    state: State | None = None  # to go on from here
+    stopped: bool = False  # early stopping: the run ends here
+    state: State | None = None  # to resume after this round
     counts: RoundCounts | None = None
 
 
