@@ -1,4 +1,4 @@
-"""Runs sheets, one or many, here or over the cores; skips what is complete."""
+"""Runs one or many resolved specs, in this process or in several; skips those that are complete."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from bymi.runs.tasks import TASKS
 from bymi.runs.trained_models import collect, nodes_to_keep, write_models
 
 Progress = Callable[[int, int], None]
-"""(number of the sheet in the list, steps done since the last call)"""
+"""Called with (index of the spec in the list, steps done since the last call)."""
 
 Result = dict[str, Any] | BymiError | None
-"""A summary, why there is none, or None for a run that was not started in time."""
+"""A summary, an error, or None for a run that was not started in time."""
 
-_ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
-_ROOM = 2  # times the memory that runs are known to take, for each of those at a time
-_TELL_EVERY = 0.1  # seconds between two words on progress
-_LONG = 1.0  # seconds of a round after which memory is looked at: in shorter ones that would be felt
+_ON_ONE_GPU = 4  # runs that share one GPU: more gain little and take memory
+_ROOM = 2  # factor on the estimated memory per concurrent run
+_TELL_EVERY = 0.1  # seconds between two progress reports
+_LONG = 1.0  # seconds per round from which on free memory is returned: in shorter rounds that would be noticeable
 _queue: Any = None  # of a worker process only: where it reports its progress
 
 
@@ -56,11 +56,10 @@ def run(
     host: Host | None = None,
     plot: RoleAttack = alone,
 ) -> dict[str, Any]:
-    """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
+    """The summary of one run. A complete folder is read, not run again; an interrupted run continues from its checkpoint.
 
-    With `host.again` the run starts from its first round, and replaces a complete folder when it has ended.
-
-    `tell` is called with the number of steps done since its last call. `plot`: who holds the nodes; all in this process.
+    With `host.again` the run starts from its first round, and replaces a complete folder when it has ended. `tell` is called
+    with the number of steps done since its last call. `plot` builds the engine; default: all nodes in this process.
     """
     out = Path(out)
     folder = store.folder_of(out, sheet)
@@ -80,7 +79,7 @@ def run(
 
 @contextmanager
 def _refusals_of(sheet: ResolvedSpec) -> Iterator[None]:
-    """A full disk, a folder that vanished, too little memory: errors of one line that name the run."""
+    """Turn a full disk, a vanished folder or too little memory into errors of one line that name the run."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as problem:
@@ -91,7 +90,7 @@ def _refusals_of(sheet: ResolvedSpec) -> Iterator[None]:
 
 
 def steps_to_do(sheets: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
-    """Rounds that are left to run: those of all sheets without a complete folder, or of all of them `again`."""
+    """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
     return sum(sheet.steps for sheet in sheets if again or not store.is_complete(store.folder_of(Path(out), sheet)))
 
 
@@ -104,16 +103,16 @@ def run_all(
     host: Host | None = None,
     until: float | None = None,
 ) -> list[Result]:
-    """Summaries of many sheets, in order; `jobs` processes at a time (default: one a core).
+    """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
-    A sheet that cannot be run leaves its error in its place. None is started after the time `until`, as time.time() counts.
-    The numbers do not depend on `jobs`.
+    A spec that cannot be run has its error in its place. No run is started after the time `until` (as time.time()). The results
+    do not depend on `jobs`.
     """
     out = Path(out)
     tell = progress or (lambda index, steps: None)
     host = host or Host()
     todo = [i for i, sheet in enumerate(sheets) if host.again or not store.is_complete(store.folder_of(out, sheet))]
-    if todo:  # what is complete can be read where nothing can be written
+    if todo:  # complete folders can be read where nothing can be written
         store.prepare(out)
     made: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(sheets[index], host)) is not None}
     todo = [index for index in todo if index not in made]
@@ -132,7 +131,7 @@ def run_all(
 
 
 def _too_large(sheet: ResolvedSpec, host: Host) -> BymiError | None:
-    """Why a run would not fit, before a process is started for it."""
+    """The error of a run that does not fit into memory, before a process is started for it; else None."""
     try:
         footprint.check(sheet, host)
     except BymiError as problem:
@@ -141,7 +140,7 @@ def _too_large(sheet: ResolvedSpec, host: Host) -> BymiError | None:
 
 
 def _usual_jobs(sheets: Sequence[ResolvedSpec], host: Host) -> int:
-    """One run a core, or a few that share a GPU; no more than fit into memory, with room to spare."""
+    """One run per core, or a few that share a GPU; no more than fit into memory, with room to spare."""
     on_gpu = any(host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda" for sheet in sheets)
     cores = os.cpu_count() or 1
     memory, largest = available(), max((sum(footprint.needs(sheet).values()) for sheet in sheets), default=0)
@@ -152,7 +151,7 @@ def _usual_jobs(sheets: Sequence[ResolvedSpec], host: Host) -> int:
 def _spread(
     sheets: Sequence[ResolvedSpec], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
 ) -> list[Result]:
-    """Run sheets in `jobs` processes and pass on their progress."""
+    """Run specs in `jobs` processes and report their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
@@ -177,7 +176,7 @@ def _spread(
         for worker in workers:
             worker.join()
         with suppress(BymiError):
-            store.prepare(out)  # takes away what they left half done
+            store.prepare(out)  # removes their scratch folders
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -193,7 +192,7 @@ def _result_of(future: Future[Result]) -> Result:
 
 
 def _stop_on_terminate() -> Any:
-    """Take SIGTERM for an interrupt, or workers would be left behind; what it did before, None where it cannot be changed."""
+    """Treat SIGTERM as an interrupt, so that workers end, too; returns the old handler, None outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -201,7 +200,7 @@ def _stop_on_terminate() -> Any:
 
 @contextmanager
 def _interrupts_later() -> Iterator[None]:
-    """Hold back Ctrl-C. Processes started in here never hear it: the terminal sends it to all, and they are not ready yet."""
+    """Block SIGINT. Processes started in here inherit that: the terminal signals all of them, before they are ready for it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -215,7 +214,7 @@ def _interrupts_later() -> Iterator[None]:
 def _start(queue: Any) -> None:
     global _queue
     _queue = queue
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: who started this worker ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals all processes: the parent ends this worker
     die_with_parent(lambda: None, 1)
     torch.set_num_threads(1)
     keep_memory()
@@ -257,7 +256,7 @@ def _execute(sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], hos
 
 
 def follow(sheet: ResolvedSpec, host: Host, kept: Path, plot: RoleAttack) -> None:
-    """The part of a process that holds some nodes of a run and writes nothing down; all of them measure together."""
+    """Compute this rank's part of a run without writing a folder; all ranks measure together. Collective."""
     with one_thread(), _refusals_of(sheet):
         _walk(plot(sheet, host), sheet, host, kept, lambda steps: None, lambda line: None)
 
@@ -270,12 +269,12 @@ def _walk(
     tell: Callable[[int], None],
     write: Callable[[bytes | bytearray], object],
 ) -> ProgressLog:
-    """All rounds, those before the last checkpoint from there."""
+    """Run all rounds, from the newest checkpoint if there is one. Collective."""
     scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
     blank = partial(Recorder, scene.evaluator, scene.graph, scene.byzantine, **size)
     keeper = Checkpointer(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group)
-    # A closed form needs no derivatives: a tenth less time a round without torch's records of what could need them. They belong
-    # to a thread, and the shards of one process are threads.
+    # A closed form needs no derivatives: without autograd's records a round takes a tenth less time. Inference mode belongs to
+    # a thread, and the shards of one process are threads.
     bare = isinstance(scene.problem, LinearProblem) and isinstance(course, OneProcess)
     with torch.inference_mode(bare), keeper:
         log = keeper.newest(lambda saved: ProgressLog.take_up(saved, scene, blank)) or ProgressLog(blank())
@@ -299,7 +298,7 @@ def _walk(
             if now - told > _TELL_EVERY:
                 tell(snapshot.step - done)
                 done, told = snapshot.step, now
-            del moment, snapshot  # with all messages of a round, while those of the next one come
+            del moment, snapshot  # frees the messages of this round before those of the next arrive
             if now - before > _LONG:
                 let_go()
             before = time.perf_counter()
@@ -312,6 +311,6 @@ def _walk(
 
 
 def _where(scene: RunSetup) -> dict[str, Any]:
-    """Where the run happened, and how it computed gradients."""
+    """Device and gradient backend of a run, for environment.json."""
     way = scene.problem.way if isinstance(scene.problem, ModuleProblem) else "closed form"
     return {"device": scene.byzantine.device.type, "gradients": way}
