@@ -22,7 +22,7 @@ def scenario_a() -> Spec:
 def scenario_b() -> Spec:
     """Linear model, d = 30; Byzantine nodes hold shifted covariates and responses (paper, section 5.1).
 
-    Warm-up by IOS: BALANCE lets these attackers in, and at the point they agree on, the published score misses many.
+    Warm-up by IOS: BALANCE accepts these attackers, and at the point that nodes then agree on, the published score misses many.
     """
     return read_spec({"attack": "covariate", "warm_up": WARM_UPS["IOS"]})
 
@@ -38,12 +38,12 @@ def ipm() -> Spec:
 
 
 def mnist() -> Spec:
-    """LeNet on MNIST, 100 nodes, IPM: a look in minutes on two cores. The paper's settings: `bymi reproduce table-mnist`."""
+    """LeNet on MNIST, 100 nodes, IPM: minutes on two cores. The paper's settings: `bymi reproduce table-mnist`."""
     return _look("mnist")
 
 
 def fashion_mnist() -> Spec:
-    """LeNet on Fashion-MNIST, 100 nodes, IPM: a look in minutes on two cores."""
+    """LeNet on Fashion-MNIST, 100 nodes, IPM: minutes on two cores."""
     return _look("fashion-mnist")
 
 
