@@ -1,4 +1,4 @@
-"""The command line: reads words, calls the library, prints. No logic of its own."""
+"""The command line: parses arguments, calls the library, prints. No logic of its own."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(
     from bymi.runs import run_folder as store
     from bymi.runs.outcome import worst
 
-    sys.path.append(os.getcwd())  # parts of one's own, module:Name; last, so that nothing installed is shadowed
+    sys.path.append(os.getcwd())  # for own parts, module:Name; last, so that nothing installed is shadowed
     words = words or []
     source = words.pop(0) if words and "=" not in words[0] else None
     with ranks(timeout, device=device) as group:
@@ -116,7 +116,7 @@ def run(
             _say(console, f"Figure: {path}")
     for folder in folders:
         _say(console, f"Folder: {folder}")
-    # Under torchrun a code would mean that a rank has failed, and have the run started again.
+    # Under torchrun an exit code would mean that a rank has failed, and restart the run.
     raise typer.Exit(worst(summary["outcome"] for summary in summaries) if group is None else 0)
 
 
@@ -185,7 +185,7 @@ def reproduce(
         results = _run_all(specs, folder, jobs, {**where, "keep_models": keep_models}, group, apart=True)
     if group is not None and group.rank:
         return
-    everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
+    everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # includes what earlier calls have run
     said = ("" if seeds == 5 else f" --seeds {seeds}") + ("" if mu == 5.0 else f" --mu {mu:g}")
     paths, table = show(everything, folder, f"bymi reproduce {study}{said}")
     for path in paths:
@@ -210,7 +210,7 @@ def _pages(check: bool) -> None:
 
 
 def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
-    """The study without runs: draws under a bar, then its files."""
+    """The study without runs: draws with a progress bar, then its files."""
     from bymi.paper.page_detect_level import draw, draws, run
     from bymi.runs.tasks import fetch
 
@@ -263,7 +263,7 @@ def detect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: settings, warnings, a record per machine.")] = False,
     fail: Annotated[bool, typer.Option("--fail-if-flagged", help="End with exit code 7 if a machine is flagged.")] = False,
 ) -> None:
-    """Judge machines from two half-batch gradients each: row j of both arrays belongs to machine j."""
+    """Find Byzantine machines from two half-batch gradients each: row j of both arrays belongs to machine j."""
     import json
 
     from bymi.core.errors import FLAGGED
@@ -290,7 +290,7 @@ def plan(
     alpha: Annotated[float, typer.Option("--alpha", help="Target false discovery rate.")] = 0.2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
 ) -> None:
-    """Say before a run what a detection can reach with so many neighbours, and what to change."""
+    """Forecast, before a run, what a detection can reach with this degree and share of Byzantine nodes, and what to change."""
     import json
 
     from bymi.power import Setting, recall
@@ -309,7 +309,7 @@ def plan(
 
 @app.command("list")
 def list_parts() -> None:
-    """List recipes, graphs, rules, attacks, robust means and scales, with their parameters, and the exit codes."""
+    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes."""
     from bymi.experiment.catalogue import catalogue
     from bymi.paper.find_study import study_rows
     from bymi.report.tables import plain_table
@@ -319,7 +319,7 @@ def list_parts() -> None:
 
 
 def _host(where: Any, specs: Any, group: Any) -> Any:
-    """Where to run. Data sets that have to be downloaded come first, under a bar of their own; with ranks, once."""
+    """Execution settings. Missing data sets are downloaded first, with a progress bar of their own; with ranks, once."""
     from bymi.distributed.host import Host
     from bymi.runs.tasks import fetch
 
@@ -344,7 +344,7 @@ def _host(where: Any, specs: Any, group: Any) -> Any:
 
 
 def _bar(columns: Any, group: Any) -> Progress:
-    """A bar on stderr, where somebody looks; of all ranks, at one."""
+    """A progress bar on stderr, if that is a terminal; with ranks, on rank 0 only."""
     console = Console(stderr=True)
     hidden = not console.is_terminal or (group is not None and group.rank > 0)
     return Progress(*columns, console=console, transient=True, disable=hidden)
@@ -353,7 +353,7 @@ def _bar(columns: Any, group: Any) -> Progress:
 def _run_all(
     specs: Any, out: Path, jobs: int | None, where: Any, group: Any, *, apart: bool = False, again: bool = False
 ) -> Any:
-    """Run specs under a bar of all steps and the time left, on stderr."""
+    """Run specs with a progress bar of all steps and the time left, on stderr."""
     from bymi.experiment import run_all, steps_to_do
 
     raise_again()
@@ -367,12 +367,12 @@ def _run_all(
 
 
 def _say(console: Console, line: str) -> None:
-    """A line as it is: paths are not folded, and brackets in them are not markup."""
+    """Print a line as it is: paths are not folded, and brackets in them are not markup."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _console() -> Console:
-    """A console that never folds a table into nonsense when the output is a file."""
+    """A console that does not fold tables when the output is a file."""
     return Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False)
 
 
@@ -387,7 +387,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as problem:
-        # typer's usage errors, whichever release of it (and of the click below) is installed
+        # typer's usage errors, whichever release of it (and of click) is installed
         if hasattr(problem, "format_message"):
             problem = InputError(problem.format_message())
         refused = problem if isinstance(problem, BymiError) else system_refusal(problem)
@@ -400,10 +400,10 @@ def main() -> None:
 
 
 def _complain(problem: BymiError) -> int:
-    """Say what is wrong in one line on stderr, unless another process has; the exit code."""
+    """Print an error in one line on stderr, unless another process has; returns the exit code."""
     if not problem.said:
-        sys.stderr.write(f"bymi: {' '.join(str(problem).splitlines())}\n")  # in one piece: other ranks may write there, too
-    if problem.exit_code == StorageError.exit_code:  # of stdout itself, maybe: Python would try again and complain
+        sys.stderr.write(f"bymi: {' '.join(str(problem).splitlines())}\n")  # in one write: other ranks may write there, too
+    if problem.exit_code == StorageError.exit_code:  # stdout itself may have failed: Python would flush it again and complain
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return problem.exit_code
