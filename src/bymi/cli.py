@@ -109,13 +109,13 @@ def run(
     console = _console()
     console.print(tables.terminal_table(summaries, title=figures.describe(specs[0].sheet.values)))
     for line in (line for summary in summaries for line in tables.remarks(summary)):
-        _say(console, line)
+        _print_line(console, line)
     if len(folders) > 1:
         name = f"comparison-seed{specs[0].seed}-" + "-".join(spec.digest[:6] for spec in specs)
         for path in figures.draw_comparison(folders, out, name)[:1]:
-            _say(console, f"Figure: {path}")
+            _print_line(console, f"Figure: {path}")
     for folder in folders:
-        _say(console, f"Folder: {folder}")
+        _print_line(console, f"Folder: {folder}")
     # Under torchrun an exit code would mean that a rank has failed, and restart the run.
     raise typer.Exit(worst(summary["outcome"] for summary in summaries) if group is None else 0)
 
@@ -178,7 +178,7 @@ def reproduce(
     console = _console()
     if export is not None:
         write_sheets(export, [spec.sheet for spec in specs])
-        _say(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
+        _print_line(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
     with ranks(timeout, device=device) as group:
         where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
@@ -189,12 +189,12 @@ def reproduce(
     said = ("" if seeds == 5 else f" --seeds {seeds}") + ("" if mu == 5.0 else f" --mu {mu:g}")
     paths, table = show(everything, folder, f"bymi reproduce {study}{said}")
     for path in paths:
-        _say(console, f"Wrote {path}")
+        _print_line(console, f"Wrote {path}")
     if table is not None:
         console.print(table)
     failed = [result for result in results if isinstance(result, BymiError)]
     if failed:
-        _say(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
+        _print_line(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
         raise typer.Exit(failed[0].exit_code)
 
 
@@ -204,7 +204,7 @@ def _pages(check: bool) -> None:
 
     found = pages.check(Path()) if check else [f"Wrote {path}" for path in pages.write(Path())]
     for line in found:
-        _say(_console(), line)
+        _print_line(_console(), line)
     if check and found:
         raise typer.Exit(InputError.exit_code)
 
@@ -221,7 +221,7 @@ def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
         task = bar.add_task("detection on arrays", total=draws(fast=fast))
         run(folder, fast=fast, data=data, tell=lambda count: bar.advance(task, count))
     for path in draw(folder):
-        _say(_console(), f"Wrote {path}")
+        _print_line(_console(), f"Wrote {path}")
 
 
 @app.command()
@@ -301,10 +301,10 @@ def plan(
         print(json.dumps(outlook_json(outlook)))
         return
     console = _console()
-    _say(console, outlook_title(outlook))
+    _print_line(console, outlook_title(outlook))
     console.print(outlook_table(outlook))
     for line in advice(outlook):
-        _say(console, f"* {line}")
+        _print_line(console, f"* {line}")
 
 
 @app.command("list")
@@ -366,7 +366,7 @@ def _run_all(
         return run_all(specs, out, jobs=jobs, progress=tell, host=host, group=group, apart=apart, again=again)
 
 
-def _say(console: Console, line: str) -> None:
+def _print_line(console: Console, line: str) -> None:
     """Print a line as it is: paths are not folded, and brackets in them are not markup."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
@@ -383,7 +383,7 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except BymiError as problem:
-        code = _complain(problem)
+        code = _print_error(problem)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as problem:
@@ -393,13 +393,13 @@ def main() -> None:
         refused = problem if isinstance(problem, BymiError) else system_refusal(problem)
         if refused is None:
             raise
-        code = _complain(refused)
+        code = _print_error(refused)
     if code == INTERRUPTED:  # typer turns the interrupt into this code by itself
         sys.stderr.write(SENTENCE)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(problem: BymiError) -> int:
+def _print_error(problem: BymiError) -> int:
     """Print an error in one line on stderr, unless another process has; returns the exit code."""
     if not problem.said:
         sys.stderr.write(f"bymi: {' '.join(str(problem).splitlines())}\n")  # in one write: other ranks may write there, too

@@ -162,11 +162,11 @@ class Adversary:
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
             return mixed
-        mine = self._sides(nodes)[0]
+        own = self._sides(nodes)[0]
         if self.mixing == "none":
-            return mixed.index_copy(0, mine, inbox.own.index_select(0, mine))
-        ours = inbox.of(mine)
-        return mixed.index_copy(0, mine, ours.mix(ours.average()))
+            return mixed.index_copy(0, own, inbox.own.index_select(0, own))
+        own_inbox = inbox.of(own)
+        return mixed.index_copy(0, own, own_inbox.mix(own_inbox.average()))
 
     def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
         """Mask of the nodes that query their neighbours; its nodes do not if they will not act on the answers."""
@@ -268,19 +268,19 @@ class Adversary:
 
     def _forged(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int, mean: Tensor | None = None) -> Tensor:
         """The vectors with those of the adversary's nodes replaced."""
-        mine, others = self._sides(nodes)
-        if not len(mine):
+        own, others = self._sides(nodes)
+        if not len(own):
             return vectors
         if mean is not None or self.sees == "nothing":
             seen = vectors[:1] if mean is None else mean[None]
-            return self._replaced(vectors, nodes, mine, seen, nodes[:0], topic, step)
+            return self._replaced(vectors, nodes, own, seen, nodes[:0], topic, step)
         honest = vectors.index_select(0, others)
         if not all_finite(honest):
-            sane = is_finite_row(honest)
-            honest, others = honest[sane], others[sane]
+            finite = is_finite_row(honest)
+            honest, others = honest[finite], others[finite]
         if not len(honest):
             return vectors
-        return self._replaced(vectors, nodes, mine, honest, nodes[others], topic, step)
+        return self._replaced(vectors, nodes, own, honest, nodes[others], topic, step)
 
     def _replaced(
         self, vectors: Tensor, nodes: Tensor, mine: Tensor, honest: Tensor, whose: Tensor, topic: Topic, step: int
@@ -288,8 +288,8 @@ class Adversary:
         assert isinstance(self.attack, VectorAttack)
         own = nodes[mine]
         fresh = stream(self.seed, f"attack {topic.stream_name()}", node=own, step=step, device=vectors.device)
-        moment = AttackContext(topic.part, whose, own, self.members, self.seed)
-        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
+        context = AttackContext(topic.part, whose, own, self.members, self.seed)
+        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, context))
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph, receivers: Tensor) -> Tensor:
         """One message per honest receiver in `receivers` [K]; the same for a receiver that occurs more than once."""

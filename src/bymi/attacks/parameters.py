@@ -97,5 +97,5 @@ def _pull(own: Tensor, within: Tensor, others: Tensor | None) -> Tensor:
 
 
 def _weight(outside: Tensor, own: Tensor) -> Tensor:
-    """The weight of attackers [h, 1]; one where there are none, whose messages are not used."""
+    """The weight that each receiver gives to attackers [h, 1]; one where it has none, to divide by."""
     return torch.where(outside > 0, outside, 1.0).to(own)[:, None]

@@ -25,8 +25,8 @@ def tailor_by_matrices(
     """One message per receiver [K], from what all nodes hold [M, D]; the weights are those of all `honest` nodes."""
     own = vectors.index_select(0, honest)
     if not all_finite(own):
-        sane = is_finite_row(own)
-        own, within = torch.where(sane[:, None], own, torch.zeros_like(own)), within * sane
+        finite = is_finite_row(own)
+        own, within = torch.where(finite[:, None], own, torch.zeros_like(own)), within * finite
     return attack.tailor(own, within, outside, shared).index_select(0, torch.searchsorted(honest, receivers))
 
 
@@ -48,10 +48,10 @@ def _messages_for(
     lists, weight = graph.lists.of(receivers), graph.weight[receivers]
     heard, column = torch.cat([lists.at[lists.there], receivers]).unique(return_inverse=True)
     held = vectors.index_select(0, heard)
-    sane = is_finite_row(held)
-    held = torch.where(sane[:, None], held, torch.zeros_like(held))
+    finite = is_finite_row(held)
+    held = torch.where(finite[:, None], held, torch.zeros_like(held))
     place = torch.zeros_like(lists.at).masked_scatter(lists.there, column[: -len(receivers)])
     among = weight.new_zeros(len(receivers), len(heard)).scatter_add(1, place, weight)
     byzantine = members[heard]
     outside, own = (among * byzantine).sum(1), held[column[-len(receivers) :]]
-    return attack.tailor(own, among * (sane & ~byzantine), outside, shared, held)
+    return attack.tailor(own, among * (finite & ~byzantine), outside, shared, held)

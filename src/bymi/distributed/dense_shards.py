@@ -37,7 +37,7 @@ class DenseShardPlan:
         self.shards, self.held = layout.shards, layout.held
         self.order = torch.cat(list(layout.shards))  # [M] node numbers, shard by shard
         self.place = torch.argsort(self.order)  # [M] position of each node in `order`
-        self.nodes = [sum(len(self.shards[shard]) for shard in some) for some in self.held]  # per rank
+        self.nodes = [sum(len(self.shards[shard]) for shard in held) for held in self.held]  # per rank
         self.member = hears | torch.eye(len(hears), dtype=torch.bool, device=hears.device)
         self.sizes = self.member.sum(1).to("cpu")
         self.numbers = [nodes.to("cpu") for nodes in self.shards]  # on the CPU: counting must not wait for an accelerator
@@ -65,7 +65,7 @@ class DenseShardPlan:
 
     def collect(self, parts: Sequence[Tensor], name: str) -> Tensor:
         """One row per shard of the whole network, in shard order. Collective: all ranks must call it."""
-        return self.group.collect(torch.stack(list(parts)), [len(some) for some in self.held], name)
+        return self.group.collect(torch.stack(list(parts)), [len(held) for held in self.held], name)
 
     def by_shard(self, rows: Tensor) -> list[Tensor]:
         """Rows of all nodes held by this rank, split by shard."""
@@ -83,7 +83,7 @@ class DenseShards:
         self.cut, self._parts, self.dim = cut, parts, parts[0].shape[1]
         spans = cut.spans(self.dim)
         self._spans = [spans[shard] for shard in cut.held[cut.group.rank]]
-        self._ranges = [(spans[some[0]][0], spans[some[-1]][1]) for some in cut.held]  # per rank
+        self._ranges = [(spans[held[0]][0], spans[held[-1]][1]) for held in cut.held]  # per rank
         self._widths = [last - first for first, last in self._ranges]
         self.by_distances = cut.pays(parts[0], cut.weights + cut.products)
         self.by_products = cut.pays(parts[0], cut.weights + 2 * cut.products)
@@ -117,7 +117,7 @@ class DenseShards:
     def _back(self, results: Sequence[Tensor], receivers: Sequence[Tensor]) -> list[Tensor]:
         """Whole rows per shard of this rank, from results on slices [n, D / S] for all receivers. Collective."""
         cut, rank = self.cut, self.cut.group.rank
-        counts = [sum(len(receivers[shard]) for shard in some) for some in cut.held]
+        counts = [sum(len(receivers[shard]) for shard in held) for held in cut.held]
         blocks = torch.cat(list(results), 1).split(counts)
         received = cut.group.trade(blocks, [(counts[rank], width) for width in self._widths], "mixtures")
         return list(torch.cat(received, 1).split([len(receivers[shard]) for shard in cut.held[rank]]))
@@ -128,22 +128,24 @@ class DenseShards:
         Returns None per shard if sending the weights would cost more than whole rows.
         """
         cut = self.cut
-        by_shard, tells = self._receivers([(nodes, weight is not None) for nodes, weight in given])
+        by_shard, marked = self._receivers([(nodes, weight is not None) for nodes, weight in given])
         receivers = torch.cat(by_shard)
         if not len(receivers):
             return [part[:0] for part in self._parts]
         graph = cut.router.graph
         assert isinstance(graph, MatrixGraph)  # list graphs use list_shards
         weights = graph.mixing[receivers]
-        if bool(tells.any()):
+        if bool(marked.any()):
             if not self._by_weights:
                 return [None] * len(given)
             # Only weights on arcs, which all shards know; the others are zero.
             sent = [weights.new_zeros(0)] + [weight[cut.member[nodes]] for nodes, weight in given if weight is not None]
-            counts = [sum(int(cut.sizes[by_shard[shard][tells[by_shard[shard]]]].sum()) for shard in some) for some in cut.held]
+            counts = [
+                sum(int(cut.sizes[by_shard[shard][marked[by_shard[shard]]]].sum()) for shard in held) for held in cut.held
+            ]
             values = cut.group.collect(torch.cat(sent), counts, "weights")
-            own = receivers[tells[receivers]]
-            weights[tells[receivers]] = torch.zeros_like(weights[: len(own)]).masked_scatter(cut.member[own], values)
+            own = receivers[marked[receivers]]
+            weights[marked[receivers]] = torch.zeros_like(weights[: len(own)]).masked_scatter(cut.member[own], values)
         return self._back([weights.to(part.dtype) @ part for part in self._slices], by_shard)
 
     def reduce_coordinates(self, given: Sequence[tuple[Tensor, bool, Work]]) -> Sequence[Tensor | None]:
@@ -151,9 +153,9 @@ class DenseShards:
 
         Returns None per shard if some receiver did not: the other shards do not know which message is missing.
         """
-        by_shard, tells = self._receivers([(nodes, not complete) for nodes, complete, _ in given])
+        by_shard, marked = self._receivers([(nodes, not complete) for nodes, complete, _ in given])
         receivers = torch.cat(by_shard)
-        if bool(tells.any()):
+        if bool(marked.any()):
             return [None] * len(given)
         if not len(receivers):
             return [part[:0] for part in self._parts]
@@ -175,7 +177,7 @@ class DenseShards:
         cut, size = self.cut, len(self.cut.order)
         parts = [inner(part, part, part[self._origin]).index_select(0, cut.order) for part in self._slices]
         blocks = torch.stack(parts, 1).split(cut.nodes)
-        shapes = [(cut.nodes[cut.group.rank], len(some), size) for some in cut.held]
+        shapes = [(cut.nodes[cut.group.rank], len(held), size) for held in cut.held]
         return reduce(torch.add, torch.cat(cut.group.trade(blocks, shapes, "products"), 1).unbind(1))
 
     @cached_property

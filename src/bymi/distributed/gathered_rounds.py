@@ -55,8 +55,8 @@ class Scattered:
 
     def blocks(self) -> Iterator[Tensor]:
         size = max(1, _NUMBERS // self.router.graph.size)
-        for some in zip(*(part.split(size, dim=1) for part in self.parts), strict=True):
-            yield self.router.gather(some, "records")
+        for pieces in zip(*(part.split(size, dim=1) for part in self.parts), strict=True):
+            yield self.router.gather(pieces, "records")
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,20 +83,21 @@ def whole_rounds(
     for parts in spread.walk(plan, states):
         step, phase = parts[0].step, parts[0].phase
         router.lockstep.group.moment = f"after round {step} (records)"
-        wanted, lengths, flags = _brief(parts, router, wants(step, phase))
+        wanted, lengths, flags = _gather_flags(parts, router, wants(step, phase))
         recorded = due(step, phase) or parts[0].stopped
-        seen = recorded or lengths.device.type == "cpu"  # on an accelerator, reading it in every round would make the host wait
-        gone = seen and lost(lengths)
+        # On an accelerator, reading norms in every round would make the host wait.
+        inspected = recorded or lengths.device.type == "cpu"
+        diverged = inspected and lost(lengths)
         models = Scattered([part.theta for part in parts], router)
         shard_states = [part.state for part in parts if part.state is not None]
-        kept = (seen or step % _LOOK_EVERY == 0) and bool(wanted)
-        yield GatheredRound(_assemble(parts, router, lengths[:, None], flags), models, shard_states, partial(bool, kept))
+        stored = (inspected or step % _LOOK_EVERY == 0) and bool(wanted)
+        yield GatheredRound(_assemble(parts, router, lengths[:, None], flags), models, shard_states, partial(bool, stored))
         del parts, models, shard_states  # do not keep a round in memory while the next one is computed
-        if gone:
+        if diverged:
             return
 
 
-def _brief(parts: list[Snapshot], router: Router, wants: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def _gather_flags(parts: list[Snapshot], router: Router, wants: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Whether any rank wants a checkpoint, norms [M] of all models, and per-node flags of the round, in a single gather."""
     size, width = router.graph.size, router.whole.hears.shape[1]
     columns: list[Tensor] = []
@@ -104,11 +105,11 @@ def _brief(parts: list[Snapshot], router: Router, wants: bool) -> tuple[Tensor, 
         lengths = norms(part.theta)[:, None].contiguous().view(torch.uint8)
         assert part.inbox is not None
         counts = RoundCounts.of(part.inbox, part.far_out, size)
-        words = [torch.zeros_like(lengths[:, :1]).expand(-1, width) if counts.unheard is None else counts.unheard]
-        words += [mask[:, None] for mask in (part.capped, part.floored) if mask is not None]
-        words += [counts.far_out] if counts.far_out is not None else []
-        words.append(torch.full_like(lengths[:, :1], wants))
-        columns.append(torch.cat([lengths, *(word.to(torch.uint8) for word in words)], 1))
+        masks = [torch.zeros_like(lengths[:, :1]).expand(-1, width) if counts.unheard is None else counts.unheard]
+        masks += [mask[:, None] for mask in (part.capped, part.floored) if mask is not None]
+        masks += [counts.far_out] if counts.far_out is not None else []
+        masks.append(torch.full_like(lengths[:, :1], wants))
+        columns.append(torch.cat([lengths, *(mask.to(torch.uint8) for mask in masks)], 1))
     whole = router.gather(columns, "records")
     lengths = whole[:, :8].contiguous().view(torch.float64).squeeze(1)
     flags, column = {"unheard": whole[:, 8 : 8 + width].bool()}, 8 + width

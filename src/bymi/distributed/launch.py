@@ -42,7 +42,7 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
     group = Group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     die_with_parent(lambda: _orphaned(group), RankLostError.exit_code)
     keep_memory()
-    _meet(group, timeout or TIMEOUT, device)
+    _rendezvous(group, timeout or TIMEOUT, device)
 
     def stopped(number: int, frame: Any) -> None:
         if not group.stopping:
@@ -75,10 +75,10 @@ def same_everywhere(group: Group, facts: Mapping[str, str]) -> None:
             )
 
 
-def _meet(group: Group, timeout: float, device: str) -> None:
+def _rendezvous(group: Group, timeout: float, device: str) -> None:
     rank, size = group.rank, group.size
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
-        _stay_inside()
+        _use_loopback()
     elif rank == 0 and not os.environ["MASTER_ADDR"].startswith(_HERE):
         print(
             f"bymi: listening at {os.environ['MASTER_ADDR']} without passwords or encryption: "
@@ -93,10 +93,10 @@ def _meet(group: Group, timeout: float, device: str) -> None:
         group.store = PrefixStore(f"bymi attempt {attempt}", store)
         dist.init_process_group(backend, store=group.store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError) as problem:
-        raise _no_meeting(str(problem), rank, size) from None
+        raise _rendezvous_error(str(problem), rank, size) from None
 
 
-def _no_meeting(problem: str, rank: int, size: int) -> InputError:
+def _rendezvous_error(problem: str, rank: int, size: int) -> InputError:
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     first = problem.splitlines()[0] if problem else ""
     if "EADDRINUSE" in problem or "address already in use" in problem.lower():
@@ -110,14 +110,14 @@ def _backend(device: str) -> str:
     """ "gloo" for CPU tensors, with NCCL for GPU tensors where there are GPUs."""
     if device == "cpu" or not torch.cuda.is_available():
         return "gloo"
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if here > gpus:
-        raise InputError(f"--nproc-per-node: got {here} ranks for {gpus} GPUs, allowed: one rank a GPU, or --device cpu")
+    local_ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if local_ranks > gpus:
+        raise InputError(f"--nproc-per-node: got {local_ranks} ranks for {gpus} GPUs, allowed: one rank a GPU, or --device cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     return "cpu:gloo,cuda:nccl"
 
 
-def _stay_inside() -> None:
+def _use_loopback() -> None:
     """Listen on the loopback interface only: all ranks are on this machine."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:

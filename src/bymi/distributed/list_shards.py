@@ -44,11 +44,11 @@ class ListShardPlan:
     def places(self) -> tuple[list[NeighbourLists], list[Tensor]]:
         """Per shard of this rank: the neighbour lists of its nodes, and which list positions are arcs [B, n]."""
         nodes = self.router.nodes
-        lists = [self.whole.lists.of(some) for some in nodes]
-        arcs = [self.whole.hears[some] for some in nodes]
+        lists = [self.whole.lists.of(block) for block in nodes]
+        arcs = [self.whole.hears[block] for block in nodes]
         # Keep one tensor for both where nothing was pruned, as in the graph.
         whole = self.whole.hears is self.whole.lists.there
-        return lists, [some.there for some in lists] if whole else arcs
+        return lists, [block.there for block in lists] if whole else arcs
 
     def spans(self, dim: int) -> list[tuple[int, int]]:
         """First and last (exclusive) coordinate of each shard's strip."""
@@ -117,24 +117,24 @@ class ListShards:
         """One strip per shard of this rank."""
         return [self._columns(slice(*span)) for span in self._spans]
 
-    def _back(self, who: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def _back(self, receivers: Sequence[Tensor], work: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """Whole rows for the receivers of each shard of this rank. Collective.
 
-        `work` maps some coordinates of all rows to those of all receivers; `who`: receivers per shard, in that order.
+        `work` maps some coordinates of all rows to those of all receivers; `receivers`: node numbers per shard, in that order.
         """
         list_shard_plan, rank_here = self.list_shard_plan, self._rank
-        counts = [sum(len(who[shard]) for shard in some) for some in list_shard_plan.held]
+        counts = [sum(len(receivers[shard]) for shard in held) for held in list_shard_plan.held]
         rows = self._table.new_empty(counts[rank_here], self.dim)
         for parts in self._turns():
-            made = [self._made(part, sum(counts), work).split(counts) for part in self._of(rank_here, parts)]
-            sent = [torch.cat([blocks[rank].flatten() for blocks in made]) for rank in list_shard_plan.ranks]
+            results = [self._made(part, sum(counts), work).split(counts) for part in self._of(rank_here, parts)]
+            sent = [torch.cat([blocks[rank].flatten() for blocks in results]) for rank in list_shard_plan.ranks]
             widths = [[part.stop - part.start for part in self._of(rank, parts)] for rank in list_shard_plan.ranks]
-            received = list_shard_plan.group.trade(sent, [(counts[rank_here] * sum(some),) for some in widths], "mixtures")
+            received = list_shard_plan.group.trade(sent, [(counts[rank_here] * sum(held),) for held in widths], "mixtures")
             for rank, block in enumerate(received):
                 pieces = block.split([counts[rank_here] * width for width in widths[rank]])
                 for part, piece in zip(self._of(rank, parts), pieces, strict=True):
                     rows[:, part] = piece.view(counts[rank_here], part.stop - part.start)
-        return list(rows.split([len(who[shard]) for shard in list_shard_plan.held[rank_here]]))
+        return list(rows.split([len(receivers[shard]) for shard in list_shard_plan.held[rank_here]]))
 
     def _made(self, part: slice, count: int, work: Callable[[Tensor], Tensor]) -> Tensor:
         """`work` on some coordinates; with more shards than coordinates some strips are empty."""
@@ -151,22 +151,22 @@ class ListShards:
             usual = router.weight[held]
             weights.append(usual if weight is None else usual.index_copy(0, places, weight))
         kinds = router.gather(marks, "weights")
-        who = [nodes[kinds[nodes] > 0] for nodes in list_shard_plan.shards]
-        receivers = torch.cat(who)
+        by_shard = [nodes[kinds[nodes] > 0] for nodes in list_shard_plan.shards]
+        receivers = torch.cat(by_shard)
         if not len(receivers):
             return [part[:0] for part in self.sent]
         used = router.gather(weights, "weights") if bool((kinds > 1).any()) else router.weight
         lists = list_shard_plan.all_lists if len(receivers) == self.size else list_shard_plan.whole.lists.of(receivers)
         chosen = used[receivers]
-        return self._back(who, lambda part: lists.total(chosen, part))
+        return self._back(by_shard, lambda part: lists.total(chosen, part))
 
     def reduce_coordinates(self, given: Sequence[tuple[Tensor, Work]]) -> list[Tensor]:
         """Results of a coordinate-wise reduction for all receivers, from masks [B, n] of accepted messages per shard."""
         list_shard_plan, work = self.list_shard_plan, given[0][1]
         valid = list_shard_plan.router.gather([heard for heard, _ in given], "weights")
-        everybody = torch.cat(list(list_shard_plan.shards))
-        members = self._sets(everybody)
-        valid = torch.nn.functional.pad(valid[everybody], (0, 1), value=True)
+        all_nodes = torch.cat(list(list_shard_plan.shards))
+        members = self._sets(all_nodes)
+        valid = torch.nn.functional.pad(valid[all_nodes], (0, 1), value=True)
         return self._back(list_shard_plan.shards, lambda part: work(VectorStack(part), members, valid))
 
     def _sets(self, nodes: Tensor) -> Tensor:
@@ -182,9 +182,9 @@ class ListShards:
         own = self.own_row[torch.cat(list_shard_plan.nodes)[receivers]]
         pairs = zip(own.split(counts), numbers.split(counts), strict=True)
         blocks = [torch.stack([apart(strip, one, strip, other) for strip in self._strips]) for one, other in pairs]
-        mine = masks[self._rank]
-        sums = self._sum(blocks, [(len(some), counts[self._rank]) for some in list_shard_plan.held])
-        output = torch.zeros(mine.shape, dtype=torch.float64, device=sums.device).masked_scatter_(mine, sums)
+        own_mask = masks[self._rank]
+        sums = self._sum(blocks, [(len(held), counts[self._rank]) for held in list_shard_plan.held])
+        output = torch.zeros(own_mask.shape, dtype=torch.float64, device=sums.device).masked_scatter_(own_mask, sums)
         return list(output.split([len(nodes) for nodes in list_shard_plan.router.nodes]))
 
     def _sum(self, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> Tensor:
@@ -208,9 +208,9 @@ class ListShards:
         for start in range(0, max(len(nodes) for nodes in list_shard_plan.shards), step):
             # Shard by shard: the order of sums inside a product depends on the batch size.
             batch = [nodes[start : start + step] for nodes in list_shard_plan.shards]
-            made = [[self._products(strip, nodes) for strip in self._strips] for nodes in batch]
+            partial = [[self._products(strip, nodes) for strip in self._strips] for nodes in batch]
             blocks = [
-                torch.stack([torch.cat(parts) for parts in zip(*(made[shard] for shard in held), strict=True)])
+                torch.stack([torch.cat(parts) for parts in zip(*(partial[shard] for shard in held), strict=True)])
                 for held in list_shard_plan.held
             ]
             counts = [len(batch[shard]) for shard in list_shard_plan.held[self._rank]]

@@ -75,20 +75,20 @@ class Routes:
     def __init__(self, layout: ShardLayout, group: Group, wanted: Sequence[Tensor]) -> None:
         """`wanted`: ascending node numbers per shard of the whole network."""
         self._group, self._size = group, layout.size
-        ranks, size, here = range(group.size), layout.size, group.rank
+        ranks, size, own_rank = range(group.size), layout.size, group.rank
         by_rank = [torch.unique(torch.cat([wanted[shard] for shard in layout.held[rank]])) for rank in ranks]
-        mine = layout.nodes(here)
-        device = mine.device
-        place = torch.full((size,), -1, device=device).index_copy(0, mine, torch.arange(len(mine), device=device))
-        sent = [nodes[layout.holder[nodes] == here] for nodes in by_rank]
+        own_nodes = layout.nodes(own_rank)
+        device = own_nodes.device
+        place = torch.full((size,), -1, device=device).index_copy(0, own_nodes, torch.arange(len(own_nodes), device=device))
+        sent = [nodes[layout.holder[nodes] == own_rank] for nodes in by_rank]
         self._send, self._counts = place[torch.cat(sent)], [len(nodes) for nodes in sent]
-        received = [by_rank[here][layout.holder[by_rank[here]] == rank] for rank in ranks]
+        received = [by_rank[own_rank][layout.holder[by_rank[own_rank]] == rank] for rank in ranks]
         self._coming = [len(nodes) for nodes in received]
         table = torch.cat(received)
         row = torch.full((size,), -1, device=device).index_copy(0, table, torch.arange(len(table), device=device))
         # None: the rows arrive in the wanted order and need no copy.
-        self._picks = [_pick(row[wanted[shard]], len(table)) for shard in layout.held[here]]
-        self._whole = group.size == 1 and len(mine) == len(self._send) and bool((self._send == place[mine]).all())
+        self._picks = [_pick(row[wanted[shard]], len(table)) for shard in layout.held[own_rank]]
+        self._whole = group.size == 1 and len(own_nodes) == len(self._send) and bool((self._send == place[own_nodes]).all())
 
     def carry(self, rows: Tensor, name: str) -> list[Tensor]:
         """Rows wanted by each shard of this rank, from the rows [B, ...] of its nodes. Collective: all ranks must call it."""

@@ -95,11 +95,11 @@ class ShardedListInbox(ListInbox):
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         for reply in self.visit():
             (inbox,) = reply.read()
-            receiver, at = torch.tensor([reply.receiver], device=wanted.device), reply.senders
-            tried = torch.nn.functional.pad(wanted[receiver][:, at], (0, 1), value=True)
+            receiver, senders = torch.tensor([reply.receiver], device=wanted.device), reply.senders
+            tried = torch.nn.functional.pad(wanted[receiver][:, senders], (0, 1), value=True)
             places = torch.zeros_like(wanted[receiver], dtype=torch.int64)
-            places[0, at] = torch.arange(len(at), device=wanted.device)
-            yield Trial(receiver, inbox.rows.vectors, tried, places, torch.full_like(places[:, :1], len(at)))
+            places[0, senders] = torch.arange(len(senders), device=wanted.device)
+            yield Trial(receiver, inbox.rows.vectors, tried, places, torch.full_like(places[:, :1], len(senders)))
 
     def _products(self) -> Tensor:
         return self._once("products", self.strips.among)
@@ -138,16 +138,18 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
     length, own_length = both_lengths.unbind(1)
     acceptable = usable(length, own_length)
     # Nodes whose own vector is not among the messages.
-    alone = torch.zeros_like(router.everybody, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
+    unsent = torch.zeros_like(router.everybody, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
     kept, own = rows, parts
     if acceptable is not None:
-        alone = alone | ~acceptable
+        unsent = unsent | ~acceptable
         kept = [torch.where(acceptable[nodes][:, None], row, 0.0) for row, nodes in zip(rows, router.nodes, strict=True)]
         # A diverged vector takes part in nothing; zeros keep the sums over the other rows finite.
-        sane = [(long < OVERFLOW)[:, None] for long in own_lengths]
-        own = [torch.where(some, part, 0.0) for part, some in zip(parts, sane, strict=True)]
-    own = [part[alone[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
-    strips = ListShards(router.list_shard_plan, kept, own, alone, torch.ones_like(alone) if acceptable is None else acceptable)
+        finite = [(long < OVERFLOW)[:, None] for long in own_lengths]
+        own = [torch.where(mask, part, 0.0) for part, mask in zip(parts, finite, strict=True)]
+    own = [part[unsent[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
+    strips = ListShards(
+        router.list_shard_plan, kept, own, unsent, torch.ones_like(unsent) if acceptable is None else acceptable
+    )
     inboxes: list[Inbox] = []
     for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_shard_plan.places, strict=True)):
         arcs = expected if acceptable is None else heard(length, own_lengths[seat], expected, lists)
@@ -160,7 +162,7 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
                 heard=arcs,
                 weight=weight if acceptable is None else weight * arcs,
                 self_weight=router.self_weight[nodes],
-                own_column=torch.where(alone[nodes], -1, nodes),
+                own_column=torch.where(unsent[nodes], -1, nodes),
                 lists=lists,
                 receiver_group=router.receiver_group(seat, router.everybody, router.graph.size, nodes),
                 nodes=nodes,

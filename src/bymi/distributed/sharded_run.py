@@ -38,8 +38,8 @@ class ShardNetwork:
 
     whole_here = False
 
-    def __init__(self, router: Router, place: int, open_inquiries: dict[int, PointQueries]) -> None:
-        self.router, self._place, self._open = router, place, open_inquiries
+    def __init__(self, router: Router, place: int, open_queries: dict[int, PointQueries]) -> None:
+        self.router, self._place, self._open = router, place, open_queries
         self.shard = router.lockstep.layout.held[router.lockstep.group.rank][place]
         self.nodes = router.nodes[place]
         self.arcs = router.whole.hears[self.nodes]
@@ -83,8 +83,8 @@ class ShardNetwork:
     ) -> Iterator[NeighbourhoodReply]:
         self.finish()
         self._note(step, "answers")
-        inquiry = self._open[self._place] = PointQueries(self, points, answer, self._asking(who), received, deeds)
-        return inquiry.replies()
+        query = self._open[self._place] = PointQueries(self, points, answer, self._asking(who), received, deeds)
+        return query.replies()
 
     def visit(
         self, topics: Mapping[Topic, tuple[Tensor, Tensor]], who: Tensor, deeds: tuple[Tensor, Tensor] | None
@@ -92,16 +92,16 @@ class ShardNetwork:
         """Replies for the nodes in `who` [B], from what each node sent and holds per topic: (sent, own) [B, D]."""
         self.finish()
 
-        def found(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
+        def vectors_of(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
             return {topic: own_or_sent(sent, own, self.nodes, nodes, askers) for topic, (sent, own) in topics.items()}
 
         held = next(iter(topics.values()))[1]
-        inquiry = self._open[self._place] = PointQueries(self, held, found, self._asking(who), None, deeds, visits=True)
-        return self._to_the_end(inquiry)
+        query = self._open[self._place] = PointQueries(self, held, vectors_of, self._asking(who), None, deeds, visits=True)
+        return self._replies_then_finish(query)
 
-    def _to_the_end(self, inquiry: PointQueries) -> Iterator[NeighbourhoodReply]:
+    def _replies_then_finish(self, query: PointQueries) -> Iterator[NeighbourhoodReply]:
         """Yield all replies, then finish: what follows may not be an exchange, which would finish it anyway."""
-        yield from inquiry.replies()
+        yield from query.replies()
         self.finish()
 
     def agree(self, flag: bool) -> bool:
@@ -205,21 +205,21 @@ class ShardedRun:
         group = group or Group()
         layout = _layout(graph, shards, group) if layout is None else layout
         self.shards = len(layout.shards)
-        self._board = Lockstep(group, layout)
+        self._lockstep = Lockstep(group, layout)
         self._problem = problem
-        self.router = Router(self._board, graph, variants=variants, everywhere=everywhere)
+        self.router = Router(self._lockstep, graph, variants=variants, everywhere=everywhere)
         self.router.set_out(problem.dim)
-        open_inquiries: dict[int, PointQueries] = {}
-        self.networks = [ShardNetwork(self.router, place, open_inquiries) for place in range(self._board.count)]
+        open_queries: dict[int, PointQueries] = {}
+        self.networks = [ShardNetwork(self.router, place, open_queries) for place in range(self._lockstep.count)]
         wrapped: list[tuple[Network, Deviation | None]] = [(one, None) if wrap is None else wrap(one) for one in self.networks]
         self.wrapped = wrapped
 
     def walk(self, plan: Plan, states: Sequence[State] | None = None) -> Iterator[list[Snapshot]]:
         """Yield the snapshots of this rank's shards after every round, from the first or after their `states`. Collective."""
         self.router.by_slices = plan.watch is None  # the update history stores whole messages
-        given: Sequence[State | None] = [None] * self._board.count if states is None else states
+        given: Sequence[State | None] = [None] * self._lockstep.count if states is None else states
         makers = [
             partial(drsgd_bymi, self._problem, network, plan, deviation, state)
             for (network, deviation), state in zip(self.wrapped, given, strict=True)
         ]
-        return self._board.walk(makers)
+        return self._lockstep.walk(makers)

@@ -43,9 +43,9 @@ def derived(kind: type[Any], *, without: Collection[str] = ()) -> Callable[[type
         fields: dict[str, Any] = {
             field.name: (_key(hints[field.name], dict(field.metadata)), _default(field)) for field in missing
         }
-        made = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
-        made.__doc__ = section.__doc__
-        return made
+        model = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+        model.__doc__ = section.__doc__
+        return model
 
     return add
 

@@ -27,10 +27,10 @@ def recall(question: Setting) -> Forecast:
     known = None if place is None else _read(place, question)
     if known is not None:
         return known
-    made = forecast(question)
+    fresh = forecast(question)
     if place is not None:
-        _write(place, made)
-    return made
+        _write(place, fresh)
+    return fresh
 
 
 def _place(question: Setting) -> Path | None:
@@ -51,8 +51,8 @@ def _code() -> str:
 
 def _read(place: Path, question: Setting) -> Forecast | None:
     try:
-        kept = read_json(place, limit=MEBIBYTE)
-        cached = Forecast.read(kept["outlook"]) if kept["digest"] == _digest(kept["outlook"]) else None
+        stored = read_json(place, limit=MEBIBYTE)
+        cached = Forecast.read(stored["outlook"]) if stored["digest"] == _digest(stored["outlook"]) else None
     except (InputError, ValueError, TypeError, KeyError, RecursionError):
         return None
     return cached if cached is not None and cached.question == question else None

@@ -62,11 +62,11 @@ def draw(
     count = torch.searchsorted(question.odds().cumsum(0), chance).clamp_max(question.degree)
     lies = torch.arange(size + 1) < (count * (size / question.degree)).round()[:, None]
     # The noise is isotropic, so any direction will do.
-    way = torch.zeros(receivers, size + 1, DIMENSIONS, dtype=torch.float64)
-    way[:, :, 0] = 1.0
+    direction = torch.zeros(receivers, size + 1, DIMENSIONS, dtype=torch.float64)
+    direction[:, :, 0] = 1.0
     if ways == "apart":
-        way = torch.nn.functional.normalize(stream(seed, "outlook ways").normal(receivers, size + 1, DIMENSIONS), dim=2)
-    off = lies[:, :, None] * way * torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1)
+        direction = torch.nn.functional.normalize(stream(seed, "outlook ways").normal(receivers, size + 1, DIMENSIONS), dim=2)
+    off = lies[:, :, None] * direction * torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1)
     return IdealNeighbourhoods(noise[0] + off, noise[1] + off, lies)
 
 
@@ -79,7 +79,7 @@ def _published(offset: int) -> Callable[[IdealNeighbourhoods, float], Tensor]:
     return judge
 
 
-def _hybrid(scene: IdealNeighbourhoods, fdr_level: float) -> Tensor:
+def _score_test(scene: IdealNeighbourhoods, fdr_level: float) -> Tensor:
     panel, judged = Panel(), scene.judged.expand_as(scene.lies)
     assert panel.strong is not None
     wider = panel.wider(judged.sum(1, keepdim=True).to(torch.float64))
@@ -105,7 +105,7 @@ class Judge:
 JUDGES = (
     Judge("paper, offset 0", 1, _published(0)),
     Judge("paper, offset 1", 1, _published(1)),
-    Judge("hardened, scores alone", 4, _hybrid),
+    Judge("hardened, scores alone", 4, _score_test),
     Judge("hardened", 4, _panel),
 )
 """Scores alone know the true mean. The last is the whole panel, which has to estimate everything."""

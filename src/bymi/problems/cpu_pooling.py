@@ -24,8 +24,8 @@ def joins(layer: nn.Module, following: nn.Module, inputs: Tensor) -> bool:
     if type(layer) is not nn.Conv2d or layer.out_channels >= _FEW or layer.groups > 1 or inputs.ndim != 4:
         return False
     (down, right), (high, wide) = _pair(layer.padding), layer.kernel_size
-    made = inputs[..., :1, :1].expand(-1, -1, inputs.shape[2] + 2 * down + 1 - high, inputs.shape[3] + 2 * right + 1 - wide)
-    return layer.stride == (1, 1) == layer.dilation and halves(following, made)
+    output = inputs[..., :1, :1].expand(-1, -1, inputs.shape[2] + 2 * down + 1 - high, inputs.shape[3] + 2 * right + 1 - wide)
+    return layer.stride == (1, 1) == layer.dilation and halves(following, output)
 
 
 def four_places(weight: Tensor) -> Tensor:
@@ -54,8 +54,8 @@ class LargestOfFour(torch.autograd.Function):
         output = gradients[0].new_empty(count, 4 * channels, high, wide)
         one, two, three, four = output.chunk(4, 1)
         below = gradients[0] * to_below
-        _share(gradients[0] - below, to_two, one, two)
-        _share(below, to_four, three, four)
+        _split_gradient(gradients[0] - below, to_two, one, two)
+        _split_gradient(below, to_four, three, four)
         return output
 
 
@@ -75,9 +75,9 @@ class MaxPool(torch.autograd.Function):
         to_right, to_below = ctx.saved_tensors
         *front, high, wide = gradients[0].shape
         rows = gradients[0].new_empty(*front, 2 * high, wide)
-        _share(gradients[0], to_below, rows[..., 0::2, :], rows[..., 1::2, :])
+        _split_gradient(gradients[0], to_below, rows[..., 0::2, :], rows[..., 1::2, :])
         output = gradients[0].new_empty(*front, 2 * high, 2 * wide)
-        _share(rows, to_right, output[..., 0::2], output[..., 1::2])
+        _split_gradient(rows, to_right, output[..., 0::2], output[..., 1::2])
         return output
 
 
@@ -86,7 +86,7 @@ def _exceeds(one: Tensor, other: Tensor) -> Tensor:
     return torch.gt(one, other, out=torch.empty(one.shape, dtype=one.dtype, device=one.device))
 
 
-def _share(towards: Tensor, second: Tensor, ones: Tensor, others: Tensor) -> None:
+def _split_gradient(towards: Tensor, second: Tensor, ones: Tensor, others: Tensor) -> None:
     """Split a gradient between the first and the second of each two. By products: several times as fast as `where`."""
     torch.mul(towards, second, out=others)
     torch.sub(towards, others, out=ones)

@@ -112,7 +112,7 @@ class Batched:
             return self._layout.join(self._all(self._layout.split(theta), inputs, targets))
 
     def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Losses [B, k] of the models vectors[index] [B, k] on each row of inputs [B, s, ...] and targets [B, s, ...]."""
+        """Losses [B, k] of the models vectors[index], index [B, k], on each row of inputs and targets [B, s, ...]."""
         return losses_in_pieces(self.losses_piece, vectors, index, inputs, targets)
 
     def losses_piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -137,8 +137,8 @@ class ModuleProblem:
 
         def work(way: Gradients) -> Tensor:
             if isinstance(way, (Captured, Batched)):
-                found = way.losses(vectors, index, inputs, targets).to(output.dtype)
-                return output.scatter(1, index, torch.where(valid, found, torch.inf))
+                values = way.losses(vectors, index, inputs, targets).to(output.dtype)
+                return output.scatter(1, index, torch.where(valid, values, torch.inf))
             self._losses_by_loop(output, vectors, inputs, targets, wanted)
             return output
 
@@ -292,13 +292,13 @@ def _refuse_state(model: nn.Module, loss: Loss, some: Shards) -> bool:
                 "use GroupNorm or LayerNorm, or track_running_stats=False"
             )
     trial = copy.deepcopy(model).to("cpu").train()
-    before = {name: value.clone() for name, value in trial.named_buffers()}
+    buffers = {name: value.clone() for name, value in trial.named_buffers()}
     try:
         with torch.no_grad():
             first, again = trial(inputs), trial(inputs)
     except Exception as problem:  # the user's code may raise anything
         raise InputError(f"model: cannot be applied to inputs of shape {list(inputs.shape)}: {_first_line(problem)}") from None
-    changed = [name for name, value in trial.named_buffers() if not torch.equal(value, before[name])]
+    changed = [name for name, value in trial.named_buffers() if not torch.equal(value, buffers[name])]
     if changed:
         raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")
     if not isinstance(first, Tensor):
@@ -308,10 +308,10 @@ def _refuse_state(model: nn.Module, loss: Loss, some: Shards) -> bool:
         raise InputError("model: two forward passes on the same inputs differ; it must not draw random numbers")
     try:
         with torch.no_grad():
-            alone = torch.cat([trial(inputs[:1]), trial(inputs[1:])])
+            separate = torch.cat([trial(inputs[:1]), trial(inputs[1:])])
     except Exception:  # a layer that refuses a single sample depends on several
         return False
-    return torch.allclose(first, alone, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return torch.allclose(first, separate, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _try_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:

@@ -112,9 +112,9 @@ class _Product(torch.autograd.Function):
             by_weight = (towards @ patches.mT).reshape(weight.shape)
         if ctx.needs_input_grad[0]:
             rows, columns = gradients[0].shape[-2:]
-            spread = (weight.flatten(-3).mT @ towards).unflatten(-1, (ctx.size[0], rows, columns))
-            spread = spread.unflatten(-4, weight.shape[-3:])  # [*, c, kh, kw, n, H', W']
-            by_inputs = _Gather.apply(spread, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+            patches_gradient = (weight.flatten(-3).mT @ towards).unflatten(-1, (ctx.size[0], rows, columns))
+            patches_gradient = patches_gradient.unflatten(-4, weight.shape[-3:])  # [*, c, kh, kw, n, H', W']
+            by_inputs = _Gather.apply(patches_gradient, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         return by_inputs, by_weight, None, None
 
     @staticmethod

@@ -37,7 +37,7 @@ def draw_run(folder: Path) -> list[Path]:
     target = folder / "figures"
 
     def draw() -> list[Path]:
-        jobs = {_worth(folder): lambda: _worth_figure([folder])}
+        jobs = {_measure(folder): lambda: _measure_figure([folder])}
         if (folder / store.VERDICT).exists():
             jobs["scores"] = lambda: _scores_figure(folder)
         todo = [name for name in jobs if not all(map(_is_whole, _paths(target, name)))]
@@ -48,7 +48,7 @@ def draw_run(folder: Path) -> list[Path]:
 
 def draw_comparison(folders: Sequence[Path], target: Path, name: str) -> list[Path]:
     """Gap or accuracy over rounds of several runs in one figure."""
-    return try_to_save(lambda: _worth_figure(folders), target, name)
+    return try_to_save(lambda: _measure_figure(folders), target, name)
 
 
 def try_to_save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
@@ -92,14 +92,14 @@ def _is_whole(path: Path) -> bool:
     return content.rstrip().endswith(b"</svg>") or content.endswith(b"IEND\xaeB`\x82")
 
 
-def _worth(folder: Path) -> str:
+def _measure(folder: Path) -> str:
     """What the rows of a run measure: the optimality gap, or accuracy on test images."""
     rows = store.read_rows(folder / store.METRICS)
     return "accuracy" if rows and "acc_normal" in rows[0] else "gap"
 
 
-def _worth_figure(folders: Sequence[Path]) -> Figure:
-    accuracy = _worth(folders[0]) == "accuracy"
+def _measure_figure(folders: Sequence[Path]) -> Figure:
+    accuracy = _measure(folders[0]) == "accuracy"
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     detection = None
@@ -147,8 +147,8 @@ def describe(values: Mapping[str, Any]) -> str:
     name = attack.pop("name")
     detail = f" ({', '.join(f'{key} {value}' for key, value in attack.items())})" if attack else ""
     nodes = f"{values['nodes']} nodes, {100 * values['byzantine_ratio']:g} % Byzantine"
-    what = f"d = {data['dim']}" if "dim" in data else data["name"]
-    return f"{nodes}, {name} attack{detail}, {what}"
+    data_name = f"d = {data['dim']}" if "dim" in data else data["name"]
+    return f"{nodes}, {name} attack{detail}, {data_name}"
 
 
 def _scores_figure(folder: Path) -> Figure:

@@ -92,25 +92,25 @@ def newest(
     `make` may refuse with a ValueError. A round counts if all processes of the `group`, which must see the same folder, can use
     it. Rank 0 removes newer rounds that are not used: the run will write them again. Collective.
     """
-    group, made = group or Group(), None
+    group, result = group or Group(), None
     by_rank = group.tell({"rounds": [path.name for path in _rounds(folder)]})
     names = [name for name in by_rank[0]["rounds"] if all(name in other["rounds"] for other in by_rank)]
     refused: dict[str, str] = {}
     for name in names:
         try:
-            made = make(_read(folder / name, digest, frame, places))
+            result = make(_read(folder / name, digest, frame, places))
         except (ValueError, OSError) as problem:
             refused[name] = str(problem)
-        if group.agree(made is not None):
+        if group.agree(result is not None):
             break
-        made = None
+        result = None
         refused.setdefault(name, "of no use to another process")
     if refused:
         why = "; ".join(f"checkpoint {name} not used ({reason})" for name, reason in refused.items())
-        say(f"{why}; {'starting anew' if made is None else f'going on from {names[len(refused)]}'}")
+        say(f"{why}; {'starting anew' if result is None else f'going on from {names[len(refused)]}'}")
     for name in refused if group.rank == 0 else []:
         shutil.rmtree(folder / name, ignore_errors=True)
-    return made
+    return result
 
 
 def _rounds(folder: Path) -> list[Path]:
@@ -131,7 +131,7 @@ def _sets(round_folder: Path) -> dict[int, list[Path]]:
 
 
 def forget(folder: Path) -> None:
-    """Remove all rounds but the newest two complete ones, and all older than the newest six of any kind."""
+    """Remove rounds older than the newest two complete ones, or than the newest six of any kind."""
     whole = 0
     for number, round_folder in enumerate(_rounds(folder)):
         if whole < _KEPT and number < _SEEN:
@@ -197,9 +197,9 @@ def _numbers(shard: TensorFile, name: str, size: int) -> Tensor:
 
 def _fit(shard: TensorFile, parts: ShardLayout) -> None:
     """Raise unless a shard has exactly the tensors that its round needs, each of the right type and shape."""
-    found = {name.removeprefix("state.") for name in shard.names if name.startswith("state.")}
-    if found != set(parts):
-        raise UnusableError(f"{shard.path.name}: has {', '.join(sorted(found ^ set(parts)))} too much or too little")
+    stored = {name.removeprefix("state.") for name in shard.names if name.startswith("state.")}
+    if stored != set(parts):
+        raise UnusableError(f"{shard.path.name}: has {', '.join(sorted(stored ^ set(parts)))} too much or too little")
     for name, (dtype, shape) in parts.items():
         key = f"state.{name}"
         if (shard.dtype(key), shard.shape(key)) != (dtype, shape):
@@ -220,8 +220,8 @@ def _gather(
     rows: Tensor | None = None
     for shard, held, columns in zip(shards, numbers[axis], numbers["column"], strict=True):
         places = _places(held, wanted[axis], size[axis])
-        mine = places >= 0
-        if rows is not None and not bool(mine.any()):
+        own = places >= 0
+        if rows is not None and not bool(own.any()):
             continue
         stored = shard.read(f"state.{name}")
         if across and frame.arcs == frame.size:
@@ -230,8 +230,8 @@ def _gather(
             stored = torch.where(other >= 0, stored[:, other.clamp_min(0)], torch.zeros_like(stored[:, :1]))
         if rows is None:
             rows = stored.new_zeros(len(present), *stored.shape[1:])
-        rows[mine] = stored[places[mine]]
-        present |= mine
+        rows[own] = stored[places[own]]
+        present |= own
     if rows is None or not bool(present.all()):
         raise UnusableError(f"no shard has all {axis}s of {name}")
     return rows

@@ -129,7 +129,7 @@ def contractions(block: Tensor, perron: Tensor) -> tuple[Contraction, ...]:
         lengths.append(float(torch.linalg.matrix_norm(power, 2)))
         rate = max(lengths[-1], 1e-300) ** (1 / exponent)
         if rate < 1:
-            pairs.append(Contraction(max(length / rate**at for at, length in enumerate(lengths[:-1])), rate))
+            pairs.append(Contraction(max(length / rate**index for index, length in enumerate(lengths[:-1])), rate))
         power = power @ change
     return tuple(pairs)
 
@@ -146,13 +146,17 @@ def demands(mixing: Mixing, pair: Contraction, known: Constants) -> dict[str, fl
     """D_1 to D_4, and the least number of rounds K that they require."""
     assert mixing.inverse_diagonal is not None
     size, w, (c, rho) = mixing.nodes, mixing.inverse_diagonal, pair
-    smooth, noise, apart = known.smoothness**2, known.noise, known.heterogeneity
-    first = 6 * w**2 * c * apart + 8 * size * smooth * noise * w**2 * c**2 + 72 * size * smooth * apart * w**2 * c**2
+    smooth, noise, heterogeneity = known.smoothness**2, known.noise, known.heterogeneity
+    first = (
+        6 * w**2 * c * heterogeneity
+        + 8 * size * smooth * noise * w**2 * c**2
+        + 72 * size * smooth * heterogeneity * w**2 * c**2
+    )
     second = (
-        54 * smooth * apart * w**4 * c**3
+        54 * smooth * heterogeneity * w**4 * c**3
         + 216 * smooth**2 * w**6 * c**5 * noise
         + 6 * smooth * noise * w**4 * c**3
-        + 1944 * smooth**2 * apart * w**6 * c**5
+        + 1944 * smooth**2 * heterogeneity * w**6 * c**5
     )
     terms = {
         "d1": first**2 / ((1 - rho) ** 2 * size * known.gap**2),
@@ -174,9 +178,9 @@ def bound_distance(mixing: Mixing, pair: Contraction, known: Constants, rounds: 
     """Bound on the expected mean squared distance to theta~_k, from the last lines of the corollary's proof."""
     assert mixing.inverse_diagonal is not None
     (c, rho), w = pair, mixing.inverse_diagonal
-    far = 36 * w**2 * c**2 / (1 - rho) ** 2
-    start = far * bound_gradient(mixing, known, rounds) / (rounds * mixing.nodes)
-    return start + far * known.heterogeneity / rounds + 4 * known.noise * w**2 * c**2 / ((1 - rho**2) * rounds)
+    factor = 36 * w**2 * c**2 / (1 - rho) ** 2
+    start = factor * bound_gradient(mixing, known, rounds) / (rounds * mixing.nodes)
+    return start + factor * known.heterogeneity / rounds + 4 * known.noise * w**2 * c**2 / ((1 - rho**2) * rounds)
 
 
 def mean_over(points: Sequence[tuple[int, float | None]]) -> float | None:

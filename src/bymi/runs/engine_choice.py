@@ -53,9 +53,9 @@ class OneProcess:
         self.places: Sequence[Place] = [Place(LocalNetwork(scene.graph).nodes)]
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
-        scene = self.scene
+        setup = self.scene
         state = None if states is None else states[0]
-        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state):
+        for snapshot in simulate(setup.problem, setup.graph, setup.plan, setup.adversary, state):
             states_here = [] if snapshot.state is None else [snapshot.state]
             yield GatheredRound(snapshot, Held(snapshot.theta), states_here, partial(wants, snapshot.step, snapshot.phase))
             del snapshot, states_here  # do not keep a round in memory while the next one is computed
@@ -71,14 +71,14 @@ class ManyProcesses:
         assert scene.layout is not None
         scene = replace(scene, evaluator=scene.evaluator.shared(group, scene.layout))
         self.scene, self.group, self._sheet = scene, group, sheet
-        self._spread = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
+        self._sharded_run = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
         networks, columns = (
-            self._spread.networks,
-            self._spread.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS)),
+            self._sharded_run.networks,
+            self._sharded_run.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS)),
         )
         self.places: Sequence[Place] = [
-            Place(network.nodes, network.shard, self._spread.shards, some)
-            for network, some in zip(networks, columns, strict=True)
+            Place(network.nodes, network.shard, self._sharded_run.shards, held_columns)
+            for network, held_columns in zip(networks, columns, strict=True)
         ]
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
@@ -88,10 +88,10 @@ class ManyProcesses:
             return is_lost(lengths[watched])
 
         due = partial(Recorder.due, steps=self._sheet.steps, every=self._sheet["record_every"])
-        return whole_rounds(self._spread, self.scene.plan, states, due=due, lost=lost, wants=wants)
+        return whole_rounds(self._sharded_run, self.scene.plan, states, due=due, lost=lost, wants=wants)
 
     def models(self, states: Sequence[State]) -> Models:
-        return Scattered([state.theta for state in states], self._spread.router)
+        return Scattered([state.theta for state in states], self._sharded_run.router)
 
 
 def alone(sheet: ResolvedSpec, host: Host, given: Given | None = None) -> Engine:
@@ -101,26 +101,26 @@ def alone(sheet: ResolvedSpec, host: Host, given: Given | None = None) -> Engine
 
 def lay_out(sheet: ResolvedSpec, host: Host, group: Group) -> Engine:
     """The engine of a run over a group; a single rank that computes all nodes at once uses OneProcess. Collective."""
-    scene = _by_all(group, lambda: set_up_run(sheet, host, group))
-    return OneProcess(scene, sheet) if scene.layout is None else ManyProcesses(scene, sheet, group)
+    setup = _built_by_all(group, lambda: set_up_run(sheet, host, group))
+    return OneProcess(setup, sheet) if setup.layout is None else ManyProcesses(setup, sheet, group)
 
 
-def _by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:
+def _built_by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:
     """What `build` returns on each process. Collective: an error on one of them, such as in its own data, is raised on all."""
-    scene, mistake = None, None
+    setup, error = None, None
     try:
-        scene = build()
+        setup = build()
     except BymiError as problem:
-        mistake = [problem.exit_code, str(problem)]
+        error = [problem.exit_code, str(problem)]
     except (OSError, MemoryError, RuntimeError) as problem:
         refused = system_refusal(problem)
         if refused is None:
             raise
-        mistake = [refused.exit_code, str(refused)]
-    mistakes = [words["mistake"] for words in group.tell({"mistake": mistake}) if words["mistake"]]
-    if mistakes or scene is None:
-        raise error_of(*mistakes[0])
-    return scene
+        error = [refused.exit_code, str(refused)]
+    errors = [words["mistake"] for words in group.tell({"mistake": error}) if words["mistake"]]
+    if errors or setup is None:
+        raise error_of(*errors[0])
+    return setup
 
 
 def frame_of(scene: RunSetup) -> StateShape:

@@ -112,16 +112,16 @@ class LinearEvaluator:
         parts = [self._problem.moments(nodes[self._honest[nodes]]) for nodes in layout.blocks(group.rank)]
         counts, sums = [len(held) for held in layout.held], torch.empty_like(parts[0])
         rows = max(1, _NUMBERS // (len(layout.shards) * sums.shape[1]))
-        for into, *some in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
-            into.copy_(group.collect(torch.stack(some), counts, "moments").sum(0))
-        together = LinearEvaluator(self._problem, ~self._honest, sums)
+        for into, *pieces in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
+            into.copy_(group.collect(torch.stack(pieces), counts, "moments").sum(0))
+        combined = LinearEvaluator(self._problem, ~self._honest, sums)
         if self._has_bounds:
             blocks = [nodes[self._honest[nodes]] for nodes in layout.blocks(group.rank)]
             bounds = group.collect(
-                torch.stack([self._problem.bounds(nodes, together._best) for nodes in blocks]), counts, "moments"
+                torch.stack([self._problem.bounds(nodes, combined._best) for nodes in blocks]), counts, "moments"
             )
-            together._bounds = torch.cat([bounds[:, :2].amax(0), bounds[:, 2:].sum(0)])
-        return together
+            combined._bounds = torch.cat([bounds[:, :2].amax(0), bounds[:, 2:].sum(0)])
+        return combined
 
     def _excess(self, theta: Tensor) -> Tensor:
         """Risk above the honest minimum, from the curvature, without the samples."""

@@ -116,7 +116,7 @@ class Recorder:
     """Accumulates metrics over all snapshots of a run, yields the rows of metrics.jsonl, and summarises at the end."""
 
     def __init__(self, evaluator: Evaluator, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
-        self._yardstick, self._graph, self._byzantine = evaluator, graph, byzantine
+        self._evaluator, self._graph, self._byzantine = evaluator, graph, byzantine
         self._honest = (~byzantine).nonzero().flatten()
         self._steps, self._every = steps, every
         self._core: Core | None = None
@@ -139,7 +139,7 @@ class Recorder:
         """What the theorem requires with mini-batches of size `batch`, beside what the run did; None without a detection."""
         if self._core is None or self._pruned is None:
             return None
-        return theory_of(self._pruned, self._core, self._byzantine, self._looks, self._yardstick.loss, batch)
+        return theory_of(self._pruned, self._core, self._byzantine, self._looks, self._evaluator.loss, batch)
 
     @property
     def diverged(self) -> bool:
@@ -188,9 +188,9 @@ class Recorder:
     def _look(self, step: int, models: Models) -> dict[str, Any]:
         """Measures of the models, and how far apart these are."""
         about = None if self._core is None else Average(self._core.members, self._core.perron)
-        averages, apart, distance = look(models, self._yardstick.averages(self._core), ~self._byzantine, about)
-        measures: dict[str, Any] = self._yardstick.measure(averages)
-        measures.update(consensus=number(apart), distance_weighted=None if distance is None else number(distance))
+        averages, largest_distance, distance = look(models, self._evaluator.averages(self._core), ~self._byzantine, about)
+        measures: dict[str, Any] = self._evaluator.measure(averages)
+        measures.update(consensus=number(largest_distance), distance_weighted=None if distance is None else number(distance))
         if self._core is not None:
             slope = measures["grad_norm_weighted"]
             gradient = None if slope is None else slope**2
@@ -240,9 +240,11 @@ class Recorder:
         if 2 * size <= total:
             return Outcome("fragmented", f"the largest component after pruning holds {size} of {total} nodes")
         heard = self._pruned.hears[self._honest].any(1)
-        alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
-        if alone:
-            return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
+        isolated = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
+        if isolated:
+            return Outcome(
+                "isolated", f"{len(isolated)} honest nodes flagged all their neighbours and trained alone: {isolated[:5]}"
+            )
         inside = int((self._core.members & self._byzantine).sum())
         if inside:
             sentence = f"{inside} of the {size} nodes in the core are Byzantine; its mean model counts them in"
@@ -259,7 +261,7 @@ class Recorder:
         """All of SUMMARY_KEYS, and those that the evaluator adds."""
         outcome = self.outcome()
         summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
-        summary.update({key: self._last.get(key) for key in (*SUMMARY_KEYS, *self._yardstick.extra) if key in self._last})
+        summary.update({key: self._last.get(key) for key in (*SUMMARY_KEYS, *self._evaluator.extra) if key in self._last})
         senders = self._unheard.nonzero().flatten().tolist()
         summary.update(
             outcome=outcome.ending,

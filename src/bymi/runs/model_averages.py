@@ -30,16 +30,16 @@ def look(
     The latter is that of the members of `about` to their average. One pass over all blocks of coordinates. Collective.
     """
     by_average: list[list[Tensor]] = [[] for _ in averages]
-    apart: Tensor | None = None
+    distances: Tensor | None = None
     squares: Tensor | None = None
     for block in models.blocks():
         for parts, average in zip(by_average, averages, strict=True):
             parts.append(average.of(block))
         rows = block[among]
-        away = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
-        apart = away if apart is None else torch.hypot(apart, away)
+        partial = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
+        distances = partial if distances is None else torch.hypot(distances, partial)
         if about is not None:
-            far = (block[about.members] - about.of(block)).square().sum(1, dtype=torch.float64).mean()
-            squares = far if squares is None else squares + far
-    assert apart is not None
-    return [torch.cat(parts) for parts in by_average], apart.max(), squares
+            square = (block[about.members] - about.of(block)).square().sum(1, dtype=torch.float64).mean()
+            squares = square if squares is None else squares + square
+    assert distances is not None
+    return [torch.cat(parts) for parts in by_average], distances.max(), squares

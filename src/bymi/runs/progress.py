@@ -58,11 +58,11 @@ class ProgressLog:
         """Continue from a stored round, or raise ValueError. The states may be those of some nodes only."""
         words, rows = saved.words, saved.tensors.get("rows")
         times = [words.get("seconds"), words.get("detecting")]
-        if not isinstance(words.get("recorder"), dict) or not all(isinstance(some, (int, float)) for some in times):
+        if not isinstance(words.get("recorder"), dict) or not all(isinstance(seconds, (int, float)) for seconds in times):
             raise ValueError("what was measured is missing")
         if rows is None or rows.dtype != torch.uint8 or not all(isinstance(row, dict) for row in _rows(rows)):
             raise ValueError("the rows of metrics.jsonl are missing")
-        made, judged = recorder(), saved.states[0].judged
+        resumed, judged = recorder(), saved.states[0].judged
 
         def prune(flagged: Tensor) -> Graph:
             assert judged is not None
@@ -70,8 +70,8 @@ class ProgressLog:
             assert isinstance(network, LocalNetwork)
             return network.graph
 
-        made.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
-        return ProgressLog(made, saved.states, rows.numpy().tobytes(), words["seconds"], words["detecting"])
+        resumed.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
+        return ProgressLog(resumed, saved.states, rows.numpy().tobytes(), words["seconds"], words["detecting"])
 
 
 def _rows(stored: Tensor) -> list[Any]:

@@ -117,14 +117,14 @@ def prepare(out: Path) -> None:
         for scratch in out.glob(f".*-seed*.{platform.node()}.*"):
             if scratch.suffix[1:].isdigit() and not _alive(int(scratch.suffix[1:])):
                 _clear(scratch)
-        for kept in out.glob(f".*{_CHECKPOINTS}"):
-            if is_complete(out / kept.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
-                shutil.rmtree(kept, ignore_errors=True)
+        for checkpoints in out.glob(f".*{_CHECKPOINTS}"):
+            if is_complete(out / checkpoints.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
+                shutil.rmtree(checkpoints, ignore_errors=True)
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
         # A path that cannot be a folder is a mistake in the command; anything else is the disk.
         wrong = isinstance(problem, (FileExistsError, NotADirectoryError, ValueError))
-        said = f"cannot write to the folder {out}: {getattr(problem, 'strerror', None) or problem}"
-        raise (InputError if wrong else StorageError)(said) from None
+        message = f"cannot write to the folder {out}: {getattr(problem, 'strerror', None) or problem}"
+        raise (InputError if wrong else StorageError)(message) from None
 
 
 @contextmanager

@@ -67,12 +67,12 @@ def run(
     if host.again or not store.is_complete(folder):
         store.prepare(out)
         host = replace(host, threads=host.threads_beside(1))
-        kept = store.checkpoints_of(out, sheet)
+        checkpoint_folder = store.checkpoints_of(out, sheet)
         if host.again:
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(checkpoint_folder, ignore_errors=True)
         with one_thread(), _refusals_of(sheet), store.writing(out, sheet, again=host.again) as scratch:
-            _execute(sheet, scratch, tell or (lambda steps: None), host, kept, plot)
-        shutil.rmtree(kept, ignore_errors=True)
+            _execute(sheet, scratch, tell or (lambda steps: None), host, checkpoint_folder, plot)
+        shutil.rmtree(checkpoint_folder, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
 
@@ -114,18 +114,18 @@ def run_all(
     todo = [i for i, sheet in enumerate(sheets) if host.again or not store.is_complete(store.folder_of(out, sheet))]
     if todo:  # complete folders can be read where nothing can be written
         store.prepare(out)
-    made: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(sheets[index], host)) is not None}
-    todo = [index for index in todo if index not in made]
+    results: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(sheets[index], host)) is not None}
+    todo = [index for index in todo if index not in results]
     jobs = min(len(todo), jobs or _usual_jobs([sheets[index] for index in todo], host))
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
         work = partial(_work, out=out, host=host, until=until)
-        spread = _spread([sheets[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
-        made.update(zip(todo, spread, strict=True))
+        outcomes = _run_in_processes([sheets[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
+        results.update(zip(todo, outcomes, strict=True))
     else:
-        made.update((index, _attempt(sheets[index], out, partial(tell, index), host, until)) for index in todo)
+        results.update((index, _attempt(sheets[index], out, partial(tell, index), host, until)) for index in todo)
     return [
-        made[index] if index in made else _attempt(sheet, out, partial(tell, index), host, None)
+        results[index] if index in results else _attempt(sheet, out, partial(tell, index), host, None)
         for index, sheet in enumerate(sheets)
     ]
 
@@ -148,17 +148,17 @@ def _usual_jobs(sheets: Sequence[ResolvedSpec], host: Host) -> int:
     return min(_ON_ONE_GPU if on_gpu else cores, cores, fitting)
 
 
-def _spread(
+def _run_in_processes(
     sheets: Sequence[ResolvedSpec], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
 ) -> list[Result]:
     """Run specs in `jobs` processes and report their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(queue,))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_init_worker, initargs=(queue,))
     before = _stop_on_terminate()
     try:
-        with _interrupts_later():
+        with _block_interrupts():
             futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
         waiting: set[Future[Any]] = set(futures)
         while waiting:
@@ -199,7 +199,7 @@ def _stop_on_terminate() -> Any:
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
+def _block_interrupts() -> Iterator[None]:
     """Block SIGINT. Processes started in here inherit that: the terminal signals all of them, before they are ready for it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
@@ -211,7 +211,7 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(queue: Any) -> None:
+def _init_worker(queue: Any) -> None:
     global _queue
     _queue = queue
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals all processes: the parent ends this worker
@@ -233,25 +233,27 @@ def _attempt(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: 
         return problem
 
 
-def _execute(sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: RoleAttack) -> None:
-    course = plot(sheet, host)
+def _execute(
+    sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: RoleAttack
+) -> None:
+    engine = plot(sheet, host)
     with (folder / store.METRICS).open("wb") as metrics:
-        log = _walk(course, sheet, host, kept, tell, metrics.write)
-    scene, recorder = course.scene, log.recorder
+        log = _walk(engine, sheet, host, checkpoint_folder, tell, metrics.write)
+    setup, recorder = engine.scene, log.recorder
     summary = {
         "method": sheet.label,
         "seed": sheet.seed,
         "digest": sheet.digest,
         **recorder.summary(log.seconds, log.detecting),
-        "theory": recorder.theory(scene.plan.optimisation.batch),
+        "theory": recorder.theory(setup.plan.optimisation.batch),
     }
     if log.trained is not None:
         words = {"version": bymi.__version__, "digest": sheet.digest, "mean_of": int(recorder.members.sum())}
-        summary.update(write_models(folder, log.trained, scene.problem, words))
+        summary.update(write_models(folder, log.trained, setup.problem, words))
     if recorder.verdict is not None:
-        verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph)
+        verdict = store.verdict_to_json(recorder.verdict, setup.byzantine, setup.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
-    store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(scene), "ranks": course.group.size})
+    store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(setup), "ranks": engine.group.size})
     store.write_json(folder / store.SUMMARY, summary)
 
 
@@ -262,55 +264,57 @@ def follow(sheet: ResolvedSpec, host: Host, kept: Path, plot: RoleAttack) -> Non
 
 
 def _walk(
-    course: Engine,
+    engine: Engine,
     sheet: ResolvedSpec,
     host: Host,
-    kept: Path,
+    checkpoint_folder: Path,
     tell: Callable[[int], None],
     write: Callable[[bytes | bytearray], object],
 ) -> ProgressLog:
     """Run all rounds, from the newest checkpoint if there is one. Collective."""
-    scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
-    blank = partial(Recorder, scene.evaluator, scene.graph, scene.byzantine, **size)
-    keeper = Checkpointer(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group)
+    setup, size = engine.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
+    blank = partial(Recorder, setup.evaluator, setup.graph, setup.byzantine, **size)
+    checkpointer = Checkpointer(
+        checkpoint_folder, sheet.digest, host.checkpoint_every, frame_of(setup), engine.places, engine.group
+    )
     # A closed form needs no derivatives: without autograd's records a round takes a tenth less time. Inference mode belongs to
     # a thread, and the shards of one process are threads.
-    bare = isinstance(scene.problem, LinearProblem) and isinstance(course, OneProcess)
-    with torch.inference_mode(bare), keeper:
-        log = keeper.newest(lambda saved: ProgressLog.take_up(saved, scene, blank)) or ProgressLog(blank())
+    bare = isinstance(setup.problem, LinearProblem) and isinstance(engine, OneProcess)
+    with torch.inference_mode(bare), checkpointer:
+        log = checkpointer.newest(lambda saved: ProgressLog.take_up(saved, setup, blank)) or ProgressLog(blank())
         write(log.rows)
-        done, final = 0, None if log.states is None else course.models(log.states)
-        told = before = time.perf_counter()
-        for moment in course.rounds(log.states, keeper.wants):
-            snapshot = moment.snapshot
+        done, final = 0, None if log.states is None else engine.models(log.states)
+        reported = before = time.perf_counter()
+        for gathered in engine.rounds(log.states, checkpointer.wants):
+            snapshot = gathered.snapshot
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
-            row = log.recorder.see(snapshot, moment.models)
+            row = log.recorder.see(snapshot, gathered.models)
             last = snapshot.step == sheet.steps or snapshot.stopped or log.recorder.diverged
-            final = moment.models if last else None
+            final = gathered.models if last else None
             if row is not None:
                 write(log.add(row))
                 if log.recorder.diverged:
                     break
-            if moment.is_kept():
-                keeper.turn(moment.states, log)
+            if gathered.is_kept():
+                checkpointer.turn(gathered.states, log)
             now = time.perf_counter()
-            if now - told > _TELL_EVERY:
+            if now - reported > _TELL_EVERY:
                 tell(snapshot.step - done)
-                done, told = snapshot.step, now
-            del moment, snapshot  # frees the messages of this round before those of the next arrive
+                done, reported = snapshot.step, now
+            del gathered, snapshot  # frees the messages of this round before those of the next arrive
             if now - before > _LONG:
                 let_go()
             before = time.perf_counter()
         if final is not None and host.keep_models != "none":
             members = log.recorder.members
-            nodes = nodes_to_keep(members, scene.byzantine, host.keep_models)
-            log.trained = collect(final, members, nodes if course.group.rank == 0 else nodes[:0])  # rank 0 writes them
+            nodes = nodes_to_keep(members, setup.byzantine, host.keep_models)
+            log.trained = collect(final, members, nodes if engine.group.rank == 0 else nodes[:0])  # rank 0 writes them
     tell(sheet.steps - done)
     return log
 
 
-def _where(scene: RunSetup) -> dict[str, Any]:
+def _where(setup: RunSetup) -> dict[str, Any]:
     """Device and gradient backend of a run, for environment.json."""
-    way = scene.problem.way if isinstance(scene.problem, ModuleProblem) else "closed form"
-    return {"device": scene.byzantine.device.type, "gradients": way}
+    backend = setup.problem.way if isinstance(setup.problem, ModuleProblem) else "closed form"
+    return {"device": setup.byzantine.device.type, "gradients": backend}
