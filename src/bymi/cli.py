@@ -1,4 +1,4 @@
-"""The command line: reads words, calls the library, prints. No logic of its own."""
+"""The command line: parses arguments, calls the library, prints. No logic of its own."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def run(
     from bymi.runs import run_folder as store
     from bymi.runs.outcome import worst
 
-    sys.path.append(os.getcwd())  # parts of one's own, module:Name; last, so that nothing installed is shadowed
+    sys.path.append(os.getcwd())  # for own parts, module:Name; last, so that nothing installed is shadowed
     words = words or []
     source = words.pop(0) if words and "=" not in words[0] else None
     with ranks(timeout, device=device) as group:
@@ -109,14 +109,14 @@ def run(
     console = _console()
     console.print(tables.terminal_table(summaries, title=figures.describe(specs[0].sheet.values)))
     for line in (line for summary in summaries for line in tables.remarks(summary)):
-        _say(console, line)
+        _print_line(console, line)
     if len(folders) > 1:
         name = f"comparison-seed{specs[0].seed}-" + "-".join(spec.digest[:6] for spec in specs)
         for path in figures.draw_comparison(folders, out, name)[:1]:
-            _say(console, f"Figure: {path}")
+            _print_line(console, f"Figure: {path}")
     for folder in folders:
-        _say(console, f"Folder: {folder}")
-    # Under torchrun a code would mean that a rank has failed, and have the run started again.
+        _print_line(console, f"Folder: {folder}")
+    # Under torchrun an exit code would mean that a rank has failed, and restart the run.
     raise typer.Exit(worst(summary["outcome"] for summary in summaries) if group is None else 0)
 
 
@@ -178,23 +178,23 @@ def reproduce(
     console = _console()
     if export is not None:
         write_sheets(export, [spec.sheet for spec in specs])
-        _say(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
+        _print_line(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
     with ranks(timeout, device=device) as group:
         where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
         results = _run_all(specs, folder, jobs, {**where, "keep_models": keep_models}, group, apart=True)
     if group is not None and group.rank:
         return
-    everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # also what earlier calls have run
+    everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # includes what earlier calls have run
     said = ("" if seeds == 5 else f" --seeds {seeds}") + ("" if mu == 5.0 else f" --mu {mu:g}")
     paths, table = show(everything, folder, f"bymi reproduce {study}{said}")
     for path in paths:
-        _say(console, f"Wrote {path}")
+        _print_line(console, f"Wrote {path}")
     if table is not None:
         console.print(table)
     failed = [result for result in results if isinstance(result, BymiError)]
     if failed:
-        _say(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
+        _print_line(console, f"{len(failed)} runs could not be made, the first: {failed[0]}")
         raise typer.Exit(failed[0].exit_code)
 
 
@@ -204,13 +204,13 @@ def _pages(check: bool) -> None:
 
     found = pages.check(Path()) if check else [f"Wrote {path}" for path in pages.write(Path())]
     for line in found:
-        _say(_console(), line)
+        _print_line(_console(), line)
     if check and found:
         raise typer.Exit(InputError.exit_code)
 
 
 def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
-    """The study without runs: draws under a bar, then its files."""
+    """The study without runs: draws with a progress bar, then its files."""
     from bymi.paper.page_detect_level import draw, draws, run
     from bymi.runs.tasks import fetch
 
@@ -221,7 +221,7 @@ def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
         task = bar.add_task("detection on arrays", total=draws(fast=fast))
         run(folder, fast=fast, data=data, tell=lambda count: bar.advance(task, count))
     for path in draw(folder):
-        _say(_console(), f"Wrote {path}")
+        _print_line(_console(), f"Wrote {path}")
 
 
 @app.command()
@@ -263,7 +263,7 @@ def detect(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: settings, warnings, a record per machine.")] = False,
     fail: Annotated[bool, typer.Option("--fail-if-flagged", help="End with exit code 7 if a machine is flagged.")] = False,
 ) -> None:
-    """Judge machines from two half-batch gradients each: row j of both arrays belongs to machine j."""
+    """Find Byzantine machines from two half-batch gradients each: row j of both arrays belongs to machine j."""
     import json
 
     from bymi.core.errors import FLAGGED
@@ -290,7 +290,7 @@ def plan(
     alpha: Annotated[float, typer.Option("--alpha", help="Target false discovery rate.")] = 0.2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
 ) -> None:
-    """Say before a run what a detection can reach with so many neighbours, and what to change."""
+    """Forecast, before a run, what a detection can reach with this degree and share of Byzantine nodes, and what to change."""
     import json
 
     from bymi.power import Setting, recall
@@ -301,15 +301,15 @@ def plan(
         print(json.dumps(outlook_json(outlook)))
         return
     console = _console()
-    _say(console, outlook_title(outlook))
+    _print_line(console, outlook_title(outlook))
     console.print(outlook_table(outlook))
     for line in advice(outlook):
-        _say(console, f"* {line}")
+        _print_line(console, f"* {line}")
 
 
 @app.command("list")
 def list_parts() -> None:
-    """List recipes, graphs, rules, attacks, robust means and scales, with their parameters, and the exit codes."""
+    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes."""
     from bymi.experiment.catalogue import catalogue
     from bymi.paper.find_study import study_rows
     from bymi.report.tables import plain_table
@@ -319,7 +319,7 @@ def list_parts() -> None:
 
 
 def _host(where: Any, specs: Any, group: Any) -> Any:
-    """Where to run. Data sets that have to be downloaded come first, under a bar of their own; with ranks, once."""
+    """Execution settings. Missing data sets are downloaded first, with a progress bar of their own; with ranks, once."""
     from bymi.distributed.host import Host
     from bymi.runs.tasks import fetch
 
@@ -344,7 +344,7 @@ def _host(where: Any, specs: Any, group: Any) -> Any:
 
 
 def _bar(columns: Any, group: Any) -> Progress:
-    """A bar on stderr, where somebody looks; of all ranks, at one."""
+    """A progress bar on stderr, if that is a terminal; with ranks, on rank 0 only."""
     console = Console(stderr=True)
     hidden = not console.is_terminal or (group is not None and group.rank > 0)
     return Progress(*columns, console=console, transient=True, disable=hidden)
@@ -353,7 +353,7 @@ def _bar(columns: Any, group: Any) -> Progress:
 def _run_all(
     specs: Any, out: Path, jobs: int | None, where: Any, group: Any, *, apart: bool = False, again: bool = False
 ) -> Any:
-    """Run specs under a bar of all steps and the time left, on stderr."""
+    """Run specs with a progress bar of all steps and the time left, on stderr."""
     from bymi.experiment import run_all, steps_to_do
 
     raise_again()
@@ -366,13 +366,13 @@ def _run_all(
         return run_all(specs, out, jobs=jobs, progress=tell, host=host, group=group, apart=apart, again=again)
 
 
-def _say(console: Console, line: str) -> None:
-    """A line as it is: paths are not folded, and brackets in them are not markup."""
+def _print_line(console: Console, line: str) -> None:
+    """Print a line as it is: paths are not folded, and brackets in them are not markup."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def _console() -> Console:
-    """A console that never folds a table into nonsense when the output is a file."""
+    """A console that does not fold tables when the output is a file."""
     return Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False)
 
 
@@ -383,27 +383,27 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         sys.stdout.flush()
     except BymiError as problem:
-        code = _complain(problem)
+        code = _print_error(problem)
     except KeyboardInterrupt:
         code = INTERRUPTED
     except Exception as problem:
-        # typer's usage errors, whichever release of it (and of the click below) is installed
+        # typer's usage errors, whichever release of it (and of click) is installed
         if hasattr(problem, "format_message"):
             problem = InputError(problem.format_message())
         refused = problem if isinstance(problem, BymiError) else system_refusal(problem)
         if refused is None:
             raise
-        code = _complain(refused)
+        code = _print_error(refused)
     if code == INTERRUPTED:  # typer turns the interrupt into this code by itself
         sys.stderr.write(SENTENCE)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _complain(problem: BymiError) -> int:
-    """Say what is wrong in one line on stderr, unless another process has; the exit code."""
+def _print_error(problem: BymiError) -> int:
+    """Print an error in one line on stderr, unless another process has; returns the exit code."""
     if not problem.said:
-        sys.stderr.write(f"bymi: {' '.join(str(problem).splitlines())}\n")  # in one piece: other ranks may write there, too
-    if problem.exit_code == StorageError.exit_code:  # of stdout itself, maybe: Python would try again and complain
+        sys.stderr.write(f"bymi: {' '.join(str(problem).splitlines())}\n")  # in one write: other ranks may write there, too
+    if problem.exit_code == StorageError.exit_code:  # stdout itself may have failed: Python would flush it again and complain
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return problem.exit_code

@@ -1,4 +1,4 @@
-"""Attacks by what they touch: data, gradients, halves, messages, trackers. To add one: write it and list it in ATTACKS."""
+"""Attacks by what they change: data, gradients, halves, messages, trackers. To add one: write it, list it in ATTACKS."""
 
 from __future__ import annotations
 

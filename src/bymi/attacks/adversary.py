@@ -1,4 +1,4 @@
-"""The party behind all Byzantine nodes: who they are, what they lie about, and how they treat what they hear."""
+"""The adversary: which nodes are Byzantine, what they compute and send, and what they do with what they receive."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ OnVectors = VectorAttack | PerReceiver | MessageAttack
 
 @dataclass(frozen=True, eq=False)
 class Adversary:
-    """What Byzantine nodes compute, keep and send. SimulatedAdversary puts it on a network.
+    """What Byzantine nodes compute, keep and send. SimulatedAdversary applies it to a network.
 
     `members`: a tensor, array or list of truth values, one per node. `attack`: an attack on vectors or messages, or its name in
-    ATTACKS with parameters as in "ipm:a=2.0"; None for nodes that attack by the options below or by their data alone (an attack
-    on data is applied to the samples before a run, not here). `mixing`: what its nodes keep after a round: the plain average of
-    what they heard, their own vector, or the rule's output like everybody. `pruning`: which in-arcs they cut: none, all, or
-    those the detector flagged.
-    `level`: where the attack acts, by default where it belongs. `start`: its nodes follow the protocol before that round;
-    with `period` they attack in the first half of every so many rounds from then on. `faces` "two": the attack is shown to
-    a random half of the honest nodes, the others see true vectors; as a training gradient is shown to nobody, such nodes
-    train truthfully and do to their parameters, on the wire, what the attack does to gradients.
+    ATTACKS with parameters as in "ipm:a=2.0"; None for nodes that attack by the options below or by their data alone (a data
+    attack rewrites the samples before a run, not here). `mixing`: what Byzantine nodes keep after a round: the plain average of
+    what they received, their own vector, or the rule's output as honest nodes do. `pruning`: which in-arcs they cut: none, all,
+    or those that the detector flagged.
+
+    `level`: where the attack acts, by default where it belongs. `start`: the nodes follow the protocol before that round; with
+    `period` they attack in the first half of every so many rounds from then on. `faces` "two" is equivocation: a random half of
+    the honest nodes receives the attack, the others true vectors. Since training gradients are not sent, such nodes train
+    truthfully and change the parameters that they send as the attack changes gradients.
     """
 
     members: Tensor  # [M] bool
@@ -65,7 +66,7 @@ class Adversary:
         check_fields(self)
 
     def started(self, step: int | None) -> bool:
-        """Whether its nodes have left the protocol; None stands for a moment after that."""
+        """Whether its nodes have left the protocol by this round; None means after that."""
         return step is None or step >= self.start
 
     def acts(self, step: int) -> bool:
@@ -74,7 +75,7 @@ class Adversary:
 
     @cached_property
     def _parts(self) -> frozenset[Part] | None:
-        """What it lies about; None for everything on the wire."""
+        """Parts of the protocol that it changes; None for everything that is sent."""
         if self.level is not None:
             return PARTS[self.level]
         return PARTS[self.attack.level] if isinstance(self.attack, (VectorAttack, PerReceiver)) else None
@@ -85,22 +86,22 @@ class Adversary:
 
     @cached_property
     def _shared(self) -> Stream:
-        """One stream a run."""
+        """One stream per run."""
         return stream(self.seed, "attack", device=self.members.device)
 
     @cached_property
     def _made(self) -> dict[str, tuple[object, Any]]:
         return {}
 
-    def _recall(self, what: str, key: object, make: Callable[[], Any]) -> Any:
-        """What was made of the same thing last time: round after round is about the same nodes and arcs."""
-        made = self._made.get(what)
+    def _recall(self, name: str, key: object, make: Callable[[], Any]) -> Any:
+        """The result of `make`, cached while `key` is the same object: successive rounds have the same nodes and arcs."""
+        made = self._made.get(name)
         if made is None or made[0] is not key:
-            made = self._made[what] = (key, make())
+            made = self._made[name] = (key, make())
         return made[1]
 
     def _sides(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """Places of its own among the nodes, and of the others."""
+        """Positions among `nodes` of the adversary's nodes, and of the others."""
 
         def make() -> tuple[Tensor, Tensor]:
             under = self.members[nodes]
@@ -115,17 +116,17 @@ class Adversary:
 
     @cached_property
     def fooled(self) -> Tensor:
-        """Receivers to whom the attack is shown [M]: with one face everybody honest, with two a random half of them."""
+        """Mask [M] of honest nodes that receive the attack: all of them, or with equivocation a random half."""
         if self.faces == "one":
             return ~self.members
         order = stream(self.seed, "faces", device=self.members.device).permutation(len(self.members))
         order = order[~self.members[order]]
         return torch.zeros_like(self.members).index_fill(0, order[: (len(order) + 1) // 2], True)
 
-    # The forge of the algorithm.
+    # What Byzantine nodes do inside the phases (see bymi.training's Deviation).
 
     def deviates(self, topic: Topic, step: int) -> bool:
-        """Whether `gradients` may change vectors of this topic; `sees` says what it has to know of others then."""
+        """Whether `gradients` may change vectors of this topic; `sees` says what it must know of other nodes then."""
         parts = self._parts
         if not isinstance(self.attack, VectorAttack) or self._tailored is not None or parts is None:
             return False
@@ -140,35 +141,35 @@ class Adversary:
 
     @property
     def sees(self) -> Literal["all", "mean", "nothing"]:
-        """What it has to know of the vectors of others to make those that it uses or sends."""
+        """What it must know of the vectors of other nodes to make its own."""
         if isinstance(self.attack, MessageAttack):
             return "nothing"
         return self.attack.sees if isinstance(self.attack, VectorAttack) else "all"
 
     def total(self, vectors: Tensor, nodes: Tensor) -> Tensor:
-        """The sum of the vectors that are not its own, and in one more place how many they are [D + 1]."""
+        """Sum of the vectors that are not the adversary's, with their number as the last entry [D + 1]."""
         others = vectors.index_select(0, self._sides(nodes)[1])
-        found = others.sum(0)
-        if not bool(torch.isfinite(found).all()):
+        total = others.sum(0)
+        if not bool(torch.isfinite(total).all()):
             others = others[is_finite_row(others)]
-            found = others.sum(0)
-        return torch.cat([found, found.new_tensor([len(others)])])
+            total = others.sum(0)
+        return torch.cat([total, total.new_tensor([len(others)])])
 
     def gradients_about(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int, mean: Tensor) -> Tensor:
-        """As `gradients`, of some nodes, for an attack that sees no more of others than their mean [D]."""
+        """As `gradients`, for an attack that needs only the mean [D] of the other nodes' vectors."""
         return self._forged(vectors, nodes, topic, step, mean)
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         if self.mixing == "rule" or (averaged and self.mixing == "plain") or not self.started(step):
             return mixed
-        mine = self._sides(nodes)[0]
+        own = self._sides(nodes)[0]
         if self.mixing == "none":
-            return mixed.index_copy(0, mine, inbox.own.index_select(0, mine))
-        ours = inbox.of(mine)
-        return mixed.index_copy(0, mine, ours.mix(ours.average()))
+            return mixed.index_copy(0, own, inbox.own.index_select(0, own))
+        own_inbox = inbox.of(own)
+        return mixed.index_copy(0, own, own_inbox.mix(own_inbox.average()))
 
     def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
-        """Its nodes do not ask when they will not act on the answers."""
+        """Mask of the nodes that query their neighbours; its nodes do not if they will not act on the answers."""
         follows = self.pruning == "rule" or not self.started(step)
         return torch.ones_like(nodes, dtype=torch.bool) if follows else ~self.members[nodes]
 
@@ -177,7 +178,7 @@ class Adversary:
             return flagged
         return torch.where(self.members[nodes][:, None], self.pruning == "all", flagged)
 
-    # The wire of its nodes.
+    # What Byzantine nodes send.
 
     def lies(self, topic: Topic, step: int) -> bool:
         """Whether messages of this topic may differ from what their senders hold; `sees` says what they are made from."""
@@ -187,11 +188,11 @@ class Adversary:
         return self.differs(topic) or self._on_wire(topic.part)
 
     def tamper(self, vectors: Tensor, senders: Tensor, topic: Topic, step: int, mean: Tensor | None = None) -> Sent:
-        """What senders put on the wire. If these are not all nodes, `mean` [D] is what an attack that sees it has to know."""
+        """What senders send in place of their vectors; `mean` [D]: that of honest nodes, if these are not all in `vectors`."""
         return {} if self.differs(topic) or not self.acts(step) else self._sent(vectors, senders, topic, step, mean)
 
     def layout(self, graph: Graph) -> Variants | ListedVariants | None:
-        """Which further messages there are in all rounds over these arcs, by lists if the graph is; None for none."""
+        """Variants sent in all rounds over these arcs, as lists if the graph is a list graph; None without equivocation."""
         if self._tailored is None and self.faces == "one":
             return None
         arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
@@ -203,20 +204,20 @@ class Adversary:
             if self._tailored is None:
                 which = (torch.cumsum(self.members, 0) - 1)[numbers]
                 receivers = self.fooled.to(torch.uint8).argmax().expand(len(senders))
-            at = torch.full_like(graph.lists.at, -1).masked_scatter(arcs, which)
-            return ListedVariants(senders if self._tailored is None else numbers, receivers, at)
+            index = torch.full_like(graph.lists.at, -1).masked_scatter(arcs, which)
+            return ListedVariants(senders if self._tailored is None else numbers, receivers, index)
         if self._tailored is None:
             return Variants(senders, self.fooled[:, None].expand(-1, len(senders)))
-        # A message has one sender, so there is one for each arc, although those to one receiver are alike.
+        # A message has one sender, so there is one per arc, although those to one receiver are equal.
         receivers, senders = arcs.nonzero().unbind(1)
         return Variants(senders, torch.nn.functional.one_hot(receivers, graph.size).T.bool())
 
     def needs_all(self, topics: Iterable[Topic]) -> bool:
-        """Whether vectors of all nodes have to be known to send those of some topic, or receivers are told different things."""
+        """Whether sending some topic requires the vectors of all nodes, or receivers get different variants."""
         return any(self.differs(topic) or (self.may_lie(topic) and self.sees == "all") for topic in topics)
 
     def differs(self, topic: Topic) -> bool:
-        """Whether receivers are ever told different things under this topic."""
+        """Whether receivers ever get different variants of this topic."""
         return topic.part == "message" if self._tailored is not None else self.faces == "two" and self._on_wire(topic.part)
 
     def show(
@@ -228,27 +229,27 @@ class Adversary:
         step: int,
         which: Tensor | None = None,
     ) -> Tensor | list[Tensor | None]:
-        """The further messages of a round, all or those asked for, `which` [K]; None for silence."""
-        some = slice(None) if which is None else which
-        senders = faces.senders[some]
+        """The further variants of a round, all or those in `which` [K]; None for a message that is not sent."""
+        selected = slice(None) if which is None else which
+        senders = faces.senders[selected]
         if not self.differs(topic) or not self.acts(step):
             return vectors[senders]
         if self._tailored is not None:
-            return self._tailor(self._tailored, vectors, graph, faces.receivers[some])
+            return self._tailor(self._tailored, vectors, graph, faces.receivers[selected])
         sent = self._sent(vectors, torch.arange(len(vectors), device=vectors.device), topic, step)
         if isinstance(sent, Tensor):
             return sent[senders]
         return [sent.get(sender, vectors[sender]) for sender in senders.tolist()]
 
     def reply(self, vectors: Tensor, senders: Tensor, asker: int, topic: Topic, step: int) -> Sent:
-        """What senders really answer to one asker, if receivers are told different things."""
-        # Vectors in an answer were forged when it was made.
+        """What senders answer to one asker, if receivers get different variants."""
+        # Vectors in an answer were changed when it was made.
         if not isinstance(self.attack, MessageAttack) or not bool(self.fooled[asker]) or not self.acts(step):
             return {}
         return self._sent(vectors, senders, topic, step)
 
     def _on_wire(self, part: Part) -> bool:
-        """Whether what is sent in this part may differ from what its nodes hold."""
+        """Whether messages in this part of the protocol may differ from what its nodes hold."""
         parts = self._parts
         if isinstance(self.attack, MessageAttack):
             return parts is None or part in parts
@@ -266,20 +267,20 @@ class Adversary:
         return self._forged(vectors, senders, topic, step, mean)
 
     def _forged(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int, mean: Tensor | None = None) -> Tensor:
-        """The vectors with those of its own nodes replaced."""
-        mine, others = self._sides(nodes)
-        if not len(mine):
+        """The vectors with those of the adversary's nodes replaced."""
+        own, others = self._sides(nodes)
+        if not len(own):
             return vectors
         if mean is not None or self.sees == "nothing":
-            one = vectors[:1] if mean is None else mean[None]
-            return self._replaced(vectors, nodes, mine, one, nodes[:0], topic, step)
+            seen = vectors[:1] if mean is None else mean[None]
+            return self._replaced(vectors, nodes, own, seen, nodes[:0], topic, step)
         honest = vectors.index_select(0, others)
         if not all_finite(honest):
-            sane = is_finite_row(honest)
-            honest, others = honest[sane], others[sane]
+            finite = is_finite_row(honest)
+            honest, others = honest[finite], others[finite]
         if not len(honest):
             return vectors
-        return self._replaced(vectors, nodes, mine, honest, nodes[others], topic, step)
+        return self._replaced(vectors, nodes, own, honest, nodes[others], topic, step)
 
     def _replaced(
         self, vectors: Tensor, nodes: Tensor, mine: Tensor, honest: Tensor, whose: Tensor, topic: Topic, step: int
@@ -287,18 +288,18 @@ class Adversary:
         assert isinstance(self.attack, VectorAttack)
         own = nodes[mine]
         fresh = stream(self.seed, f"attack {topic.stream_name()}", node=own, step=step, device=vectors.device)
-        moment = AttackContext(topic.part, whose, own, self.members, self.seed)
-        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, moment))
+        context = AttackContext(topic.part, whose, own, self.members, self.seed)
+        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, context))
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph, receivers: Tensor) -> Tensor:
-        """One message for each of the receivers [K], who are honest: alike for all who stand there more than once."""
+        """One message per honest receiver in `receivers` [K]; the same for a receiver that occurs more than once."""
         if isinstance(graph, ListGraph):
             return tailor_by_lists(attack, vectors, graph, receivers, self.members, self._shared)
         within, outside = self._weights(graph, self._honest)
         return tailor_by_matrices(attack, vectors, within, outside, self._honest, receivers, self._shared)
 
     def _weights(self, graph: Graph, honest: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of honest nodes on each other, and on attackers: the same until the next pruning."""
+        """Weights of honest nodes on each other, and on Byzantine nodes: constant until the next pruning."""
 
         def make() -> tuple[Tensor, Tensor]:
             weight = graph.weight.index_select(0, honest)
@@ -309,7 +310,7 @@ class Adversary:
 
 
 def _mask(members: Any) -> Tensor:
-    """Truth values, one per node, as a tensor [M] bool."""
+    """Truth values, one per node, as a mask [M]."""
     allowed = "a mask [nodes] of truth values"
     try:
         mask = members if isinstance(members, Tensor) else torch.as_tensor(np.asarray(members))

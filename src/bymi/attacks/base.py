@@ -1,4 +1,4 @@
-"""What an attack on vectors is: alike for all receivers, with roles among the attackers, or one message a receiver."""
+"""Base classes of attacks on vectors: one for all receivers, with roles among attackers, or one message per receiver."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from bymi.core.topic import Part
 
 @dataclass(frozen=True, eq=False)
 class AttackContext:
-    """What attackers know of a call beyond the vectors: the part of the protocol, and whose the vectors are."""
+    """What attackers know of a call beyond the vectors: the part of the protocol, and which nodes the vectors belong to."""
 
     part: Part
     honest: Tensor  # [h] node numbers
     own: Tensor  # [b] node numbers
-    members: Tensor  # [M] bool: all attackers of the run, also those that have no say in this call
+    members: Tensor  # [M] bool: all attackers of the run, also those without a vector in this call
     seed: int = 0
 
     @cached_property
     def lasting(self) -> Stream:
-        """One key an attacker, the same in every round and half."""
+        """One key per attacker, the same in every round and half."""
         return stream(self.seed, "attack node", node=self.own, device=self.own.device)
 
     @property
     def ranks(self) -> Tensor:
-        """Which of all attackers each of `own` is [b], from 0."""
+        """Rank [b] of each of `own` among all attackers, from 0."""
         return (torch.cumsum(self.members, 0) - 1)[self.own]
 
 
 class VectorAttack(Checked, ABC):
-    """Omniscient: sees every honest vector of the round [h, D] and what its own nodes would send [b, D].
+    """Omniscient attack: it knows every honest vector of the round [h, D] and what its own nodes would send [b, D].
 
-    `shared` is one stream a run, common to all attackers; `fresh` has one key an attacker, new each round and each half.
-    `level` says where the attack acts unless the adversary says otherwise, `sees` what it looks at beyond its own nodes'
-    vectors: with "mean" or "nothing", one row that is the mean of the honest ones serves as well as all of them.
+    `shared` is one stream per run, common to all attackers; `fresh` has one key per attacker, new in each round and half.
+    `level` says where the attack acts unless the adversary says otherwise, `sees` what it reads beyond its own nodes' vectors:
+    with "mean" or "nothing", a single row, the mean of the honest ones, may be passed in their place.
     """
 
     level: ClassVar[Level] = "gradient"
@@ -53,12 +53,12 @@ class VectorAttack(Checked, ABC):
         """The vectors that the attackers use instead [b, D]."""
 
     def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: AttackContext) -> Tensor:
-        """The same, for attacks to which the moment matters."""
+        """The same, for attacks that depend on the context."""
         return self(honest, would_send, shared, fresh)
 
 
 class RoleAttack(VectorAttack):
-    """An attack with roles: what a node sends depends on who it is and on the part of the protocol."""
+    """An attack with roles: what a node sends depends on its rank among the attackers and on the part of the protocol."""
 
     @abstractmethod
     def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: AttackContext) -> Tensor: ...
@@ -73,21 +73,21 @@ class RoleAttack(VectorAttack):
 
 
 class PerReceiver(Checked, ABC):
-    """Tells every honest receiver something else, and all attackers around one receiver tell it the same."""
+    """Sends each honest receiver another message, the same from all attackers around that receiver."""
 
     level: ClassVar[Level] = "message"
 
     @property
     def tailored(self) -> bool:
-        """Whether messages really differ: an attack may do so with some of its parameters only."""
+        """Whether messages really differ by receiver: an attack may do so for some of its parameters only."""
         return True
 
     @abstractmethod
     def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:
-        """One message a receiver [h, D], from what the receivers hold [h, D].
+        """One message per receiver [h, D], from what the receivers hold [h, D].
 
-        `within` [h, h] are the mixing weights among them, zero without an arc, and `outside` [h] the weight that each gives
-        to attackers, zero where there are none. With `others` [o, D] weights are [h, o], on what these hold.
+        `within` [h, h]: mixing weights among them, zero without an arc; `outside` [h]: the weight that each gives to attackers,
+        zero if there are none. With `others` [o, D] the weights are [h, o], on what these hold.
         """
 
 
@@ -97,20 +97,20 @@ def spread_of(vectors: Tensor) -> Tensor:
 
 
 def directions(source: Stream, count: int, dim: int, like: Tensor) -> Tensor:
-    """Random unit vectors at right angles to each other [*keys, count, dim]; with more than `dim` of them some are zero."""
+    """Random orthonormal vectors [*keys, count, dim]; beyond `dim` of them the rest are zero."""
 
     def draw(source: Stream) -> Tensor:
-        found: list[Tensor] = []
+        basis: list[Tensor] = []
         for draw in source.normal(count, dim).unbind(-2):
-            for other in found:
+            for other in basis:
                 draw = draw - (draw * other).sum(-1, keepdim=True) * other
             length = torch.linalg.vector_norm(draw, dim=-1, keepdim=True)
-            found.append(torch.where(length > 1e-9, draw / length.clamp_min(1e-300), torch.zeros_like(draw)))
-        return torch.stack(found, -2)
+            basis.append(torch.where(length > 1e-9, draw / length.clamp_min(1e-300), torch.zeros_like(draw)))
+        return torch.stack(basis, -2)
 
     return source.once(("directions", count, dim), draw).to(like)
 
 
 def is_finite_row(vectors: Tensor) -> Tensor:
-    """Which rows hold numbers only [R]: an attacker does not learn from honest nodes that have diverged."""
+    """Mask [R] of finite rows: an attacker ignores honest nodes that have diverged."""
     return torch.isfinite(vectors).all(1)

@@ -16,9 +16,9 @@ from bymi.core.streams import Stream
 
 @dataclass(frozen=True)
 class Shift(VectorAttack):
-    """g = own + size u with one unit vector u a run: below the noise of a gradient nobody can see it.
+    """g = own + size u with one unit vector u per run: not detectable below the noise of a gradient.
 
-    `size` is absolute. While it is not found, it moves the optimum by about the share of attackers times `size`.
+    `size` is absolute. Undetected, it moves the optimum by about the share of attackers times `size`.
     """
 
     sees: ClassVar[Literal["all", "mean", "nothing"]] = "nothing"
@@ -35,7 +35,7 @@ class Shift(VectorAttack):
 
 @dataclass(frozen=True)
 class TrainingShift(Shift):
-    """Claims honest halves and trains with g = own + size u: a test of gradients that were asked for sees nothing."""
+    """Claims honest halves and trains with g = own + size u: tests of queried gradients alone do not detect it."""
 
     level: ClassVar[Level] = "training"
     size: float = 0.6
@@ -61,9 +61,9 @@ class Steer(VectorAttack):
 
 @dataclass(frozen=True)
 class Victim(RoleAttack):
-    """g = own + size s (unit vector from the mean to one honest node): that node alone shall look like an attacker.
+    """g = own + size s (unit vector from the mean to one honest node): makes that node look like an attacker.
 
-    The victim is drawn once a run; where it has no say, the next honest node takes its place.
+    The victim is drawn once per run; in a call without it, the next honest node takes its place.
     """
 
     size: float = 1.0
@@ -73,20 +73,20 @@ class Victim(RoleAttack):
         require(self.size >= 0, "size", self.size, "0 or above")
 
     def act(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream, moment: AttackContext) -> Tensor:
-        everybody = (~moment.members).nonzero().flatten()
-        drawn = everybody[shared.integers(len(everybody), 1)]
+        candidates = (~moment.members).nonzero().flatten()
+        drawn = candidates[shared.integers(len(candidates), 1)]
         chosen = ((moment.honest - drawn) % len(moment.members)).argmin()
         away = honest[chosen] - honest.mean(0)
         return would_send + self.size * spread_of(honest) * torch.nn.functional.normalize(away, dim=0)
 
 
 def _widest(vectors: Tensor, shared: Stream) -> Tensor:
-    """Unit eigenvector of the largest eigenvalue of the covariance, on the side of a direction drawn once a run."""
+    """Unit eigenvector of the largest eigenvalue of the covariance, signed along a direction drawn once per run."""
     away = vectors.to(torch.float64) - vectors.mean(0).to(torch.float64)
     count, dim = away.shape
     if dim <= count:
-        found = torch.linalg.eigh(away.T @ away).eigenvectors[:, -1]
+        widest = torch.linalg.eigh(away.T @ away).eigenvectors[:, -1]
     else:
-        # Fewer nodes than coordinates: the same vector from the smaller matrix of inner products.
-        found = torch.nn.functional.normalize(torch.linalg.eigh(away @ away.T).eigenvectors[:, -1] @ away, dim=0)
-    return torch.where(found @ shared.normal(dim) < 0, -found, found)
+        # Fewer nodes than coordinates: the same vector from the smaller Gram matrix.
+        widest = torch.nn.functional.normalize(torch.linalg.eigh(away @ away.T).eigenvectors[:, -1] @ away, dim=0)
+    return torch.where(widest @ shared.normal(dim) < 0, -widest, widest)

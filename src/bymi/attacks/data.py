@@ -1,4 +1,4 @@
-"""Attacks on data: a node trains faithfully on samples that are wrong. They map a shard to a shard."""
+"""Data attacks: a node follows the protocol on wrong samples. They map a shard to a shard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bymi.problems import LinearShard, Shards
 class DataAttack(Checked, ABC):
     """Rewrites the samples of the nodes under attack: data of one `kind` in, data of that kind out.
 
-    `shared` is one stream a run, common to all of these nodes; `fresh` has one key a node.
+    `shared` is one stream per run, common to all of these nodes; `fresh` has one key per node.
     """
 
     kind: ClassVar[type]
@@ -35,7 +35,7 @@ class DataAttack(Checked, ABC):
 class ParameterAttack(DataAttack):
     """Scenario A: responses come from theta_c = (mu, ..., mu, 0, ..., 0) with floor(share d) entries, not from theta*.
 
-    Features and noise stay. `share` = 0.1 with `mu` = 1 is no attack at all: theta_c is theta*.
+    Features and noise stay. `share` = 0.1 with `mu` = 1 is no attack: theta_c is theta*.
     """
 
     kind: ClassVar[type] = LinearShard
@@ -56,12 +56,12 @@ class ParameterAttack(DataAttack):
 class CovariateAttack(DataAttack):
     """Scenario B: features 0.8 x + 3 v, responses shifted by +1; v is one random unit vector with positive entries.
 
-    `response`: "replaced" computes them from the new features, so that only the shift is wrong; "original" from the features
-    before they were replaced, so that the two no longer fit.
+    `response`: "replaced" computes responses from the new features, so that only the shift is wrong; "original" from the old
+    features, so that the two no longer fit.
     """
 
     kind: ClassVar[type] = LinearShard
-    # Paper gap: which features make the responses is not said, docs/adr/0005-scenarios.md.
+    # Paper gap: it does not say which features make the responses, docs/adr/0005-scenarios.md.
     response: Literal["replaced", "original"] = "replaced"
     shrink: float = 0.8
     push: float = 3.0
@@ -78,7 +78,7 @@ class CovariateAttack(DataAttack):
 
 @dataclass(frozen=True)
 class OutOfDistribution(DataAttack):
-    """Images become 0.3 s + 0.7 scale e with e ~ N(nu, I), nu ~ N(0, push^2 I) drawn once a run and shared; labels stay.
+    """Images become 0.3 s + 0.7 scale e with e ~ N(nu, I), nu ~ N(0, push^2 I) drawn once per run and shared; labels stay.
 
     `scale` is the unit of the noise in standard deviations of the pixels: at 1 every model overflows.
     """
@@ -96,7 +96,7 @@ class OutOfDistribution(DataAttack):
     def __call__(self, shard: Shards, shared: Stream, fresh: Stream) -> Shards:
         shape = shard.inputs.shape
         centre = self.push * shared.normal(*shape[2:])
-        # One node at a time: the draws are float64, eight times the size of one node's float32 images in all.
+        # One node at a time: the float64 draws are eight times the size of a node's float32 images.
         noise = [Stream(key).normal(*shape[1:]).add_(centre).to(shard.inputs.dtype) for key in fresh.keys]
         return shard._replace(inputs=self.keep * shard.inputs + (1 - self.keep) * self.scale * torch.stack(noise))
 
@@ -120,7 +120,7 @@ class LabelFlip(DataAttack):
 
 @dataclass(frozen=True)
 class ResponseFlip(DataAttack):
-    """Responses of the linear model become their negative: flipped labels where labels are numbers."""
+    """Responses of the linear model change sign: label flipping where labels are numbers."""
 
     kind: ClassVar[type] = LinearShard
 

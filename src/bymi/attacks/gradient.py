@@ -13,10 +13,10 @@ from bymi.core.streams import Stream
 
 @dataclass(frozen=True)
 class GradientAttack(VectorAttack):
-    """g = 0.5 mean(honest) + N(nu, std^2 I) with nu = 20 std z, z ~ N(0, I) drawn once a run and shared.
+    """g = 0.5 mean(honest) + N(nu, std^2 I) with nu = 20 std z, z ~ N(0, I) drawn once per run and shared.
 
-    std is the standard deviation of the honest gradients around their mean, over all entries, or of each coordinate with
-    `per_coordinate`. Drawn afresh for each half, nu could not be seen by any score that compares halves.
+    std is the standard deviation of the honest gradients around their mean, over all entries, or per coordinate with
+    `per_coordinate`. If nu were drawn again for each half, no score that compares halves could detect it.
     """
 
     keep: float = 0.5
@@ -34,7 +34,7 @@ class GradientAttack(VectorAttack):
 
 @dataclass(frozen=True)
 class InnerProductManipulation(VectorAttack):
-    """g = -a mean(honest), of the same half when halves are asked for. Close to an optimum it is nearly invisible."""
+    """g = -a mean(honest), of the same half when halves are queried. Close to an optimum it is nearly invisible."""
 
     sees: ClassVar[Literal["all", "mean", "nothing"]] = "mean"
 

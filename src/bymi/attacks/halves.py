@@ -1,4 +1,4 @@
-"""Attacks on the two halves of a detection: scores are products of the halves, so they are set against each other.
+"""Attacks on the two halves of a detection: scores are products of the halves, so these attacks make the halves disagree.
 
 s is the root mean square distance of the honest vectors to their mean c, in the half or round in question.
 """
@@ -19,8 +19,8 @@ from bymi.core.streams import Stream
 class NegativeInjection(RoleAttack):
     """Some attackers send c + M v and c - M v as halves, M = strength s: their negative scores raise the threshold for all.
 
-    A share `injectors` of the attackers does so, each in a direction v of its own. All others, and everybody in training,
-    use own + body s u with one u a run.
+    A share `injectors` of the attackers does so, each in its own direction v. The others, and all of them in training, use own
+    + body s u with one u per run.
     """
 
     injectors: float = 4 / 15
@@ -46,9 +46,9 @@ class NegativeInjection(RoleAttack):
 
 @dataclass(frozen=True)
 class Decorrelated(RoleAttack):
-    """Halves c + strength s v and c + strength s w with v and w at right angles: far away, yet with scores around zero.
+    """Halves c + strength s v and c + strength s w with v and w orthogonal: far out, yet with scores around zero.
 
-    Each attacker has a pair of directions of its own. In training all use own + body s u with one u a run.
+    Each attacker has its own pair of directions. In training all use own + body s u with one u per run.
     """
 
     strength: float = 10.0
@@ -68,9 +68,9 @@ class Decorrelated(RoleAttack):
 
 @dataclass(frozen=True)
 class Decoy(RoleAttack):
-    """One attacker sends halves c + size s v, so far out that a projector sees nothing else; the others push across v.
+    """One attacker sends halves c + size s v, so far out that a projector keeps nothing else; the others push across v.
 
-    The others, and the decoy in training, use own + body s u with u at right angles to v, both drawn once a run.
+    The others, and the decoy in training, use own + body s u with u orthogonal to v, both drawn once per run.
     """
 
     size: float = 1000.0
@@ -91,5 +91,5 @@ class Decoy(RoleAttack):
 
 
 def _push(honest: Tensor, would_send: Tensor, shared: Stream, size: float) -> Tensor:
-    """What the attackers would send, all moved alike."""
+    """What the attackers would send, all moved by the same vector."""
     return would_send + size * spread_of(honest) * directions(shared, 1, honest.shape[1], honest)[0]

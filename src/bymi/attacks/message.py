@@ -1,4 +1,4 @@
-"""Attacks on the wire: a node holds one thing and sends another, or nothing."""
+"""Message attacks: a node holds one vector and sends another, or nothing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 from bymi.core.named_parts import Checked
 
 Sent = Mapping[int, Tensor | None] | Tensor
-"""Messages that are not what their sender holds, by row, None for silence; or all messages in one stack."""
+"""Messages that differ from what their sender holds, by row, None if nothing is sent; or all messages as one tensor."""
 
 
 class MessageAttack(Checked, ABC):
-    """What an attacker that holds `vector` [D] puts on the wire, under every topic; None is silence.
+    """Maps the `vector` [D] that an attacker holds to what it sends, under every topic; None: nothing is sent.
 
-    `stacks`: those of several attackers may be handed over as one stack [b, D].
+    `stacks`: accepts the vectors of several attackers as one tensor [b, D].
     """
 
     stacks: ClassVar[bool] = False
@@ -28,9 +28,9 @@ class MessageAttack(Checked, ABC):
     def __call__(self, vector: Tensor) -> Tensor | None: ...
 
     def put_on(self, vectors: Tensor, rows: Tensor) -> Sent:
-        """What is on the wire of nodes that hold vectors [J, D], of whom some rows [b] are attackers."""
-        told = self(vectors.index_select(0, rows)) if self.stacks else None
-        return {row: self(vectors[row]) for row in rows.tolist()} if told is None else vectors.index_copy(0, rows, told)
+        """What nodes that hold vectors [J, D] send, of which the rows [b] are attackers."""
+        stacked = self(vectors.index_select(0, rows)) if self.stacks else None
+        return {row: self(vectors[row]) for row in rows.tolist()} if stacked is None else vectors.index_copy(0, rows, stacked)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Inf(MessageAttack):
 
 @dataclass(frozen=True)
 class Huge(MessageAttack):
-    """All entries `value`, finite and absurd."""
+    """All entries `value`, finite and far out of range."""
 
     stacks: ClassVar[bool] = True
     value: float = 1e30
@@ -81,9 +81,9 @@ class Silent(MessageAttack):
 
 
 def put_on_wire(own: Tensor, sent: Sent) -> tuple[Tensor, Tensor | None]:
-    """Messages [J, D] of senders that hold `own` [J, D], and which of them [J] send what they hold; None for all.
+    """Messages [J, D] of senders that hold `own` [J, D], and a mask [J] of those that send what they hold; None for all.
 
-    Silence and messages of the wrong shape are rows of NaN: a receiver cannot use them either.
+    Missing messages and messages of the wrong shape are rows of NaN: a receiver cannot use them either.
     """
     if isinstance(sent, Tensor):
         return sent, (sent == own).all(1) if sent is not own else None

@@ -1,4 +1,4 @@
-"""What can be said of an adversary, and what goes together."""
+"""Options of an adversary, and which of them go together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Shown = Literal["one", "two"]
 
 
 def check_options(attack: Attack | None, level: Level | None, start: int, period: int | None, faces: Shown) -> None:
-    """An InputError, in the words of a spec, unless the attack can be used like that."""
+    """Raise InputError, with the keys of a spec, unless the options fit the attack."""
     require(level is None or (isinstance(level, str) and level in PARTS), "byzantine_level", level, ", ".join(PARTS))
     require(is_integer(start) and start >= 0, "byzantine_start", start, "an integer, 0 or more")
     require(period is None or (is_integer(period) and period >= 2), "byzantine_period", period, "an integer, 2 or more")

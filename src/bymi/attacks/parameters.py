@@ -1,4 +1,4 @@
-"""Attacks on parameters as they are sent: gradients stay honest, so a test of gradients alone sees nothing."""
+"""Attacks on parameters as they are sent: gradients stay honest, so tests of gradients alone do not detect them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bymi.core.linalg import VectorStack, lower_median
 from bymi.core.streams import Stream
 
 _How = Literal["large", "fuse", "alie"]
-_EXACT = "donot_use_mm_for_euclid_dist"  # no cancellation
-_BELOW = 0.95  # of the fuse: rounding and the receiver's other neighbours must not blow it
+_EXACT = "donot_use_mm_for_euclid_dist"  # without cancellation
+_BELOW = 0.95  # of the clipping radius: leaves room for rounding and for the receiver's other neighbours
 
 
 @dataclass(frozen=True)
 class Poison(VectorAttack, PerReceiver):
-    """Honest gradients, poisoned parameters: mean + size u ("large"), just under a fuse ("fuse"), or mean - z std ("alie").
+    """Honest gradients, poisoned parameters: mean + size u ("large"), inside a clipping radius ("fuse"), mean - z std ("alie").
 
-    "fuse" tells each receiver its own vector plus 0.95 factor (median distance of its honest neighbours) u, which a receiver
-    that ignores whatever is farther than `factor` medians lets pass. u is one unit vector a run.
+    "fuse" sends each receiver its own vector plus 0.95 factor (median distance of its honest neighbours) u, which passes
+    self-centred clipping at `factor` medians. u is one unit vector per run.
     """
 
     level: ClassVar[Level] = "message"
@@ -47,8 +47,8 @@ class Poison(VectorAttack, PerReceiver):
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
         if self.how == "alie":
             return ALIE(self.z)(honest, would_send, shared, fresh)
-        there = honest.mean(0) + self.size * directions(shared, 1, honest.shape[1], honest)[0]
-        return there.expand_as(would_send).clone()
+        target = honest.mean(0) + self.size * directions(shared, 1, honest.shape[1], honest)[0]
+        return target.expand_as(would_send).clone()
 
     def tailor(self, own: Tensor, within: Tensor, outside: Tensor, shared: Stream, others: Tensor | None = None) -> Tensor:
         if others is None:
@@ -64,7 +64,7 @@ class Poison(VectorAttack, PerReceiver):
 
 @dataclass(frozen=True)
 class Dissensus(PerReceiver):
-    """Tells each receiver x_i - eps sum_j W_ij (x_j - x_i) / sum_b W_ib: at eps = 1 averaging leaves it where it is.
+    """Sends each receiver x_i - eps sum_j W_ij (x_j - x_i) / sum_b W_ib: at eps = 1 averaging leaves it where it is.
 
     j runs over its honest neighbours, b over the attackers. Above 1 it drives the honest nodes apart (He et al. 2022).
     """
@@ -81,7 +81,7 @@ class Dissensus(PerReceiver):
 
 @dataclass(frozen=True)
 class Isolation(PerReceiver):
-    """Tells each receiver what makes its weighted average, sum_j W_ij x_j, its own vector: it learns from nobody.
+    """Sends each receiver what makes its weighted average, sum_j W_ij x_j, its own vector, so that it learns nothing.
 
     With weights that sum to one this is dissensus with eps = 1.
     """
@@ -97,5 +97,5 @@ def _pull(own: Tensor, within: Tensor, others: Tensor | None) -> Tensor:
 
 
 def _weight(outside: Tensor, own: Tensor) -> Tensor:
-    """The weight of attackers [h, 1]; one where there are none and nobody will hear what is told."""
+    """The weight that each receiver gives to attackers [h, 1]; one where it has none, to divide by."""
     return torch.where(outside > 0, outside, 1.0).to(own)[:, None]

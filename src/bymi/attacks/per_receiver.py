@@ -1,4 +1,4 @@
-"""Messages made for each receiver by itself, by matrices or on a graph so large that nobody sees all of it at once."""
+"""Messages made for each receiver, on matrix graphs or, some receivers at a time, on list graphs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bymi.core.linalg import all_finite
 from bymi.core.list_graph import ListGraph
 from bymi.core.streams import Stream
 
-_RECEIVERS = 256  # for whom messages are made at a time
+_RECEIVERS = 256  # receivers for which messages are made at a time
 
 
 def tailor_by_matrices(
@@ -22,34 +22,36 @@ def tailor_by_matrices(
     receivers: Tensor,
     shared: Stream,
 ) -> Tensor:
-    """One message for each of the receivers [K], from what all nodes hold [M, D]; weights are those of all `honest` nodes."""
+    """One message per receiver [K], from what all nodes hold [M, D]; the weights are those of all `honest` nodes."""
     own = vectors.index_select(0, honest)
     if not all_finite(own):
-        sane = is_finite_row(own)
-        own, within = torch.where(sane[:, None], own, torch.zeros_like(own)), within * sane
+        finite = is_finite_row(own)
+        own, within = torch.where(finite[:, None], own, torch.zeros_like(own)), within * finite
     return attack.tailor(own, within, outside, shared).index_select(0, torch.searchsorted(honest, receivers))
 
 
 def tailor_by_lists(
     attack: PerReceiver, vectors: Tensor, graph: ListGraph, receivers: Tensor, members: Tensor, shared: Stream
 ) -> Tensor:
-    """One message for each of the receivers [K], from what all nodes hold [M, D]; `members` [M] are the attackers."""
+    """One message per receiver [K], from what all nodes hold [M, D]; `members` [M]: mask of the attackers."""
     once, place = receivers.unique(return_inverse=True)
     if not len(once):
         return vectors[:0]
-    told = [_some(attack, vectors, graph, some, members, shared) for some in once.split(_RECEIVERS)]
-    return torch.cat(told).index_select(0, place)
+    messages = [_messages_for(attack, vectors, graph, some, members, shared) for some in once.split(_RECEIVERS)]
+    return torch.cat(messages).index_select(0, place)
 
 
-def _some(attack: PerReceiver, vectors: Tensor, graph: ListGraph, some: Tensor, members: Tensor, shared: Stream) -> Tensor:
-    """For some of them, with the nodes that any of these hears."""
-    lists, weight = graph.lists.of(some), graph.weight[some]
-    heard, column = torch.cat([lists.at[lists.there], some]).unique(return_inverse=True)
+def _messages_for(
+    attack: PerReceiver, vectors: Tensor, graph: ListGraph, receivers: Tensor, members: Tensor, shared: Stream
+) -> Tensor:
+    """Messages for some receivers, from the nodes that any of these receives from."""
+    lists, weight = graph.lists.of(receivers), graph.weight[receivers]
+    heard, column = torch.cat([lists.at[lists.there], receivers]).unique(return_inverse=True)
     held = vectors.index_select(0, heard)
-    sane = is_finite_row(held)
-    held = torch.where(sane[:, None], held, torch.zeros_like(held))
-    place = torch.zeros_like(lists.at).masked_scatter(lists.there, column[: -len(some)])
-    among = weight.new_zeros(len(some), len(heard)).scatter_add(1, place, weight)
-    liars = members[heard]
-    outside, own = (among * liars).sum(1), held[column[-len(some) :]]
-    return attack.tailor(own, among * (sane & ~liars), outside, shared, held)
+    finite = is_finite_row(held)
+    held = torch.where(finite[:, None], held, torch.zeros_like(held))
+    place = torch.zeros_like(lists.at).masked_scatter(lists.there, column[: -len(receivers)])
+    among = weight.new_zeros(len(receivers), len(heard)).scatter_add(1, place, weight)
+    byzantine = members[heard]
+    outside, own = (among * byzantine).sum(1), held[column[-len(receivers) :]]
+    return attack.tailor(own, among * (finite & ~byzantine), outside, shared, held)

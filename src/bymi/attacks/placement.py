@@ -1,4 +1,4 @@
-"""Where on the graph Byzantine nodes stand."""
+"""Placement of Byzantine nodes on a graph."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bymi.core.list_graph import connected
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.streams import Stream, stream
 
-_SOURCES = 1000  # of the paths that are counted
+_SOURCES = 1000  # sources of the shortest paths that are counted
 
 Placement = Literal["random", "high-degree", "neighbourhood", "cut-vertex"]
 
 
 def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
-    """`count` nodes [M] bool, those that the placement likes best, such that all others stay connected among themselves.
+    """Mask [M] of the `count` nodes that the placement ranks first, such that all others stay connected among themselves.
 
-    A candidate whose loss would break the others apart is passed over for the next one.
+    A candidate whose removal would disconnect the others is skipped for the next one.
     """
     links = _links(graph)
     if not connected(links, torch.ones(graph.size, dtype=torch.bool)):
@@ -35,7 +35,7 @@ def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
         return chosen
     chosen = torch.zeros_like(chosen)
     for _ in range(count):
-        # A connected graph keeps together without the last leaf of any of its spanning trees: somebody is always found.
+        # A connected graph stays connected without a leaf of a spanning tree, so there is always a candidate.
         for node in order[~chosen[order]].tolist():
             chosen[node] = True
             if connected(links, ~chosen):
@@ -45,7 +45,7 @@ def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
 
 
 def _links(graph: Graph) -> NeighbourLists:
-    """Who hears, or is heard by, whom."""
+    """Neighbour lists of the undirected graph."""
     arcs = torch.stack(graph.arcs(), 1)
     both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
     return NeighbourLists.of_arcs(both[:, 0], both[:, 1], graph.size)
@@ -61,7 +61,7 @@ def _high_degree(links: NeighbourLists, draws: Stream) -> Tensor:
 
 
 def _neighbourhood(links: NeighbourLists, draws: Stream) -> Tensor:
-    """The neighbours of the node drawn first, then all others; that node itself comes last."""
+    """The neighbours of the node drawn first, then all others, that node last."""
     order = draws.permutation(len(links.at))
     middle, rest = order[:1], order[1:]
     near = torch.isin(rest, links.at[middle][links.there[middle]])
@@ -69,7 +69,7 @@ def _neighbourhood(links: NeighbourLists, draws: Stream) -> Tensor:
 
 
 def _cut_vertex(links: NeighbourLists, draws: Stream) -> Tensor:
-    """By betweenness: how many shortest paths go through a node; on a large graph, of those from some of the nodes."""
+    """By betweenness: how many shortest paths go through a node; on a large graph, of those from a sample of sources."""
     size = len(links.at)
     order = draws.permutation(size)
     graph: nx.Graph[Any] = nx.Graph()

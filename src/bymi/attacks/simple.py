@@ -1,4 +1,4 @@
-"""Gradient-level attacks that need no look at others, or only at their mean."""
+"""Attacks on gradients that need nothing of other nodes, or only their mean."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SignFlip(VectorAttack):
 
 @dataclass(frozen=True)
 class Zero(VectorAttack):
-    """g = 0: a node that has stopped to learn and still talks."""
+    """g = 0: a node that has stopped learning and still sends."""
 
     sees: ClassVar[Literal["all", "mean", "nothing"]] = "nothing"
 

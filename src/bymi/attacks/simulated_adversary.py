@@ -1,4 +1,4 @@
-"""A network in which some nodes are under the adversary's control, around any network of a simulation."""
+"""The adversary around any simulated network: a Network that changes what Byzantine nodes send."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from bymi.core.variants import ListedVariants, Variants
 
 
 class SimulatedAdversary:
-    """A Network that turns what nodes hold into what they send: true vectors of honest nodes, and what the adversary makes.
+    """A Network that turns what nodes hold into what they send: the adversary's vectors for Byzantine nodes.
 
-    The network inside carries vectors and knows nothing of it. If the adversary tells different receivers different things, it
-    must have been built with `variants` of `adversary.layout(graph)`, as `local_network` does.
+    The wrapped network carries vectors and does not know the adversary. For an adversary that equivocates it must have been
+    built with `variants` of `adversary.layout(graph)`, as `local_network` does.
     """
 
     def __init__(self, network: Observable, adversary: Adversary) -> None:
@@ -54,16 +54,16 @@ class SimulatedAdversary:
 
     @property
     def deviation(self) -> SimulatedDeviation:
-        """What its nodes do inside the phases."""
+        """What Byzantine nodes do inside the phases."""
         return SimulatedDeviation(self.network, self.adversary)
 
     def columns(self, topic: Topic) -> int:
-        """How many columns the inboxes of a topic have in every round, where all nodes are in one process."""
+        """Number of columns of a topic's inboxes in every round, if all nodes are in one process."""
         further = self.variants if self.adversary.differs(topic) else None
         return self.size + (0 if further is None else len(further.senders))
 
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
-        """What is Outgoing already stays as it is."""
+        """The inboxes of a round. Vectors that are Outgoing already are sent as they are."""
         outgoing = {
             topic: given if isinstance(given, Outgoing) else self._outgoing(given, topic, step)
             for topic, given in vectors.items()
@@ -129,7 +129,7 @@ class SimulatedAdversary:
 
 
 class SimulatedDeviation:
-    """The Forge of the phases: what the adversary's nodes compute and keep, with its eyes on the vectors of all nodes."""
+    """The Deviation of the phases: what Byzantine nodes compute and keep, with the vectors of all nodes at hand."""
 
     def __init__(self, network: Observable, adversary: Adversary) -> None:
         self._network, self._adversary = network, adversary
@@ -137,20 +137,20 @@ class SimulatedDeviation:
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
         network, adversary = self._network, self._adversary
-        # All answers to one asker have come together where this is called.
+        # All answers to one asker are together where this is called.
         if network.whole_here or topic.asker is not None or not adversary.deviates(topic, step) or adversary.sees == "nothing":
             return adversary.gradients(vectors, nodes, topic, step)
         name = f"{topic.stream_name()}s for those who lie"
         if adversary.sees == "mean":
             mean = mean_of_others(network, adversary, vectors, name)
             return vectors if mean is None else adversary.gradients_about(vectors, nodes, topic, step, mean)
-        return network.on_all(vectors, lambda held, everybody: adversary.gradients(held, everybody, topic, step), name)[nodes]
+        return network.on_all(vectors, lambda held, all_nodes: adversary.gradients(held, all_nodes, topic, step), name)[nodes]
 
 
 def mean_of_others(network: Observable, adversary: Adversary, vectors: Tensor, name: str) -> Tensor | None:
-    """The mean [D] of all vectors of the network that are not the adversary's own; None if there are none.
+    """Mean [D] of all vectors of the network that are not the adversary's; None if there are none. Collective.
 
-    Sums of shards, always in the same order: the bits do not depend on the process that holds a shard.
+    Sums over shards, always in the same order: the bits do not depend on which rank holds a shard.
     """
     total = network.total(adversary.total(vectors, network.nodes), name)
     return total[:-1] / total[-1] if total[-1] > 0 else None

@@ -1,4 +1,4 @@
-"""Gradient-level attacks that hide inside the spread of the honest gradients, all attackers alike."""
+"""Attacks on gradients that hide inside the spread of the honest gradients; all attackers send the same."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bymi.core.errors import require
 from bymi.core.linalg import VectorStack
 from bymi.core.streams import Stream
 
-_HALVINGS = 40  # of the interval in which min-max looks for its factor
+_HALVINGS = 40  # bisections of the interval in which min-max searches its factor
 
 
 @dataclass(frozen=True)
 class ALIE(VectorAttack):
     """A little is enough: mean - z std of the honest gradients, coordinate by coordinate (Baruch et al. 2019).
 
-    Without `z` the largest at which a majority would still lie farther from the mean: with n nodes, f of them attackers and
-    s = floor(n / 2 + 1) - f honest supporters needed, z = Phi^-1((n - f - s) / (n - f)).
+    Default z: the largest at which a majority would still lie farther from the mean. With n nodes, f of them attackers and s =
+    floor(n / 2 + 1) - f honest supporters needed, z = Phi^-1((n - f - s) / (n - f)).
     """
 
     z: float | None = None
@@ -35,15 +35,15 @@ class ALIE(VectorAttack):
     def _factor(honest: int, attackers: int) -> float:
         supporters = math.floor((honest + attackers) / 2 + 1) - attackers
         share = (honest - supporters) / honest
-        # With hardly anybody to hide behind the formula leaves the open interval (0, 1).
+        # With very few honest nodes the formula leaves the open interval (0, 1).
         return NormalDist().inv_cdf(min(max(share, 1e-3), 1 - 1e-3))
 
 
 @dataclass(frozen=True)
 class MinMax(VectorAttack):
-    """mean - gamma std with the largest gamma that keeps it as close to every honest gradient as the two farthest of these are.
+    """mean - gamma std with the largest gamma that is no farther from any honest gradient than two of these are apart.
 
-    Shejwalkar and Houmansadr (2021): no test of distances can tell it from an honest outlier.
+    Shejwalkar and Houmansadr (2021): no test of distances can distinguish it from an honest outlier.
     """
 
     largest: float = 50.0
@@ -57,7 +57,7 @@ class MinMax(VectorAttack):
         gram = VectorStack(honest).gram
         square = gram.diagonal()
         allowed = float((square[:, None] + square[None, :] - 2 * gram).max())
-        # |x_j - mean + gamma s|^2 is a quadratic in gamma for each j: three numbers a node, no vectors in the search.
+        # |x_j - mean + gamma s|^2 is a quadratic in gamma per node j: three numbers per node, no vectors in the search.
         away = honest.to(torch.float64) - mean.to(torch.float64)
         along, size = (away @ spread.to(torch.float64)).cpu().numpy(), float(spread.to(torch.float64).square().sum())
         base = away.square().sum(1).cpu().numpy()
@@ -71,7 +71,7 @@ class MinMax(VectorAttack):
 
 @dataclass(frozen=True)
 class Mimic(VectorAttack):
-    """Every attacker sends the gradient of one honest node: harmless where data are alike, and it crowds out the others."""
+    """Every attacker sends the gradient of one honest node: harmless where data are alike, and it outweighs the others."""
 
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:
         chosen = int(shared.integers(1 << 30, 1)) % len(honest)

@@ -1,4 +1,4 @@
-"""Attacks on the tracker of mixing weights, which steers the length of every local step."""
+"""Attacks on the tracker of mixing weights, which sets the length of every local step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _Kind = Literal["invalid", "unit"]
 
 @dataclass(frozen=True)
 class TrackerPoison(RoleAttack):
-    """Sends a wrong tracker: size times a random vector ("invalid", outside of [0, 1]) or for ever e_b ("unit", valid).
+    """Sends a wrong tracker: size times a random vector ("invalid", outside of [0, 1]) or always e_b ("unit", valid).
 
-    The random vector of an attacker is the same in every round, so that premixing still settles.
+    The random vector of an attacker is the same in every round, so that premixing still converges.
     """
 
     level: ClassVar[Level] = "tracker"

@@ -1,4 +1,4 @@
-"""Labelled images: read them, find or download them, share them among nodes. To add a set: list it in DATASETS."""
+"""Labelled image sets: reading, locating or downloading, and partitioning among nodes. To add a set: list it in DATASETS."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ ALIASES: dict[str, str] = {
 
 
 def load_images(name: str, folder: str | Path | None = None, progress: Progress | None = None) -> ImageSet:
-    """A data set by name: from `folder`, BYMI_DATA, the user's cache or the system's packages, else downloaded once.
+    """An image set by name: from `folder`, BYMI_DATA, the user's cache or system packages, else downloaded once.
 
-    `folder` holds the four IDX files, or a folder of that name which does; digits need none. `progress(file, done, total)`
+    `folder` holds the four IDX files, or a subfolder of that name which does; digits need none. `progress(file, done, total)`
     is called while bytes arrive; the library itself prints nothing.
     """
     known = ALIASES.get(name, name)

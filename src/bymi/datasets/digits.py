@@ -1,4 +1,4 @@
-"""scikit-learn's digits: 1,797 small scans that come with that package, for trying things out without a download."""
+"""scikit-learn's digits: 1,797 small scans that ship with that package, for experiments without a download."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _GREY = 16  # the brightest pixel of the original
 
 
 def load_digits() -> ImageSet:
-    """The digits as 28 x 28 images: each of the 8 x 8 pixels three wide and high, and two dark ones around.
+    """The digits as 28 x 28 images: each of the 8 x 8 pixels enlarged three times, with a dark border of two pixels.
 
-    So they have the shape of MNIST and go through the same networks. Always the same 1,497 for training and 300 for
-    testing, with the labels in the proportions of the whole. Needs scikit-learn (the extra `digits`).
+    They have the shape of MNIST, so the same networks fit. Always the same 1,497 for training and 300 for testing, stratified
+    by label. Needs scikit-learn (the extra `digits`).
     """
     try:
         source = importlib.import_module("sklearn.datasets")

@@ -1,4 +1,4 @@
-"""Downloads from public mirrors: resumed where they broke off, checked by SHA-256, and never half done under a file's name."""
+"""Downloads from public mirrors: resumable, verified by SHA-256, and never incomplete under a file's final name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from bymi.core.errors import InputError, StorageError
 
 Progress = Callable[[str, int, int], None]
-"""Called with a file's name, the bytes there so far and the bytes in all."""
+"""Called with a file's name, the bytes received so far and the bytes in total."""
 
 _BLOCK = 1 << 16
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
@@ -35,7 +35,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Source:
-    """The files of a data set, and addresses (ending in /) that serve them under their names, tried in order."""
+    """The files of a data set, and base addresses (ending in /) that serve them under their names, tried in order."""
 
     name: str
     mirrors: tuple[str, ...]
@@ -78,15 +78,15 @@ SOURCES: dict[str, Source] = {
 
 
 class _FailureError(Exception):
-    """This mirror did not give this file, and why in a few words."""
+    """A mirror did not deliver a file; the text says why."""
 
 
 def download(source: Source, folder: str | Path, progress: Progress | None = None, *, timeout: float = 20.0) -> None:
-    """Bring the files of a source into a folder; those that are there and whole are not fetched again.
+    """Download the files of a source into a folder; complete ones are not fetched again.
 
-    A file gets its name once its checksum is right; what came of it before that is kept as NAME.part, and a later call
-    goes on from there. Several processes may do this at once. `timeout` is the longest wait in seconds for a mirror to say
-    anything. When no mirror gives a file: an InputError of one line.
+    A file gets its name once its checksum is right; until then it is NAME.part, from which a later call resumes. Several
+    processes may do this at once. `timeout` is the longest wait in seconds for a mirror's response. Raises InputError, in one
+    line, when no mirror delivers a file.
     """
     folder = Path(folder)
     try:
@@ -102,7 +102,7 @@ def download(source: Source, folder: str | Path, progress: Progress | None = Non
 
 def _download_file(source: Source, file: RemoteFile, folder: Path, progress: Progress | None, timeout: float) -> None:
     part = folder / f"{file.name}.part"
-    # Nobody else writes to this name: of several processes, one takes the part over and the others begin anew.
+    # A unique name: of several processes one takes over the part, and the others start again.
     own = folder / f"{file.name}.{secrets.token_hex(4)}.part"
     with suppress(FileNotFoundError):
         os.replace(part, own)
@@ -127,10 +127,10 @@ def _download_file(source: Source, file: RemoteFile, folder: Path, progress: Pro
 def _tries(
     source: Source, file: RemoteFile, part: Path, progress: Progress | None, timeout: float
 ) -> Iterator[tuple[str, str]]:
-    """Try the mirrors in turn until the part is whole; yields those that failed, and why."""
+    """Try the mirrors in turn until the part is complete; yields those that failed, and why."""
     for mirror in source.mirrors:
         resumed = True
-        while resumed:  # once more from the start if what was resumed comes out wrong: the old bytes may be the bad ones
+        while resumed:  # once more from the start if a resumed file is wrong: the old bytes may be the bad ones
             try:
                 resumed = _fetch(mirror + file.name, file, part, progress, timeout)
                 if _is_whole(part, file):
@@ -140,14 +140,14 @@ def _tries(
             except _FailureError as problem:
                 resumed, failure = False, str(problem)
             except (OSError, http.client.HTTPException) as problem:
-                if getattr(problem, "errno", None) in _NO_ROOM:  # no mirror can help
+                if getattr(problem, "errno", None) in _NO_ROOM:  # another mirror would not help
                     raise
                 resumed, failure = False, _in_words(problem)
         yield mirror, failure
 
 
 def _fetch(url: str, file: RemoteFile, part: Path, progress: Progress | None, timeout: float) -> bool:
-    """Make the part complete, from where it ends or from the start; says whether older bytes are in it."""
+    """Complete the part, from where it ends or from the start; returns whether it contains older bytes."""
     done = part.stat().st_size if part.is_file() else 0
     if done >= file.size:
         return True
@@ -159,7 +159,7 @@ def _fetch(url: str, file: RemoteFile, part: Path, progress: Progress | None, ti
                 part.unlink(missing_ok=True)
                 raise _FailureError(f"asked for bytes from {done}, got {answered[:40]!r}")
         else:
-            done = 0  # a server that knows nothing of ranges sends all of it
+            done = 0  # the server does not support ranges and sends the whole file
         start = done
         announced = response.headers.get("Content-Length")
         if announced is not None and announced != str(file.size - done):

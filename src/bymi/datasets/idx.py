@@ -1,4 +1,4 @@
-"""Reader of IDX files, the format of MNIST. A file is checked before its header is believed: it may come from anywhere."""
+"""Reader of IDX files, the format of MNIST. Files are untrusted: nothing is allocated from the header's word alone."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from bymi.core.files import opened
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
 _MOST_DIMENSIONS = 4
-_MOST_BYTES = 1 << 30  # twice the largest public set in this format; a gzip bomb stops here
+_MOST_BYTES = 1 << 30  # twice the largest public set in this format; bounds gzip bombs
 _LONGEST_HEADER = 4 + 4 * _MOST_DIMENSIONS
 _BLOCK = 1 << 20
 
 
 def read_idx(path: str | Path) -> Tensor:
-    """The unsigned bytes of one IDX file, plain or gzip (told by content, not by name), uint8 in the header's shape.
+    """The unsigned bytes of an IDX file, plain or gzip (by content, not by name), uint8 in the header's shape.
 
-    Layout: 00 00, element type, number of dimensions, each dimension as a big-endian 32-bit word, then the elements.
-    A file that is anything else is an InputError of one line: the file, what was expected and what was found.
+    Layout: 00 00, element type, number of dimensions, each dimension as a big-endian 32-bit word, then the elements. Raises
+    InputError otherwise, in one line with the file, what was expected and what was found.
     """
     path = Path(path)
-    if not os.path.isfile(path):  # a pipe or a device would never end
+    if not os.path.isfile(path):  # reading a pipe or a device might never end
         raise _mistake(path, "an IDX file", "a folder" if os.path.isdir(path) else "no file")
     try:
         with opened(path, limit=_MOST_BYTES + _LONGEST_HEADER) as file:
@@ -47,7 +47,7 @@ def read_idx(path: str | Path) -> Tensor:
 
 
 def _read(path: Path, file: IO[bytes] | gzip.GzipFile, length: int | None) -> Tensor:
-    """The tensor in an open file, of `length` bytes where that is known before it is read."""
+    """The tensor in an open file, of `length` bytes if that is known beforehand."""
     shape, offset = _read_header(path, file)
     count = math.prod(shape)
     words = " x ".join(map(str, shape))
@@ -62,7 +62,7 @@ def _read(path: Path, file: IO[bytes] | gzip.GzipFile, length: int | None) -> Te
         if not block:
             raise _mistake(path, f"{count} elements ({words})", f"{len(data)}")
         data += block
-    if file.read(1):  # in a gzip file, this also runs the check of its contents
+    if file.read(1):  # in a gzip file, this also verifies the checksum
         raise _mistake(path, f"{count} elements ({words})", "more")
     return torch.frombuffer(data, dtype=torch.uint8).reshape(shape)
 
@@ -79,7 +79,7 @@ def _read_header(path: Path, file: IO[bytes] | gzip.GzipFile) -> tuple[list[int]
     words = file.read(4 * magic[3])
     if len(words) < 4 * magic[3]:
         raise _mistake(path, f"a header of {4 + 4 * magic[3]} bytes", f"{4 + len(words)} bytes")
-    shape = [int.from_bytes(words[at : at + 4], "big") for at in range(0, len(words), 4)]
+    shape = [int.from_bytes(words[start : start + 4], "big") for start in range(0, len(words), 4)]
     if min(shape) < 1:
         raise _mistake(path, "dimensions of 1 or more", " x ".join(map(str, shape)))
     return shape, 4 + len(words)

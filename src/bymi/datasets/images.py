@@ -14,7 +14,7 @@ from bymi.datasets.idx import read_idx
 
 
 class ImageFiles(NamedTuple):
-    """The four IDX files of a set, under whatever names they have."""
+    """Paths of the four IDX files of a set."""
 
     train_images: Path
     train_labels: Path
@@ -24,7 +24,7 @@ class ImageFiles(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """Images as bytes 0..255, so that 70,000 of them take 55 MB; who trains scales them. Labels are 0..classes-1."""
+    """Images as bytes 0..255 (70,000 take 55 MB), to be scaled for training. Labels are 0..classes-1."""
 
     name: str
     train_images: Tensor  # [N, 1, H, W] uint8
@@ -35,7 +35,7 @@ class ImageSet:
 
 
 def read_image_set(name: str, files: ImageFiles, *, classes: int = 10) -> ImageSet:
-    """Read the four files and check that they fit each other; a mistake names the file or the pair."""
+    """Read the four files and check that they fit each other; errors name the file or the pair."""
     train_images, train_labels = _read_part(files.train_images, files.train_labels, classes)
     test_images, test_labels = _read_part(files.test_images, files.test_labels, classes)
     if train_images.shape[1:] != test_images.shape[1:]:

@@ -14,17 +14,17 @@ VARIABLE = "BYMI_DATA"
 # In the order of ImageFiles. Each may end in .gz, and may be spelt with a dot (train-images.idx3-ubyte).
 FILE_NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
-# Folders that packages of the system fill: Debian's dataset-fashion-mnist.
+# Folders that system packages fill: Debian's dataset-fashion-mnist.
 SYSTEM_FOLDERS = {"fashion-mnist": Path("/usr/share/datasets/fashion-mnist")}
 
 _NAMES = ("mnist", "fashion-mnist")
 
 
 def find_files(name: str, folder: str | Path | None = None) -> ImageFiles | None:
-    """The files of a data set on this machine, or None: then they are to be downloaded into `cache_folder(name)`.
+    """The files of a data set on this machine, or None if they have to be downloaded into `cache_folder(name)`.
 
-    Looked for in this order: `folder`, the variable BYMI_DATA, the user's cache, the system's packages. The first two
-    are a person's word: where they are given and do not hold the files, that is an InputError and no reason to go on.
+    Looked for in this order: `folder`, the variable BYMI_DATA, the user's cache, system packages. The first two are explicit:
+    if given without the files in them, that is an InputError.
     """
     variable = os.environ.get(VARIABLE)
     if folder is not None:
@@ -38,9 +38,9 @@ def find_files(name: str, folder: str | Path | None = None) -> ImageFiles | None
 
 
 def cache_folder(name: str) -> Path:
-    """The folder of a data set in the user's cache, as the operating system has it; it need not exist."""
+    """The folder of a data set in the operating system's user cache; it need not exist."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(chosen):  # the XDG standard: a relative one is to be ignored
+    if os.path.isabs(chosen):  # by the XDG standard a relative path is ignored
         return Path(chosen) / "bymi" / name
     try:
         home = Path.home()
@@ -60,7 +60,7 @@ def cache_folder(name: str) -> Path:
 def _find_in_given(name: str, folder: str | Path, key: str) -> ImageFiles:
     place = Path(os.path.expanduser(folder))
     files = _files_in(place / name)
-    # A folder that is named after another data set is not taken for this one: all of them have the same file names.
+    # A folder named after another data set is not used for this one: all of them have the same file names.
     if files is None and place.name not in set(_NAMES) - {name}:
         files = _files_in(place)
     if files is None:
@@ -83,9 +83,9 @@ def _what_lacks(place: Path, name: str) -> str:
 
 
 def _files_in(folder: Path) -> ImageFiles | None:
-    """The four files, if all are there."""
-    found = [_spelling_in(folder, stem) for stem in FILE_NAMES]
-    present = [path for path in found if path is not None]
+    """The four files, or None if one is missing."""
+    paths = [_spelling_in(folder, stem) for stem in FILE_NAMES]
+    present = [path for path in paths if path is not None]
     return ImageFiles(*present) if len(present) == len(FILE_NAMES) else None
 
 

@@ -1,4 +1,4 @@
-"""Ways to share the samples of a labelled set among nodes. To add one: write it and list it in PARTITIONS."""
+"""Ways to partition the samples of a labelled set among nodes. To add one: write it and list it in PARTITIONS."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from bymi.datasets.deal import apportion, deal
 
 
 class Partition(Checked, ABC):
-    """A recipe that gives each node equally many samples, and no sample to two nodes."""
+    """Gives each node the same number of samples, and no sample to two nodes."""
 
     def split(self, labels: Tensor, nodes: int, *, samples: int | None = None, seed: int) -> Tensor:
         """Sample numbers [M, n] of the nodes, each row in random order; n is `samples`, or all that equal sizes allow.
 
-        `labels` [N] are integers; which ones does not matter.
+        `labels` [N] are any integers.
         """
         require(labels.dim() == 1 and len(labels) > 0, "labels", tuple(labels.shape), "the shape (N,) with N of 1 or more")
         require(not labels.is_floating_point(), "labels", labels.dtype, "integers")
@@ -31,8 +31,8 @@ class Partition(Checked, ABC):
         require(1 <= size <= len(labels) // nodes, "samples", size, f"1 to {len(labels) // nodes} for {nodes} nodes")
         ordered = torch.unique(labels, return_inverse=True)[1]
         rows = self.rows(ordered, nodes, size, seed)
-        everyone = torch.arange(nodes, device=labels.device)
-        shuffle = stream(seed, "partition-order", node=everyone, device=labels.device).permutation(size)
+        all_nodes = torch.arange(nodes, device=labels.device)
+        shuffle = stream(seed, "partition-order", node=all_nodes, device=labels.device).permutation(size)
         return rows.gather(1, shuffle)
 
     def _size(self, total: int, nodes: int) -> int:
@@ -49,7 +49,7 @@ class Stratified(Partition):
 
     def rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
         used = apportion(torch.bincount(labels)[None], torch.tensor([nodes * size], device=labels.device))[0]
-        # The used samples in order of the labels are dealt like cards: node m gets places m, m + M, m + 2M, ...
+        # The used samples in order of the labels are dealt in turn: node m gets positions m, m + M, m + 2M, ...
         ends = used.cumsum(0)
         node = stream(seed, "stratified", device=labels.device).permutation(nodes)[:, None]
         counts = (ends - node + nodes - 1) // nodes - (ends - used - node + nodes - 1) // nodes
@@ -60,10 +60,10 @@ class Stratified(Partition):
 class Dirichlet(Partition):
     """Each node's label proportions are a draw from the symmetric Dirichlet(`dirichlet_alpha`), rounded to whole samples.
 
-    Small alpha: a node sees few labels; large alpha: all in equal parts. Samples are drawn without replacement. Where a
-    label is asked for more often than it occurs, all who asked are cut in proportion, and fill up from the labels that are
-    left, in proportion to their own draw. So the draws are met exactly only while every label suffices: use `samples` well
-    below N / M to stay close to them. With all samples given out, the counts over nodes are those of the whole set.
+    Small alpha: a node has few labels; large alpha: all in equal parts. Samples are drawn without replacement. Where a label is
+    requested more often than it occurs, all requests for it are reduced in proportion, and filled up from the remaining labels
+    in proportion to the node's own draw. So the draws are met exactly only while every label suffices: use `samples` well below
+    N / M to stay close to them. With all samples given out, the counts over nodes are those of the whole set.
     """
 
     dirichlet_alpha: float = 0.5
@@ -78,16 +78,16 @@ class Dirichlet(Partition):
         counts = torch.zeros_like(wanted)
         while bool((need := size - counts.sum(1)).any()):
             weights = wanted * (left > 0)
-            # Who wants nothing that is left takes of everything that is left.
+            # A node that wants none of the remaining labels takes of all of them.
             asked = apportion(torch.where(weights.sum(1, keepdim=True) > 0, weights, left), need)
-            scarce = asked.sum(0) > left  # a turn that is not the last uses up one label at least
+            scarce = asked.sum(0) > left  # each pass but the last exhausts at least one label
             if bool(scarce.any()):
                 asked[:, scarce] = apportion(asked[:, scarce].T, left[scarce]).T
             counts, left = counts + asked, left - asked.sum(0)
         return deal(labels, counts, seed=seed)
 
     def _proportions(self, nodes: int, labels: int, seed: int) -> Tensor:
-        """[M, C] integers in proportion to the draws. A node's draw does not depend on how many nodes there are."""
+        """[M, C] integers in proportion to the draws. A node's draw does not depend on the number of nodes."""
         words = stream(seed, "dirichlet", node=torch.arange(nodes)).bits(4).numpy().view(np.uint64)
         alphas = np.full(labels, self.dirichlet_alpha)
         draws = np.stack([np.random.Generator(np.random.PCG64(word.tolist())).dirichlet(alphas) for word in words])
@@ -98,8 +98,8 @@ class Dirichlet(Partition):
 class LabelShards(Partition):
     """The samples in order of their labels are cut into M x `shards` pieces, and each node is dealt `shards` at random.
 
-    With 2 shards a node sees two labels or so: the hard split of McMahan et al. (2017). `samples` must be a multiple of
-    `shards`; without it, n is the largest multiple. Of a piece with more samples than needed, random ones are taken.
+    With 2 shards a node has about two labels: the non-IID split of McMahan et al. (2017). `samples` must be a multiple of
+    `shards`; by default n is the largest multiple. Of a piece with more samples than needed, random ones are taken.
     """
 
     shards: int = 2

@@ -1,1 +1,1 @@
-"""Where a run happens: the nodes of a graph over many processes under torchrun."""
+"""Training over several processes under torchrun: process group, shard layout, message routing and sharded inboxes."""

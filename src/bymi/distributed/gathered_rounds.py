@@ -1,4 +1,4 @@
-"""What a record of a run needs of all nodes, put together from the ranks: a few bytes a round, models only now and then."""
+"""Snapshots of a whole run, assembled from its ranks: a few bytes per node and round; models only when asked for."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from bymi.distributed.sharded_run import ShardedRun
 from bymi.training.plan import Plan
 from bymi.training.state import RoundCounts, Snapshot, State
 
-_LOOK_EVERY = 16  # rounds, where a look costs time
-_NUMBERS = 1 << 23  # of all models that a rank has at a time
+_LOOK_EVERY = 16  # rounds between two reads of device flags, which make the host wait for an accelerator
+_NUMBERS = 1 << 23  # upper bound on the numbers of all models that a rank has in memory at a time
 
 Due = Callable[[int, str], bool]
-"""Whether something is to be done with a round, by its step and phase."""
+"""Whether to act on a round, from its step and phase."""
 
 Lost = Callable[[Tensor], bool]
-"""Whether models of these lengths [M] have left all bounds."""
+"""Whether the run has diverged, from the norms [M] of all models."""
 
 
 class Models(Protocol):
-    """The models of all nodes after a round, wherever they are."""
+    """The models of all nodes after a round, in one process or over several ranks."""
 
     def blocks(self) -> Iterator[Tensor]:
-        """Some coordinates of all models at a time [M, c], in order. Every process of a run walks through all of them alike."""
+        """Blocks [M, c] of consecutive coordinates of all models. Collective: all ranks must exhaust the iterator."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """All models in this process."""
+    """All models, held by this process."""
 
     theta: Tensor  # [M, D]
 
@@ -48,23 +48,22 @@ class Held:
 
 @dataclass(frozen=True, eq=False)
 class Scattered:
-    """Models of which each rank has its own: no rank ever has more than some coordinates of all."""
+    """Models of which each rank holds its own nodes'; no rank ever has more than a block of coordinates of all of them."""
 
-    parts: list[Tensor]  # [B, D] of each shard held here
+    parts: list[Tensor]  # [B, D] per shard of this rank
     router: Router
 
     def blocks(self) -> Iterator[Tensor]:
         size = max(1, _NUMBERS // self.router.graph.size)
-        for some in zip(*(part.split(size, dim=1) for part in self.parts), strict=True):
-            yield self.router.gather(some, "records")
+        for pieces in zip(*(part.split(size, dim=1) for part in self.parts), strict=True):
+            yield self.router.gather(pieces, "records")
 
 
 @dataclass(frozen=True, eq=False)
 class GatheredRound:
-    """A round of a run: as one process would see it, the states of the shards held here, and whether to store them now.
+    """A round as one process would see it, with the states of this rank's shards and whether to checkpoint them now.
 
-    Over ranks `theta` of the snapshot has one column, the lengths of the models, which is enough to see that they are within
-    bounds.
+    Over several ranks `snapshot.theta` is [M, 1], the norms of the models, which is enough to detect divergence.
     """
 
     snapshot: Snapshot
@@ -76,48 +75,49 @@ class GatheredRound:
 def whole_rounds(
     spread: ShardedRun, plan: Plan, states: Sequence[State] | None, *, due: Due, lost: Lost, wants: Due
 ) -> Iterator[GatheredRound]:
-    """Every round of a run on many ranks as one process would see it, on each of them; ends with a run that is lost.
+    """Yield every round of a sharded run as one process would see it, on each rank; stops after a round that has diverged.
 
-    `wants`: whether this rank would store a round; all do if any one does.
+    Collective: all ranks must iterate together. `wants`: whether this rank would checkpoint a round; all do if any rank does.
     """
     router = spread.router
     for parts in spread.walk(plan, states):
         step, phase = parts[0].step, parts[0].phase
         router.lockstep.group.moment = f"after round {step} (records)"
-        wanted, lengths, flags = _brief(parts, router, wants(step, phase))
+        wanted, lengths, flags = _gather_flags(parts, router, wants(step, phase))
         recorded = due(step, phase) or parts[0].stopped
-        seen = recorded or lengths.device.type == "cpu"  # elsewhere a look at every round would make the host wait
-        gone = seen and lost(lengths)
+        # On an accelerator, reading norms in every round would make the host wait.
+        inspected = recorded or lengths.device.type == "cpu"
+        diverged = inspected and lost(lengths)
         models = Scattered([part.theta for part in parts], router)
-        here = [part.state for part in parts if part.state is not None]
-        kept = (seen or step % _LOOK_EVERY == 0) and bool(wanted)
-        yield GatheredRound(_assemble(parts, router, lengths[:, None], flags), models, here, partial(bool, kept))
-        del parts, models, here  # a round is not kept while the next one is computed
-        if gone:
+        shard_states = [part.state for part in parts if part.state is not None]
+        stored = (inspected or step % _LOOK_EVERY == 0) and bool(wanted)
+        yield GatheredRound(_assemble(parts, router, lengths[:, None], flags), models, shard_states, partial(bool, stored))
+        del parts, models, shard_states  # do not keep a round in memory while the next one is computed
+        if diverged:
             return
 
 
-def _brief(parts: list[Snapshot], router: Router, wants: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Whether anybody wants something, lengths of all models [M], what happened to messages and steps: all in one message."""
+def _gather_flags(parts: list[Snapshot], router: Router, wants: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Whether any rank wants a checkpoint, norms [M] of all models, and per-node flags of the round, in a single gather."""
     size, width = router.graph.size, router.whole.hears.shape[1]
     columns: list[Tensor] = []
     for part in parts:
         lengths = norms(part.theta)[:, None].contiguous().view(torch.uint8)
         assert part.inbox is not None
         counts = RoundCounts.of(part.inbox, part.far_out, size)
-        words = [torch.zeros_like(lengths[:, :1]).expand(-1, width) if counts.unheard is None else counts.unheard]
-        words += [mask[:, None] for mask in (part.capped, part.floored) if mask is not None]
-        words += [counts.far_out] if counts.far_out is not None else []
-        words.append(torch.full_like(lengths[:, :1], wants))
-        columns.append(torch.cat([lengths, *(word.to(torch.uint8) for word in words)], 1))
+        masks = [torch.zeros_like(lengths[:, :1]).expand(-1, width) if counts.unheard is None else counts.unheard]
+        masks += [mask[:, None] for mask in (part.capped, part.floored) if mask is not None]
+        masks += [counts.far_out] if counts.far_out is not None else []
+        masks.append(torch.full_like(lengths[:, :1], wants))
+        columns.append(torch.cat([lengths, *(mask.to(torch.uint8) for mask in masks)], 1))
     whole = router.gather(columns, "records")
     lengths = whole[:, :8].contiguous().view(torch.float64).squeeze(1)
-    found, at = {"unheard": whole[:, 8 : 8 + width].bool()}, 8 + width
+    flags, column = {"unheard": whole[:, 8 : 8 + width].bool()}, 8 + width
     if parts[0].capped is not None:
-        found["capped"], found["floored"], at = whole[:, at].bool(), whole[:, at + 1].bool(), at + 2
+        flags["capped"], flags["floored"], column = whole[:, column].bool(), whole[:, column + 1].bool(), column + 2
     if parts[0].far_out is not None:
-        found["far_out"] = whole[:, at : at + width].bool()
-    return whole[:, -1].any(), lengths, found
+        flags["far_out"] = whole[:, column : column + width].bool()
+    return whole[:, -1].any(), lengths, flags
 
 
 def _assemble(parts: list[Snapshot], router: Router, theta: Tensor, flags: dict[str, Tensor]) -> Snapshot:
@@ -125,7 +125,7 @@ def _assemble(parts: list[Snapshot], router: Router, theta: Tensor, flags: dict[
     verdict, network = None, None
     if first.verdict is not None:
         verdict = _verdict([part.verdict for part in parts if part.verdict is not None], router)
-        # Of a simulation every rank knows the whole graph.
+        # In a simulation every rank has the whole graph.
         network = LocalNetwork(cast(Observable, first.network).graph)
     return Snapshot(
         first.step,
@@ -142,7 +142,7 @@ def _assemble(parts: list[Snapshot], router: Router, theta: Tensor, flags: dict[
 
 
 def _verdict(parts: list[Verdict], router: Router) -> Verdict:
-    """The verdicts of all receivers [M, ...]; what a detector does not fill stays empty."""
+    """The verdicts of all receivers [M, ...]; fields that a detector does not fill stay empty. Collective."""
     values = {}
     for field in fields(Verdict):
         shards = [getattr(part, field.name) for part in parts]

@@ -1,4 +1,4 @@
-"""The processes of one run: how they find each other, hand rows around, and notice that one of them is gone."""
+"""The process group of one run: collectives, counts of traffic, and detection of lost ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bymi.core.errors import RankLostError
 
-_PATIENCE = 3.0  # seconds in which those who stop tell each other so
+_PATIENCE = 3.0  # seconds to wait for other ranks to report that they have stopped
 _LOOK_EVERY = 0.05
 _STOPPED = "stopped"
 _SAY_AGAIN = "start the same command again"
@@ -25,29 +25,32 @@ _SAY_AGAIN = "start the same command again"
 
 @dataclass
 class Traffic:
-    """What this rank has sent to others under one name."""
+    """What this rank has sent to other ranks under one name."""
 
     calls: int = 0
     messages: int = 0
     bytes: int = 0
-    seconds: float = 0.0  # in these calls, those included in which it waited for others
+    seconds: float = 0.0  # spent in these calls, waiting included
 
 
 @dataclass(eq=False)
 class Group:
-    """`size` processes, of which this is number `rank`. A group of one sends nothing and needs no torch.distributed."""
+    """Process group of `size` ranks, of which this is `rank`. A group of one needs no torch.distributed.
+
+    Collective: all ranks must call swap, trade, total, collect, agree and tell in the same order.
+    """
 
     rank: int = 0
     size: int = 1
-    store: Any = None  # of torch.distributed, under a name of this attempt
+    store: Any = None  # torch.distributed store, prefixed per attempt
     moment: str = "before the first round"
     traffic: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
-    stopping: bool = False  # this rank has said that it cannot go on
+    stopping: bool = False  # this rank has reported that it cannot continue
 
     def swap(self, rows: Tensor, counts: Sequence[int], coming: Sequence[int], name: str) -> Tensor:
-        """Send the first counts[0] rows to rank 0, the next counts[1] to rank 1, ...; what the others send comes back.
+        """Rows received from all ranks, after sending counts[0] rows to rank 0, the next counts[1] to rank 1, and so on.
 
-        `coming[r]` rows come from rank r, in order of ranks. Everybody calls it, with the same shape of a row.
+        `coming[r]` rows come from rank r, in rank order. Collective: all ranks must call it, with rows of the same shape.
         """
         if self.size == 1:
             return rows
@@ -59,16 +62,16 @@ class Group:
         return output.view(rows.dtype) if rows.dtype == torch.bool else output
 
     def trade(self, blocks: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], name: str) -> list[Tensor]:
-        """Send one block to each rank; what comes from each is of the shape given."""
+        """Blocks received from all ranks, of the given shapes, after sending one block to each. Collective."""
         if self.size == 1:
             return list(blocks)
         coming = [math.prod(shape) for shape in shapes]
         flat = torch.cat([block.reshape(-1) for block in blocks])
-        came = self.swap(flat, [block.numel() for block in blocks], coming, name)
-        return [part.view(shape) for part, shape in zip(came.split(coming), shapes, strict=True)]
+        received = self.swap(flat, [block.numel() for block in blocks], coming, name)
+        return [part.view(shape) for part, shape in zip(received.split(coming), shapes, strict=True)]
 
     def total(self, values: Tensor, name: str) -> Tensor:
-        """The sum of what all processes have, in each of them."""
+        """Sum of `values` over all ranks. Collective."""
         if self.size == 1:
             return values
         values = values.clone()
@@ -77,13 +80,13 @@ class Group:
         return values
 
     def collect(self, rows: Tensor, counts: Sequence[int], name: str) -> Tensor:
-        """The rows of all processes, in order of ranks, of which each has counts[rank]."""
+        """Rows of all ranks in rank order, counts[rank] from each. Collective."""
         if self.size == 1:
             return rows
         return self.swap(rows.repeat(self.size, *[1] * (rows.ndim - 1)), [len(rows)] * self.size, counts, name)
 
     def agree(self, flag: bool, name: str = "agreement") -> bool:
-        """Whether the flag holds in every process."""
+        """Whether the flag holds on every rank. Collective."""
         if self.size == 1:
             return flag
         votes = torch.tensor([int(flag)], dtype=torch.uint8)
@@ -92,7 +95,7 @@ class Group:
         return bool(votes[0])
 
     def tell(self, words: dict[str, Any]) -> list[dict[str, Any]]:
-        """What every process says, in order of ranks. As text: nothing that came over the wire is ever unpickled."""
+        """One JSON object per rank, in rank order. Collective. Sent as text: nothing received is ever unpickled."""
         if self.size == 1:
             return [words]
         text = torch.frombuffer(bytearray(json.dumps(words).encode()), dtype=torch.uint8)
@@ -100,23 +103,23 @@ class Group:
         self._do(lambda: dist.all_gather(lengths, torch.tensor([len(text)])), "words")
         longest = int(torch.stack(lengths).max())
         padded = torch.nn.functional.pad(text, (0, longest - len(text)))
-        heard = [torch.empty_like(padded) for _ in range(self.size)]
+        received = [torch.empty_like(padded) for _ in range(self.size)]
         self._count("words", [longest] * self.size)
-        self._do(lambda: dist.all_gather(heard, padded), "words")
-        return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(heard, lengths, strict=True)]
+        self._do(lambda: dist.all_gather(received, padded), "words")
+        return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(received, lengths, strict=True)]
 
     def say(self, name: str, words: str = "") -> bool:
-        """Leave a note for all others; whether this rank is the first that leaves one of this name."""
+        """Write a note to the store for the other ranks; returns whether this rank is the first to write under this name."""
         if self.store is None:
             return True
         try:
             self.store.set(f"{name} {self.rank}", words)
             return bool(self.store.add(name, 1) == 1)
-        except RuntimeError:  # the store went with the rank that kept it
+        except RuntimeError:  # the store ended with the rank that hosted it
             return False
 
     def wait(self, name: str, others: Sequence[int]) -> None:
-        """Wait for notes of other ranks, however long they take; torchrun ends all ranks when one of them dies."""
+        """Block until the given ranks have written a note, without a timeout; torchrun ends all ranks when one of them dies."""
         try:
             while self.size > 1 and not self.store.check([f"{name} {rank}" for rank in others]):
                 time.sleep(_LOOK_EVERY)
@@ -124,7 +127,7 @@ class Group:
             raise self.lost(f"{name}: {_short(problem)}") from None
 
     def take(self, name: str) -> int:
-        """0, 1, 2, ...: a number that no other rank gets."""
+        """A number 0, 1, 2, ... that no other rank gets."""
         return 0 if self.store is None else int(self.store.add(name, 1)) - 1
 
     def _count(self, name: str, sizes: Sequence[int]) -> None:
@@ -136,12 +139,12 @@ class Group:
         start = time.perf_counter()
         try:
             work()
-        except RuntimeError as problem:  # what torch.distributed raises for a lost connection and for one that is silent
+        except RuntimeError as problem:  # raised by torch.distributed for lost and for silent connections
             raise self.lost(f"{name}: {_short(problem)}") from None
         self.traffic[name].seconds += time.perf_counter() - start
 
     def lost(self, why: str) -> RankLostError:
-        """The error of a rank that cannot go on: which others have stopped without a word, and what to do."""
+        """The error of a rank that cannot continue: which ranks stopped without a note, and what to do."""
         self.stopping = True
         silent = self._silent()
         here = f"rank {self.rank} of {self.size} stopped {self.moment}"
@@ -153,26 +156,26 @@ class Group:
         )
 
     def leave(self) -> bool:
-        """Stop because of a mistake that all ranks make, as a rule; whether this one is to say so.
+        """Stop because of an error that all ranks are expected to have; returns whether this rank should print it.
 
-        Rank 0 may keep the store, so it waits for the others.
+        Rank 0 may host the store, so it waits for the others.
         """
         first = self.say("mistake")
         self._silent()
         return first
 
     def _silent(self) -> list[int]:
-        """Ranks that do not say within a few seconds that they have stopped, too."""
+        """Ranks that do not report within a few seconds that they have stopped."""
         if self.store is None:
             return []
         self.say(_STOPPED, self.moment)
         silent = self.missing(_STOPPED)
-        if self.rank == 0:  # the store may go with it, and others still look for its word there
+        if self.rank == 0:  # the store may end with rank 0, and the others still look for its note there
             time.sleep(2 * _LOOK_EVERY)
         return silent
 
     def missing(self, name: str) -> list[int]:
-        """Ranks that have not left such a note, nor do so within a few seconds."""
+        """Ranks that have not written this note, after waiting a few seconds."""
         others = [rank for rank in range(self.size) if rank != self.rank]
         until = time.monotonic() + _PATIENCE
         try:
@@ -185,6 +188,6 @@ class Group:
 
 
 def _short(problem: Exception) -> str:
-    """The first sentence of what torch.distributed says, without the place in its source."""
+    """First sentence of a torch.distributed error, without its source location."""
     first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
     return re.sub(r"^\[\S+:\d+\] ", "", first).split(". ")[0]

@@ -1,4 +1,4 @@
-"""Where and how a run happens. Every gradient is the same on all hosts, to rounding; so this is no part of a spec."""
+"""Execution settings: device, threads, gradient backend, checkpoints. They change results by rounding only."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ KeepModels = Literal["mean", "all", "none"]
 
 @dataclass(frozen=True)
 class Host:
-    """`device` "auto": a GPU for models that gain from one, if there is one. `threads`: nodes computed at a time on a CPU.
+    """Execution settings of a run.
 
-    `gradients`: how those of all nodes are computed (see bymi.problems.gradient_backends). `data`: folder of the data sets.
-    `checkpoint_every`: rounds between two checkpoints; None: about every 30 seconds; 0: never. `keep_models`: which trained
-    models a run folder keeps: the mean over the core and one honest node's ("mean"), each node's too ("all"), or "none".
-    `again`: run from the first round even if there is a complete folder or a checkpoint; the old folder is replaced at the end.
+    `device`: "auto" is a GPU if there is one and the model gains from it. `threads`: nodes computed in parallel on a CPU.
+    `gradients`: gradient backend (see bymi.problems.gradient_backends). `data`: folder of the data sets. `checkpoint_every`:
+    rounds between two checkpoints; None: about every 30 seconds; 0: never. `keep_models`: trained models stored in the run
+    folder: mean over the core and one honest node's ("mean"), also each node's ("all"), or "none". `again`: run from the first
+    round even if there is a complete folder or a checkpoint; the old folder is replaced at the end.
     """
 
     device: str = "auto"
@@ -52,22 +53,22 @@ class Host:
             raise InputError("device: got 'cuda', but torch sees no CUDA device here; allowed: cpu, auto")
 
     def place(self, *, gains: bool) -> torch.device:
-        """The device for a problem that gains from an accelerator, or does not."""
+        """The device for a problem; `gains`: whether it is faster on an accelerator."""
         if self.device == "auto":
             return torch.device("cuda" if gains and torch.cuda.is_available() else "cpu")
         return torch.device(self.device)
 
     def threads_beside(self, others: int) -> int:
-        """Threads of one of `others` runs at a time."""
+        """Threads per run when `others` runs share this machine."""
         return self.threads or max(1, (os.cpu_count() or 1) // max(1, others))
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread inside the block, then as many as before.
+    """Run the block with one torch thread, then restore the previous number.
 
-    Sums come out in an order that depends on the number of threads, so a run that is to give the same bits alone and beside
-    others fixes it; at these sizes one thread is also the fastest.
+    The order of sums depends on the number of threads, so a run that must give the same bits alone and beside others fixes it;
+    at these sizes one thread is also the fastest.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)

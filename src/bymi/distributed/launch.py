@@ -1,4 +1,4 @@
-"""How a process that torchrun started finds the others, and how it ends with them."""
+"""Joining and leaving the process group of a torchrun launch."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from bymi.distributed.group import Group
 from bymi.distributed.parent_watchdog import die_with_parent
 
 TIMEOUT = 60.0
-"""Seconds after which a rank that others wait for counts as lost, unless told otherwise."""
+"""Default seconds after which a rank that others wait for counts as lost."""
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _HERE = ("localhost", "127.", "::1")
 
 
 def launched() -> bool:
-    """Whether this process is one of several that were started together."""
+    """Whether this process was started by torchrun (or a launcher with the same variables)."""
     return all(name in os.environ for name in _LAUNCHED)
 
 
 @contextmanager
 def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Group | None]:
-    """The group of this process, None for one that was started alone. Leaves it in peace or not at all."""
+    """The process group, or None for a process that was started alone. Ranks leave together or with an error."""
     if not launched():
         yield None
         return
     group = Group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     die_with_parent(lambda: _orphaned(group), RankLostError.exit_code)
     keep_memory()
-    _meet(group, timeout or TIMEOUT, device)
+    _rendezvous(group, timeout or TIMEOUT, device)
 
     def stopped(number: int, frame: Any) -> None:
         if not group.stopping:
@@ -51,7 +51,7 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
     before = signal.signal(signal.SIGTERM, stopped)
     try:
         yield group
-        # Ranks leave together: one that goes early takes the store with it, and looks lost to the others.
+        # Ranks leave together: one that exits early may take the store with it, and looks lost to the others.
         group.moment = "at the end"
         group.agree(True)
     except BymiError as problem:
@@ -64,21 +64,21 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
 
 
 def same_everywhere(group: Group, facts: Mapping[str, str]) -> None:
-    """An InputError on every rank unless all have the same facts: versions, specs."""
-    heard = group.tell(dict(facts))
-    for name, own in heard[0].items():
-        other = next((rank for rank, words in enumerate(heard) if words.get(name) != own), None)
+    """Raise InputError on every rank unless all ranks have the same facts (versions, specs). Collective."""
+    by_rank = group.tell(dict(facts))
+    for name, own in by_rank[0].items():
+        other = next((rank for rank, words in enumerate(by_rank) if words.get(name) != own), None)
         if other is not None:
             raise InputError(
-                f"{name}: rank {other} has {heard[other].get(name)!r} and rank 0 has {own!r}; "
+                f"{name}: rank {other} has {by_rank[other].get(name)!r} and rank 0 has {own!r}; "
                 "start every rank with the same command and the same versions"
             )
 
 
-def _meet(group: Group, timeout: float, device: str) -> None:
+def _rendezvous(group: Group, timeout: float, device: str) -> None:
     rank, size = group.rank, group.size
     if os.environ.get("LOCAL_WORLD_SIZE") == str(size):
-        _stay_inside()
+        _use_loopback()
     elif rank == 0 and not os.environ["MASTER_ADDR"].startswith(_HERE):
         print(
             f"bymi: listening at {os.environ['MASTER_ADDR']} without passwords or encryption: "
@@ -88,15 +88,15 @@ def _meet(group: Group, timeout: float, device: str) -> None:
     backend, wait = _backend(device), timedelta(seconds=timeout)
     try:
         store, _, _ = next(rendezvous("env://", timeout=wait))
-        # A restarted job finds the store of the one before, with addresses of processes that are gone.
+        # After a restart the store still has addresses of the previous attempt's processes; the prefix hides them.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         group.store = PrefixStore(f"bymi attempt {attempt}", store)
         dist.init_process_group(backend, store=group.store, rank=rank, world_size=size, timeout=wait)
     except (RuntimeError, ValueError) as problem:
-        raise _no_meeting(str(problem), rank, size) from None
+        raise _rendezvous_error(str(problem), rank, size) from None
 
 
-def _no_meeting(problem: str, rank: int, size: int) -> InputError:
+def _rendezvous_error(problem: str, rank: int, size: int) -> InputError:
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     first = problem.splitlines()[0] if problem else ""
     if "EADDRINUSE" in problem or "address already in use" in problem.lower():
@@ -107,18 +107,18 @@ def _no_meeting(problem: str, rank: int, size: int) -> InputError:
 
 
 def _backend(device: str) -> str:
-    """gloo for tensors on the CPU, NCCL for those on a GPU."""
+    """ "gloo" for CPU tensors, with NCCL for GPU tensors where there are GPUs."""
     if device == "cpu" or not torch.cuda.is_available():
         return "gloo"
-    here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-    if here > gpus:
-        raise InputError(f"--nproc-per-node: got {here} ranks for {gpus} GPUs, allowed: one rank a GPU, or --device cpu")
+    local_ranks, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+    if local_ranks > gpus:
+        raise InputError(f"--nproc-per-node: got {local_ranks} ranks for {gpus} GPUs, allowed: one rank a GPU, or --device cpu")
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     return "cpu:gloo,cuda:nccl"
 
 
-def _stay_inside() -> None:
-    """All ranks are on this machine: listen on the loopback interface only."""
+def _use_loopback() -> None:
+    """Listen on the loopback interface only: all ranks are on this machine."""
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)

@@ -1,6 +1,6 @@
-"""Where the shards of one process meet: each waits until all have come, then one of them acts for all.
+"""Lockstep execution of the shards of one process: each waits until all have arrived, then one acts for all.
 
-Only one shard computes at a time: it holds the lock of the condition, and gives it away while it waits here.
+Only one shard computes at a time: it holds the condition's lock, and releases it while it waits in `meet`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Item = TypeVar("Item")
 
 
 class _Left(BaseException):
-    """Ends a shard's thread because another one cannot go on."""
+    """Ends the thread of a shard because another shard has failed."""
 
 
 class Lockstep:
-    """The shards held by this rank, by their place 0, 1, ... among these."""
+    """The shards held by this rank, numbered 0, 1, ... among themselves."""
 
     def __init__(self, group: Group, layout: ShardLayout) -> None:
         self.group, self.layout = group, layout
@@ -35,7 +35,10 @@ class Lockstep:
         self._failure: BaseException | None = None
 
     def meet(self, place: int, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Hand something in, and get back what `act` makes of what all shards handed in, one result for each."""
+        """This shard's result of `act`, called once with what all shards of the process handed in, in their order.
+
+        Collective: all shards must call `meet` in the same order.
+        """
         if self.count == 1:
             return act([given])[0]
         self._check(place)
@@ -53,11 +56,11 @@ class Lockstep:
         return self._results[place]
 
     def walk(self, makers: Sequence[Callable[[], Iterator[Item]]]) -> Iterator[list[Item]]:
-        """Run one generator a shard, in step, and yield their items together."""
+        """Run one generator per shard in lockstep and yield their items together."""
         if self.count == 1:
             for item in makers[0]():
                 yield [item]
-                del item  # a round is not kept while the next one is computed
+                del item  # do not keep a round in memory while the next one is computed
             return
         threads = [
             threading.Thread(target=self._follow, args=(place, makers[place]), name=f"shard {place}", daemon=True)
@@ -80,7 +83,7 @@ class Lockstep:
                     thread.join()
 
     def _follow(self, place: int, maker: Callable[[], Iterator[Any]]) -> None:
-        torch.set_num_threads(1)  # counts for one thread only; sums depend on it
+        torch.set_num_threads(1)  # a setting per thread, on which the order of sums depends
         with self._turn:
             try:
                 for item in maker():

@@ -1,4 +1,4 @@
-"""Which nodes share a shard: neighbours, where that leaves fewer rows to send."""
+"""Order of nodes for sharding: neighbours share a shard where that leaves fewer rows to send."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from bymi.core.graph import Graph, MatrixGraph
 from bymi.distributed.shard_columns import heard_by
 
-_PAYS = 0.9  # of the rows that blocks in order of numbers would send
-_SPARSE = 32  # neighbours of a node on average: with more, every shard hears almost everybody however it is cut
+_PAYS = 0.9  # use another order only if it sends less than this share of the rows of the plain order
+_SPARSE = 32  # average degree above which every shard receives almost all rows, whatever the order
 
 
 def place(graph: Graph, shards: int) -> Tensor:
-    """An order of all nodes [M] to be cut into `shards` even blocks: their own, unless another sends far fewer rows.
+    """An order [M] of all nodes, to be cut into `shards` even blocks: 0, 1, ... unless another order sends far fewer rows.
 
-    The others tried: reverse Cuthill-McKee, for graphs that are long, and recursive Kernighan-Lin bisection, for clusters.
+    Candidates are reverse Cuthill-McKee, for elongated graphs, and recursive Kernighan-Lin bisection, for clusters.
     """
     size = graph.size
     own = torch.arange(size)
@@ -31,19 +31,19 @@ def place(graph: Graph, shards: int) -> Tensor:
     arcs.add_nodes_from(own.tolist())
     arcs.add_edges_from(zip(receivers.tolist(), senders.tolist(), strict=True))
     tried = [list(nx.utils.reverse_cuthill_mckee_ordering(arcs))]
-    if isinstance(graph, MatrixGraph):  # with many nodes it takes six times as long, and finds less: docs/scale.md
+    if isinstance(graph, MatrixGraph):  # on large graphs it takes six times as long and saves less
         tried.append(_halve(arcs, list(range(size)), shards))
     best = min((torch.tensor(order) for order in tried), key=lambda order: rows_sent(graph, order, shards))
     return best if rows_sent(graph, best, shards) < _PAYS * rows_sent(graph, own, shards) else own
 
 
 def rows_sent(graph: Graph, order: Tensor, shards: int) -> int:
-    """How many rows cross between shards in one exchange: of each shard, those it hears and does not hold."""
+    """Number of rows that cross between shards in one exchange: per shard, those it receives and does not hold."""
     return sum(len(heard_by(graph, block)) - len(block) for block in order.tensor_split(shards))
 
 
 def _halve(arcs: Any, nodes: Sequence[int], parts: int) -> list[int]:
-    """Nodes in an order in which even blocks are the halves of halves ... that few edges join."""
+    """Nodes ordered such that even blocks are the parts of a recursive bisection with few edges between them."""
     if parts < 2 or len(nodes) < 2:
         return sorted(nodes)
     first, second = nx.algorithms.community.kernighan_lin_bisection(arcs.subgraph(nodes), seed=0)

@@ -1,4 +1,4 @@
-"""A process that ends when the one that started it is gone, however that one ended."""
+"""Watchdog: end this process when its parent process is gone, however that one ended."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SET_PARENT_DEATH_SIGNAL = 1  # prctl, Linux
 
 
 def die_with_parent(say: Callable[[], str | None], code: int) -> None:
-    """Leave with `code` once the parent is gone, after printing what `say` returns, if anything.
+    """Exit with `code` once the parent is gone, after printing what `say` returns, if anything.
 
-    A thread looks after the parent: unlike a signal handler it also runs while this process waits for another one.
+    A thread polls for the parent: unlike a signal handler it also runs while this process blocks in a collective.
     """
     parent = os.getppid()
     if sys.platform == "linux":
-        # A stopped process cannot look: this wakes it up when its parent dies.
+        # A stopped process cannot poll: this resumes it when its parent dies.
         ctypes.CDLL(None, use_errno=True).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGCONT, 0, 0, 0)
 
     def look() -> None:
@@ -29,7 +29,7 @@ def die_with_parent(say: Callable[[], str | None], code: int) -> None:
             time.sleep(_LOOK_EVERY)
         line = say()
         if line is not None:
-            sys.stderr.write(f"{line}\n")  # in one piece: others write there, too
+            sys.stderr.write(f"{line}\n")  # in one write: other ranks write there, too
             sys.stderr.flush()
         os._exit(code)
 

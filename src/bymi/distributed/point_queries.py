@@ -1,4 +1,4 @@
-"""Questions that cross processes: points have travelled to those who are asked, and the answers travel back in turns."""
+"""Point queries between shards: points travel to the nodes that are asked, and their answers travel back, in turns."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from bymi.distributed.shard_columns import arcs_to
 if TYPE_CHECKING:
     from bymi.distributed.sharded_run import ShardNetwork
 
-_NUMBERS = 1 << 22  # in the answers of one topic that come to one shard in one turn; a rank has several times as many at work
+_NUMBERS = 1 << 22  # in the answers per topic that one shard receives in one turn; a rank holds several times as many
 
 
 class Told(NamedTuple):
-    """What the nodes of one shard tell one asker: one vector a topic."""
+    """What the nodes of one shard tell one asker: one vector per topic."""
 
     asker: int
     nodes: Tensor  # [q]
@@ -30,9 +30,9 @@ class Told(NamedTuple):
 
 
 class PointQueries:
-    """The questions of one shard and its part in answering those of all others. Every shard takes every turn.
+    """The queries of one shard, and its part in answering those of all others.
 
-    Points travel turn by turn, too: nowhere are more of them than are being answered.
+    Collective: every shard takes every turn. Points travel turn by turn, too, so that only those being answered are in memory.
     """
 
     def __init__(
@@ -46,15 +46,15 @@ class PointQueries:
         *,
         visits: bool = False,
     ) -> None:
-        """`points` [B, D] are those of the nodes of this shard; `asks` [M] says who asks.
+        """`points` [B, D]: one per node of this shard; `asks` [M]: mask of the nodes that ask.
 
-        `deeds`: of these nodes what others saw of each, and what it did [B, D] each. `visits`: nobody answers about a point.
-        What nodes have sent comes as it is, and points stay where they are.
+        `deeds`: update history of these nodes, observed and own [B, D] each. `visits`: there are no points; nodes hand over
+        what they have sent.
         """
         self._network, self._points, self._answer, self._received = network, points, answer, received
         self._deeds, self._visits = deeds, visits
         layout = network.router.lockstep.layout
-        counts = 1 + network.router.whole.hears.sum(1)  # how many answer each asker, which is one of them itself
+        counts = 1 + network.router.whole.hears.sum(1)  # nodes that answer each asker, the asker included
         numbers = int(counts[asks].max()) * points.shape[1] if bool(asks.any()) else 1
         self._alone = numbers >= LONG and points.device.type == "cpu" and not visits
         askers = [nodes[asks[nodes]].split(max(1, _NUMBERS // numbers)) for nodes in layout.shards]
@@ -63,12 +63,12 @@ class PointQueries:
         self._turn = 0
 
     def replies(self) -> Iterator[NeighbourhoodReply]:
-        """What the nodes of this shard are told, in order of their numbers."""
+        """Yield what each asker of this shard is told, in order of node numbers."""
         for _ in range(len(self._askers[self._network.shard])):
             yield from self.take_turn()
 
     def take_turn(self) -> Iterator[NeighbourhoodReply]:
-        """Answer what others ask of this shard in this turn, and take what they answer. Talks at once, reads on demand."""
+        """Answer queries to this shard for one turn, and receive replies to its own (built lazily). Collective."""
         turn, self._turn = self._turn, self._turn + 1
         self.turns_left -= 1
         asking = [self._asking(shard, turn) for shard in range(len(self._network.router.lockstep.layout.shards))]
@@ -89,57 +89,59 @@ class PointQueries:
         return turns[turn] if turn < len(turns) else self._network.nodes[:0]
 
     def _questions(self, asking: list[int]) -> dict[tuple[int, int], Tensor]:
-        """Whom each of those asking asks in each shard, itself among them, by asker and shard: node numbers, upwards."""
+        """Node numbers asked, ascending and including the asker, by (asker, shard)."""
         router = self._network.router
         layout = router.lockstep.layout
         row, node = arcs_to(router.whole, torch.tensor(asking, dtype=torch.int64, device=layout.home.device))
-        found = {}
-        for asker, some in zip(asking, node.split(torch.bincount(row, minlength=len(asking)).tolist()), strict=True):
-            asked = torch.cat([some, some.new_tensor([asker])]).sort().values
+        by_pair = {}
+        for asker, neighbours in zip(asking, node.split(torch.bincount(row, minlength=len(asking)).tolist()), strict=True):
+            asked = torch.cat([neighbours, neighbours.new_tensor([asker])]).sort().values
             home = layout.home[asked]
-            found.update({(asker, shard): asked[home == shard] for shard in range(len(layout.shards))})
-        return found
+            by_pair.update({(asker, shard): asked[home == shard] for shard in range(len(layout.shards))})
+        return by_pair
 
     def _send_points(
         self, given: list[Tensor], asking: list[list[int]], questions: Mapping[tuple[int, int], Tensor]
     ) -> list[dict[int, Tensor]]:
-        """The points of this turn that anybody of this rank is asked about, by asker."""
+        """The points of this turn about which nodes of this rank are asked, by asker. Collective."""
         lockstep = self._network.router.lockstep
         group, held = lockstep.group, lockstep.layout.held
 
         def crossing(home: int, to: int) -> list[int]:
-            """Askers of one rank who ask anybody of another."""
+            """Askers of one rank that ask a node of another."""
             some = [asker for shard in held[home] for asker in asking[shard]]
             return [] if home == to else [asker for asker in some if any(len(questions[asker, shard]) for shard in held[to])]
 
-        here = [asker for shard in held[group.rank] for asker in asking[shard]]
+        askers = [asker for shard in held[group.rank] for asker in asking[shard]]
         rows = torch.cat(given)
-        known = dict(zip(here, rows, strict=True))
+        known = dict(zip(askers, rows, strict=True))
         sent = [crossing(group.rank, rank) for rank in range(group.size)]
         coming = [crossing(rank, group.rank) for rank in range(group.size)]
-        place = {asker: number for number, asker in enumerate(here)}
+        place = {asker: number for number, asker in enumerate(askers)}
         picked = torch.tensor([place[asker] for some in sent for asker in some], dtype=torch.int64, device=rows.device)
-        came = group.swap(rows[picked], [len(some) for some in sent], [len(some) for some in coming], "points")
-        known.update(zip([asker for some in coming for asker in some], came if group.size > 1 else (), strict=True))
+        received = group.swap(rows[picked], [len(some) for some in sent], [len(some) for some in coming], "points")
+        known.update(zip([asker for some in coming for asker in some], received if group.size > 1 else (), strict=True))
         return [known] * len(given)
 
     def _answers(self, questions: Mapping[tuple[int, int], Tensor], points: Mapping[int, Tensor]) -> list[Told]:
-        """What the nodes of this shard answer, asker by asker."""
+        """The answers of this shard's nodes, one entry per asker."""
         shard = self._network.shard
         asked = {asker: nodes for (asker, where), nodes in questions.items() if where == shard and len(nodes)}
-        if self._alone:  # one point for all who answer one question, without a copy for each
+        if self._alone:  # one point, expanded for all nodes that answer about it, without copies
             told = []
             for asker, nodes in asked.items():
-                found = self._answer(points[asker].expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker))
-                told.append(Told(asker, nodes, dict(found.items())))
+                answers = self._answer(points[asker].expand(len(nodes), -1), nodes, nodes.new_full((len(nodes),), asker))
+                told.append(Told(asker, nodes, dict(answers.items())))
             return told
         if not asked:
             return []
         counts = [len(nodes) for nodes in asked.values()]
         many = torch.tensor(counts, device=self._points.device)
         askers = torch.tensor(list(asked), device=many.device).repeat_interleave(many)
-        at = self._points[:0] if self._visits else torch.stack([points[asker] for asker in asked]).repeat_interleave(many, 0)
-        answers = self._answer(at, torch.cat(list(asked.values())), askers)
+        at_points = (
+            self._points[:0] if self._visits else torch.stack([points[asker] for asker in asked]).repeat_interleave(many, 0)
+        )
+        answers = self._answer(at_points, torch.cat(list(asked.values())), askers)
         parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
         return [
             Told(asker, nodes, {topic: vectors[place] for topic, vectors in parts.items()})
@@ -153,16 +155,18 @@ class PointQueries:
     def _carry(
         self, given: list[list[Told]], asking: list[list[int]], questions: Mapping[tuple[int, int], Tensor]
     ) -> list[list[list[Told]]]:
-        """Answers of all shards of this rank to those who asked; for each of its shards what each of its askers is told by all.
+        """What all shards tell each asker of this rank, by shard and asker. Collective.
 
-        Rows go by asker, by shard that answers, by topic; those for askers of this rank stay where they are.
+        Rows are ordered by asker, answering shard, topic; those for askers of this rank are not sent.
         """
         lockstep = self._network.router.lockstep
         layout, group = lockstep.layout, lockstep.group
-        made = {(told.asker, shard): told for shard, some in zip(layout.held[group.rank], given, strict=True) for told in some}
+        made = {
+            (told.asker, shard): told for shard, batch in zip(layout.held[group.rank], given, strict=True) for told in batch
+        }
         topics = next((list(told.vectors) for told in made.values()), [])
         others = [rank for rank in range(group.size) if rank != group.rank]
-        # Of each other rank: who there asks whom here, and who here asks whom there.
+        # Per other rank: (asker there, shard here) and (asker here, shard there).
         going, coming = (
             {
                 rank: [
@@ -178,19 +182,19 @@ class PointQueries:
         )
         pairs = [pair for rank in others for pair in coming[rank]]
         vectors: dict[tuple[int, int], dict[Topic | str, Tensor]] = {pair: {} for pair in pairs}
-        # Deeds are more precise than what they come with.
+        # The update history has another dtype (float64) than the answers.
         batches: list[list[Topic | str]] = [[topic for topic in topics if topic != DEEDS]]
-        for some in batches + [[DEEDS]] * (self._deeds is not None):
+        for batch in batches + [[DEEDS]] * (self._deeds is not None):
             counts, expected = (
-                [len(some) * sum(len(questions[pair]) for pair in by_rank.get(rank, ())) for rank in range(group.size)]
+                [len(batch) * sum(len(questions[pair]) for pair in by_rank.get(rank, ())) for rank in range(group.size)]
                 for by_rank in (going, coming)
             )
-            sent = [made[pair].vectors[topic] for rank in others for pair in going[rank] for topic in some]
-            blank = self._points[:0].to(torch.float64) if DEEDS in some else self._points[:0]
-            came = group.swap(torch.cat(sent) if sent else blank, counts, expected, "answers")
-            parts = iter(came.split([len(questions[pair]) for pair in pairs for _ in some]))
+            sent = [made[pair].vectors[topic] for rank in others for pair in going[rank] for topic in batch]
+            blank = self._points[:0].to(torch.float64) if DEEDS in batch else self._points[:0]
+            received = group.swap(torch.cat(sent) if sent else blank, counts, expected, "answers")
+            parts = iter(received.split([len(questions[pair]) for pair in pairs for _ in batch]))
             for pair in pairs:
-                vectors[pair].update({topic: next(parts) for topic in some})
+                vectors[pair].update({topic: next(parts) for topic in batch})
         for asker, shard in pairs:
             made[asker, shard] = Told(asker, questions[asker, shard], vectors[asker, shard])
         everywhere = range(len(layout.shards))
@@ -200,10 +204,10 @@ class PointQueries:
         ]
 
     def _read(self, told: list[Told]) -> NeighbourhoodReply:
-        """What one asker is told by all shards."""
+        """The reply to one asker, from all shards."""
         asker, network = told[0].asker, self._network
         receiver = int(torch.searchsorted(network.nodes, asker))
-        columns = network.arcs[receiver].nonzero().flatten()  # in the order of their numbers
+        columns = network.arcs[receiver].nonzero().flatten()  # in ascending order of node numbers
         deeds = partial(self._in_order, told, DEEDS) if self._deeds is not None else None
         return NeighbourhoodReply(receiver, columns, self._points[receiver], partial(self._inboxes, told, columns), deeds)
 
@@ -216,22 +220,22 @@ class PointQueries:
         return Inbox.together([self._reply(self._in_order(told, topic), nodes, weight, asker, topic) for topic in topics])
 
     def _order(self, nodes: Tensor, asker: int) -> Tensor:
-        """Those asked by number, as the columns are, and last the asker itself."""
+        """Order of the nodes asked: ascending numbers, as the columns are, and the asker last."""
         return torch.argsort(torch.where(nodes == asker, self._network.size, nodes))
 
     def _in_order(self, told: list[Told], topic: Topic | str) -> Tensor:
-        """The vectors of one topic [J + 1, D]."""
+        """The vectors [J + 1, D] of one topic, in that order."""
         order = self._order(torch.cat([part.nodes for part in told]), told[0].asker)
         places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
         example = told[0].vectors[topic]
         vectors = example.new_empty(len(order), example.shape[1])
-        for part, at in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
-            vectors.index_copy_(0, at, part.vectors[topic])
+        for part, rows in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
+            vectors.index_copy_(0, rows, part.vectors[topic])
         return vectors
 
     def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: Topic) -> Inbox:
-        """The inbox of one receiver: answers of those asked, and its own in the last row."""
-        # All answers to one question have come together here.
+        """The inbox of one receiver: the answers of its neighbours; its own is in the last row of `vectors`."""
+        # This is where all answers to one query are together.
         vectors = vectors if self._received is None else self._received(vectors, who, asker, topic)
         return Inbox.receive(
             vectors[-1:],
@@ -243,6 +247,6 @@ class PointQueries:
 
 
 def own_or_sent(sent: Tensor, own: Tensor, held: Tensor, nodes: Tensor, askers: Tensor) -> Tensor:
-    """What some nodes [q] of those held [B] have for each asker [q]: what they sent [B, D] or, to themselves, their own."""
+    """Vectors [q, D] of `nodes` [q], among those `held` [B], for each asker [q]: as sent [B, D], their own to themselves."""
     places, themselves = torch.searchsorted(held, nodes), (nodes == askers).nonzero().flatten()
     return sent.index_select(0, places).index_copy_(0, themselves, own.index_select(0, places[themselves]))

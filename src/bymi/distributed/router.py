@@ -1,4 +1,4 @@
-"""What is on the wires of a graph, and which of it each shard held here hears."""
+"""Routing of one graph's messages between ranks, and the inbox of each shard."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from bymi.distributed.shard_layout import Routes
 from bymi.distributed.sharded_dense_inbox import ShardedDenseInbox
 from bymi.distributed.sharded_list_inbox import sharded_list_inbox
 
-LONG = 1 << 24  # numbers in the rows of all nodes, from which on these stay where they are if many would have to come
-_FEW = 128  # coordinates of a row that always travels
-STAY = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may stay with their senders
-_MANY = 1.5  # rows that shards hear, for each node: with neighbours in one place they hear little more than their own
-_SLICES = 3  # with two shards slices there and back are as many bytes as rows
+LONG = 1 << 24  # numbers in the rows of all nodes from which on rows are sharded by coordinate if shards would receive many
+_FEW = 128  # rows with at most this many coordinates are always sent whole
+STAY = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may be sharded by coordinate
+_MANY = 1.5  # rows received by all shards, per node, above which sharding by coordinate pays
+_SLICES = 3  # shards from which on slices pay: with two, sending them and returning results is as many bytes as rows
 
 
 class Router:
-    """One graph's arcs as seen by this rank. Messages also travel over arcs of the `whole` that the graph lacks.
+    """The arcs of one graph as seen by this rank. Messages also travel over arcs of `whole` that the graph lacks.
 
-    `variants`: which senders have further messages. `everywhere`: somebody looks at the rows of all nodes anyway, so none stay
-    where they are.
+    `variants`: which senders send different messages to different receivers. `everywhere`: some process reads the rows of all
+    nodes anyway, so none are sharded by coordinate.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Router:
         whole: Graph | None = None,
     ) -> None:
         self.lockstep, self.graph, self.variants, self.everywhere = lockstep, graph, variants, everywhere
-        self.by_slices = True  # where they are less to send; whoever keeps whole messages needs them anyway
+        self.by_slices = True  # where that is less traffic; a run that stores whole messages needs them anyway
         self.by_strips = False
-        self.all_lists: NeighbourLists | None = None  # where rows go by strips, those of all nodes, shard by shard
+        self.all_lists: NeighbourLists | None = None  # if rows are sharded by coordinate: lists of all nodes, shard by shard
         self.whole = graph if whole is None else whole
         layout = lockstep.layout
         self.nodes = [layout.shards[shard] for shard in layout.held[lockstep.group.rank]]
@@ -65,7 +65,7 @@ class Router:
 
     @cached_property
     def weight(self) -> Tensor:
-        """Mixing weights of arcs, [M, M] or [M, n]: a graph of matrices makes them anew each time."""
+        """Mixing weights of arcs, [M, M] or [M, n]; cached, since a matrix graph computes them again each time."""
         return self.graph.weight
 
     @cached_property
@@ -74,47 +74,49 @@ class Router:
 
     @cached_property
     def all_rows(self) -> Routes:
-        """Every row to every rank."""
+        """Routes of every row to every rank."""
         layout = self.lockstep.layout
         return Routes(layout, self.lockstep.group, [self.everybody] * len(layout.shards))
 
     def gather(self, parts: Sequence[Tensor], name: str) -> Tensor:
-        """Rows of all nodes [M, ...] in their order, from those of the shards held here."""
+        """Rows of all nodes [M, ...] in node order, from `parts` per shard of this rank. Collective: all ranks must call it."""
         return self.all_rows.carry(torch.cat(list(parts)), name)[0]
 
     def total(self, parts: Sequence[Tensor], name: str) -> Tensor:
-        """The sum of the values [...] of all shards, from those held here.
+        """Sum over all shards of the network, from `parts` per shard of this rank. Collective.
 
-        Always in the same order: the bits do not depend on the rank that holds a shard.
+        The order of the sum is that of the shards, so the bits do not depend on which rank holds a shard.
         """
         counts = [len(held) for held in self.lockstep.layout.held]
         return self.lockstep.group.collect(torch.stack(list(parts)), counts, name).sum(0)
 
     def set_out(self, dim: int) -> None:
-        """Decide how vectors of so many coordinates travel in all rounds to come: by the graph as it is now."""
+        """Decide from the graph whether vectors of `dim` coordinates are sharded by coordinate in all later rounds."""
         shards, whole = self.lockstep.layout.shards, self.whole
         if not isinstance(whole, ListGraph) or len(shards) == 1 or self.everywhere:
             return
-        # With fewer coordinates than members of a neighbourhood there are rules that look at these themselves.
+        # With fewer coordinates than members of a neighbourhood some rules read the rows themselves.
         long = dim > max(_FEW, 1 + whole.hears.shape[1]) and whole.size * dim >= LONG
         if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > _MANY * whole.size:
             self.by_strips, self.all_lists = True, whole.lists.of(torch.cat(list(shards)))
 
     def stays(self, topic: Topic) -> bool:
-        """Whether the rows of a topic stay with those who send them, in every round."""
+        """Whether the rows of a topic are sharded by coordinate, in every round, instead of sent to their receivers."""
         return self.by_strips and topic.part in {some.part for some in STAY}
 
     def columns(self, topic: Topic, *, varied: bool) -> list[Tensor]:
-        """Of each shard held here: of which of all columns of a topic it keeps a trail, in every round.
+        """Per shard of this rank, the columns of a topic whose update history it stores, in every round.
 
-        `varied`: senders may have further messages under this topic.
+        `varied`: senders may send variants under this topic.
         """
         if self.stays(topic):
             return self.nodes
-        return [ear.columns for ear in (self._variant_columns if varied and self.variants is not None else self._shard_columns)]
+        return [
+            shard.columns for shard in (self._variant_columns if varied and self.variants is not None else self._shard_columns)
+        ]
 
     def deliver(self, given: list[Mapping[Topic, Outgoing]]) -> list[tuple[Inbox, ...]]:
-        """What each shard hears of what all of them send, by topic."""
+        """The inboxes of each shard of this rank, one per topic. Collective: all ranks must call it."""
         outgoing = [one for vectors in given for one in vectors.values()]
         split = any(one.variants is not None for one in outgoing)
         held = not split and all(one.sent is None for one in outgoing)
@@ -129,7 +131,7 @@ class Router:
         return [Inbox.together(inboxes) for inboxes in zip(*by_topic, strict=True)]
 
     def _sliced(self, parts: list[Tensor]) -> list[Inbox] | None:
-        """Inboxes whose rows have not come, if that is less to send and everybody hears all neighbours."""
+        """Inboxes sharded by coordinate, if that is less traffic and every receiver accepts all its neighbours; else None."""
         cut = self._dense_shard_plan
         if cut is None or not cut.pays(parts[0]) or not usable(self.gather([norms(part) for part in parts], "lengths")):
             return None
@@ -137,18 +139,18 @@ class Router:
         return [
             ShardedDenseInbox(
                 own=own,
-                expected=ear.expected,
-                heard=ear.expected,
-                weight=ear.weight,
-                self_weight=ear.self_weight,
-                own_column=ear.own_column,
-                senders=ear.senders,
-                receiver_group=self.receiver_group(seat, ear.columns, self.graph.size),
-                nodes=ear.nodes,
+                expected=columns.expected,
+                heard=columns.expected,
+                weight=columns.weight,
+                self_weight=columns.self_weight,
+                own_column=columns.own_column,
+                senders=columns.senders,
+                receiver_group=self.receiver_group(place, columns.columns, self.graph.size),
+                nodes=columns.nodes,
                 slices=slices,
-                seat=seat,
+                seat=place,
             )
-            for seat, (ear, own) in enumerate(zip(self._shard_columns, parts, strict=True))
+            for place, (columns, own) in enumerate(zip(self._shard_columns, parts, strict=True))
         ]
 
     @cached_property
@@ -167,27 +169,30 @@ class Router:
         if known is None:
             rows = self.needed.carry(torch.cat([part.messages for part in parts]), topic.stream_name())
         else:
-            rows = [known.index_select(0, ear.columns) for ear in self._shard_columns]
+            rows = [known.index_select(0, columns.columns) for columns in self._shard_columns]
         heard: Sequence[Messages] = rows
         if split:
             heard = [self._with_variants(*each) for each in zip(shard_columns, self._shard_columns, parts, rows, strict=True)]
         total = self.graph.size + (len(self.variants.senders) if split and self.variants is not None else 0)
         return [
-            replace(ear.receive(part.own, messages, part.same), receiver_group=self.receiver_group(place, ear.columns, total))
-            for place, (ear, part, messages) in enumerate(zip(shard_columns, parts, heard, strict=True))
+            replace(
+                columns.receive(part.own, messages, part.same),
+                receiver_group=self.receiver_group(place, columns.columns, total),
+            )
+            for place, (columns, part, messages) in enumerate(zip(shard_columns, parts, heard, strict=True))
         ]
 
-    def _with_variants(self, ear: ShardColumns, plain: ShardColumns, part: Outgoing, rows: Tensor) -> Messages:
-        """The messages [J, D] that a shard hears, from the first ones of all its neighbours, `rows` in the order of `plain`."""
+    def _with_variants(self, columns: ShardColumns, plain: ShardColumns, part: Outgoing, rows: Tensor) -> Messages:
+        """Messages [J, D] of a shard, variants included; `rows`: each neighbour's first message, in the order of `plain`."""
         assert self.variants is not None
         size = self.graph.size
-        first, further = ear.columns[ear.columns < size], ear.columns[ear.columns >= size] - size
+        first, further = columns.columns[columns.columns < size], columns.columns[columns.columns >= size] - size
         if part.variants is not None:
             return followed_by(rows[torch.searchsorted(plain.columns, first)], part.variants(further))
         return rows[torch.searchsorted(plain.columns, torch.cat([first, self.variants.senders[further]]))]
 
     def receiver_group(self, seat: int, columns: Tensor, total: int, kept: Tensor | None = None) -> ReceiverGroup:
-        """All receivers of a round, as one shard sees them."""
+        """All receivers of a round, as one shard reaches them."""
         return _ReceiverGroup(self, seat, columns, total, columns if kept is None else kept)
 
     @cached_property
@@ -206,7 +211,7 @@ class Router:
 
 @dataclass(frozen=True, eq=False)
 class _ReceiverGroup:
-    """All receivers of a round, for whoever needs to look beyond those held here."""
+    """All receivers of a round. Collective: all shards must call agree and gather in the same order."""
 
     router: Router
     place: int

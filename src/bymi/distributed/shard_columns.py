@@ -1,4 +1,4 @@
-"""Which messages of a round the nodes of a shard hear, by matrices or by lists of neighbours."""
+"""Columns of a shard's inboxes: which messages of a round its nodes receive, as matrices or as neighbour lists."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from bymi.core.variants import ListedVariants, Variants
 
 @dataclass(frozen=True, eq=False)
 class ShardColumns:
-    """The columns of a shard's inboxes, and who of its nodes hears which. With lists, what is [B, J] is [B, n]."""
+    """The columns of a shard's inboxes and which of its nodes receive which. With lists, [B, J] is [B, n]."""
 
     nodes: Tensor  # [B]
-    columns: Tensor  # [J] among all columns of a round: nodes first, then further messages
+    columns: Tensor  # [J] indices into all columns of a round: one per node, then one per variant
     senders: Tensor  # [J]
     expected: Tensor  # [B, J] bool
     weight: Tensor  # [B, J] float64
     self_weight: Tensor  # [B]
-    lists: NeighbourLists | None = None  # of columns
+    lists: NeighbourLists | None = None  # of column indices
 
     @cached_property
     def own_column(self) -> Tensor:
-        """[B]"""
+        """[B] column of each node's own message."""
         return torch.searchsorted(self.columns, self.nodes)
 
     def receive(self, own: Tensor, messages: Messages, true: Tensor | None) -> Inbox:
-        """`true` [B] says which of its nodes sent what they hold; None for all."""
+        """The inbox of this shard; `true` [B]: which nodes sent what they hold, None for all."""
         return Inbox.receive(
             own,
             messages,
@@ -48,22 +48,22 @@ class ShardColumns:
 
 
 def arcs_to(graph: Graph, receivers: Tensor) -> tuple[Tensor, Tensor]:
-    """All arcs to some receivers [R], row by row: which of these hears, and the number of the node that it hears, each [E]."""
+    """All arcs to the receivers [R], row by row: index of the receiver and node number of the sender, each [E]."""
     return graph.neighbours(receivers)
 
 
 def heard_by(graph: Graph, nodes: Tensor) -> Tensor:
-    """Numbers of some nodes and of all whom any of them hears, upwards."""
-    found: Tensor = torch.cat([arcs_to(graph, nodes)[1], nodes]).unique()
-    return found
+    """Node numbers, ascending, of the given nodes and of all nodes that any of them receives from."""
+    nodes_heard: Tensor = torch.cat([arcs_to(graph, nodes)[1], nodes]).unique()
+    return nodes_heard
 
 
 def columns_of_shard(
     nodes: Tensor, whole: Graph, weight: Tensor, self_weight: Tensor, faces: Variants | ListedVariants | None
 ) -> ShardColumns:
-    """That of the nodes of a shard: messages travel over all arcs of the `whole`, and carry weight [M, M] or [M, n].
+    """The columns of a shard with these nodes: messages travel over all arcs of `whole`, with weights [M, M] or [M, n].
 
-    With `faces` the further messages have columns, too, and each arc is in exactly one of its sender's.
+    With `faces` (variants) the further variants have columns, too; each arc is in exactly one column of its sender.
     """
     parts = nodes, whole.hears[nodes], weight[nodes], self_weight[nodes]
     if isinstance(whole, ListGraph):
@@ -76,15 +76,15 @@ def columns_of_shard(
 def _by_lists(
     nodes: Tensor, arcs: Tensor, weight: Tensor, self_weight: Tensor, whole: ListGraph, faces: ListedVariants | None
 ) -> ShardColumns:
-    lists, everybody = whole.lists.of(nodes), torch.arange(whole.size, device=nodes.device)
-    numbers, senders = lists.at, everybody
+    lists, all_nodes = whole.lists.of(nodes), torch.arange(whole.size, device=nodes.device)
+    numbers, senders = lists.at, all_nodes
     if faces is not None:
         further = faces.at[nodes]
-        numbers, senders = torch.where(further >= 0, whole.size + further, numbers), torch.cat([everybody, faces.senders])
+        numbers, senders = torch.where(further >= 0, whole.size + further, numbers), torch.cat([all_nodes, faces.senders])
     columns = torch.cat([numbers[arcs], nodes]).unique()
-    # At a place that has lost its arc stands somebody of whom nothing came: any column does, nothing is expected there.
-    at = torch.where(arcs, torch.searchsorted(columns, numbers), 0)
-    return ShardColumns(nodes, columns, senders[columns], arcs, weight, self_weight, NeighbourLists(at, lists.there))
+    # A list position whose arc was pruned expects nothing, so it may point to any column.
+    index = torch.where(arcs, torch.searchsorted(columns, numbers), 0)
+    return ShardColumns(nodes, columns, senders[columns], arcs, weight, self_weight, NeighbourLists(index, lists.there))
 
 
 def _by_matrices(

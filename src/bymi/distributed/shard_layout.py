@@ -1,7 +1,7 @@
-"""Which nodes each process holds, and which rows travel between them.
+"""Which nodes each rank holds, and which rows travel between ranks.
 
-Nodes are dealt to shards; a shard is computed by itself, in one piece, wherever it is. So numbers depend on the shards, and
-not on how many of them share a process.
+Nodes are dealt to shards, and each shard is computed in one piece wherever it is. So results depend on the shards, not on the
+number of ranks.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 from bymi.core.errors import InputError
 from bymi.distributed.group import Group
 
-_NUMBERS = 1 << 24  # of all nodes' rows that travel at a time
+_NUMBERS = 1 << 24  # upper bound on the numbers of all nodes' rows that travel at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ShardLayout:
-    """`shards`: node numbers of each, upwards, every node in one of them. `held`: which shards each rank has."""
+    """`shards`: ascending node numbers per shard, each node in exactly one. `held`: range of shards per rank."""
 
     shards: tuple[Tensor, ...]
     held: tuple[range, ...]
 
     @staticmethod
     def even(size: int, shards: int, ranks: int, order: Tensor | None = None) -> ShardLayout:
-        """Blocks of nodes that follow each other, by number or in the `order` given, as even as can be."""
+        """A layout of consecutive blocks of nodes, by number or in the given `order`, as even as possible."""
         if ranks > size:
             raise InputError(f"--nproc-per-node: got {ranks} ranks for {size} nodes, allowed: as many ranks as nodes, or fewer")
         shards = min(size, max(shards, ranks))
@@ -42,7 +42,7 @@ class ShardLayout:
         return ShardLayout(tuple(nodes.to(device) for nodes in self.shards), self.held)
 
     def blocks(self, rank: int) -> list[Tensor]:
-        """The nodes of a rank, a block a shard."""
+        """The nodes of a rank, one tensor per shard."""
         return [self.shards[shard] for shard in self.held[rank]]
 
     @property
@@ -70,28 +70,28 @@ class ShardLayout:
 
 
 class Routes:
-    """Which rows go from rank to rank when each shard wants those of some nodes."""
+    """Which rows go from rank to rank so that each shard gets the rows of the nodes it wants."""
 
     def __init__(self, layout: ShardLayout, group: Group, wanted: Sequence[Tensor]) -> None:
-        """`wanted`: node numbers by shard, upwards."""
+        """`wanted`: ascending node numbers per shard of the whole network."""
         self._group, self._size = group, layout.size
-        ranks, size, here = range(group.size), layout.size, group.rank
+        ranks, size, own_rank = range(group.size), layout.size, group.rank
         by_rank = [torch.unique(torch.cat([wanted[shard] for shard in layout.held[rank]])) for rank in ranks]
-        mine = layout.nodes(here)
-        device = mine.device
-        place = torch.full((size,), -1, device=device).index_copy(0, mine, torch.arange(len(mine), device=device))
-        sent = [nodes[layout.holder[nodes] == here] for nodes in by_rank]
+        own_nodes = layout.nodes(own_rank)
+        device = own_nodes.device
+        place = torch.full((size,), -1, device=device).index_copy(0, own_nodes, torch.arange(len(own_nodes), device=device))
+        sent = [nodes[layout.holder[nodes] == own_rank] for nodes in by_rank]
         self._send, self._counts = place[torch.cat(sent)], [len(nodes) for nodes in sent]
-        received = [by_rank[here][layout.holder[by_rank[here]] == rank] for rank in ranks]
+        received = [by_rank[own_rank][layout.holder[by_rank[own_rank]] == rank] for rank in ranks]
         self._coming = [len(nodes) for nodes in received]
         table = torch.cat(received)
-        at = torch.full((size,), -1, device=device).index_copy(0, table, torch.arange(len(table), device=device))
-        # None: the rows come as they are wanted, and need no copy.
-        self._picks = [_pick(at[wanted[shard]], len(table)) for shard in layout.held[here]]
-        self._whole = group.size == 1 and len(mine) == len(self._send) and bool((self._send == place[mine]).all())
+        row = torch.full((size,), -1, device=device).index_copy(0, table, torch.arange(len(table), device=device))
+        # None: the rows arrive in the wanted order and need no copy.
+        self._picks = [_pick(row[wanted[shard]], len(table)) for shard in layout.held[own_rank]]
+        self._whole = group.size == 1 and len(own_nodes) == len(self._send) and bool((self._send == place[own_nodes]).all())
 
     def carry(self, rows: Tensor, name: str) -> list[Tensor]:
-        """From the rows of all nodes held here [B, ...] to those wanted by each shard held here."""
+        """Rows wanted by each shard of this rank, from the rows [B, ...] of its nodes. Collective: all ranks must call it."""
         table = self._swap(rows, name)
         return [table if pick is None else table.index_select(0, pick) for pick in self._picks]
 
@@ -100,7 +100,7 @@ class Routes:
         if self._whole or rows.ndim != 2 or rows.shape[1] <= width:
             outgoing = rows if self._whole else rows.index_select(0, self._send)
             return self._group.swap(outgoing, self._counts, self._coming, name)
-        # A row goes to several ranks, and each needs a copy of it: of long ones some coordinates at a time.
+        # A row is copied for each rank that it goes to; long rows therefore go some coordinates at a time.
         table = rows.new_empty(sum(self._coming), rows.shape[1])
         for part, into in zip(rows.split(width, 1), table.split(width, 1), strict=True):
             into.copy_(self._group.swap(part.index_select(0, self._send), self._counts, self._coming, name))

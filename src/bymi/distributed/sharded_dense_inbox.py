@@ -1,4 +1,4 @@
-"""An inbox without rows: rules ask it for products and mixtures as any other, and it gets them by slices."""
+"""A dense inbox sharded by coordinate: rules use it as any other, and it computes products and mixtures on slices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ from bymi.distributed.dense_shards import DenseShards
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShardedDenseInbox(DenseInbox):
-    """An inbox whose rows have not come. All receivers hear all their neighbours; every shard uses it alike, in one order."""
+    """The inbox of one shard, whose rows have not been sent. All receivers accept all their neighbours.
 
-    messages: Tensor = field(init=False, repr=False)  # come once somebody asks for them
-    nodes: Tensor  # [B] numbers of the receivers, upwards
+    Every method is collective: all shards must call the same methods in the same order, or the run deadlocks.
+    """
+
+    messages: Tensor = field(init=False, repr=False)  # fetched on first access
+    nodes: Tensor  # [B] numbers of the receivers, ascending
     slices: DenseShards = field(repr=False)
-    seat: int  # of the shard, among those held by its process
+    seat: int  # index of the shard within its process
 
     def __getattr__(self, name: str) -> Tensor:
         if name != "messages":
@@ -35,32 +38,32 @@ class ShardedDenseInbox(DenseInbox):
         self._whole_rows()
 
     def _whole_rows(self) -> Tensor:
-        """As in any other inbox."""
+        """All messages [J, D]. Collective."""
         return self.once("messages", None, lambda given: self.slices.rows)
 
     def once(self, name: str, given: Any, act: Callable[[list[Any]], Sequence[Tensor]]) -> Tensor:
-        """What all shards find together, kept under a name.
+        """This shard's result of `act` over all shards, cached under `name`. Collective.
 
-        Not by cached_property: before Python 3.12 whoever waits in one keeps the other shards of its process out of it. For the
-        same reason rows are fetched before anything that an Inbox caches looks at them.
+        Not a cached_property: before Python 3.12 its lock keeps the other shards of the process out while one waits in `meet`.
+        For the same reason rows are fetched before any cached property of Inbox reads them.
         """
         if name not in self.__dict__:
             self.__dict__[name] = self._meet(given, act)
-        found: Tensor = self.__dict__[name]
-        return found
+        result: Tensor = self.__dict__[name]
+        return result
 
     def _meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.slices.cut.router.lockstep.meet(self.seat, given, act)
 
     @property
     def columns(self) -> Tensor:
-        """[J] numbers of the nodes whose messages the receivers of the shard hear, upwards."""
+        """[J] node numbers, ascending, of the senders that this shard's receivers hear."""
         assert self.senders is not None
         return self.senders
 
     def _selected(self, receivers: Tensor) -> dict[str, Any]:
         nodes = self.nodes.index_select(0, receivers)
-        assert bool((nodes.diff() > 0).all())  # what comes back does so by number
+        assert bool((nodes.diff() > 0).all())  # results come back in this order
         return {**super()._selected(receivers), "nodes": nodes}
 
     @cached_property
@@ -69,7 +72,7 @@ class ShardedDenseInbox(DenseInbox):
 
     @property
     def _row_count(self) -> int:
-        return self.heard.shape[1]  # everybody has sent what it holds
+        return self.heard.shape[1]  # every node has sent what it holds
 
     def dist2_to_own(self) -> Tensor:
         if self.slices.whole or not self.slices.by_distances:
@@ -85,7 +88,7 @@ class ShardedDenseInbox(DenseInbox):
         return super().mix(mixture) if mixed is None else mixed
 
     def _wide(self, mixture: Mixture) -> Tensor:
-        """Weights on all nodes [B, M]."""
+        """Weights [B, M] on all nodes."""
         size = self.slices.cut.router.graph.size
         wide = torch.zeros(len(self.nodes), size, dtype=torch.float64, device=self.own.device)
         return wide.index_copy_(1, self.columns, mixture.weight.to(wide)).scatter_(
@@ -93,15 +96,15 @@ class ShardedDenseInbox(DenseInbox):
         )
 
     def reduce_coordinates(self, work: Work) -> Tensor:
-        found: Tensor | None = None
+        reduced: Tensor | None = None
         if not self.slices.whole:
-            found = self._meet((self.nodes, self.complete, work), self.slices.reduce_coordinates)
-        return super().reduce_coordinates(work) if found is None else found
+            reduced = self._meet((self.nodes, self.complete, work), self.slices.reduce_coordinates)
+        return super().reduce_coordinates(work) if reduced is None else reduced
 
 
 @dataclass(frozen=True, eq=False)
 class DenseShardVectors(VectorStack):
-    """The rows of such an inbox: products without the rows, if that is less to send, and the rows for whoever asks."""
+    """The rows of a sharded dense inbox: products from slices where that is less traffic; `vectors` fetches whole rows."""
 
     vectors: Tensor = field(init=False, repr=False)
     inbox: ShardedDenseInbox = field(kw_only=True)

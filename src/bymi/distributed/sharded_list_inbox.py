@@ -1,4 +1,4 @@
-"""An inbox whose rows stay where they are: rules ask it for distances and mixtures as any other, and it gets them by strips."""
+"""A list inbox sharded by coordinate: rules use it as any other, and it computes distances and mixtures on strips."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ _NO_ROWS = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ShardedListInbox(ListInbox):
-    """The inbox of one shard, without rows: message j is that of node j, `messages` are of no length."""
+    """The inbox of one shard, without rows: message j is that of node j, and `messages` is zero-width.
+
+    Every method is collective: all shards must call the same methods in the same order, or the run deadlocks.
+    """
 
     history_at_senders: ClassVar[bool] = True
 
-    nodes: Tensor  # [B] numbers of the receivers, upwards
-    sent: Tensor = field(repr=False)  # [B, D] as it is on the wire
+    nodes: Tensor  # [B] numbers of the receivers, ascending
+    sent: Tensor = field(repr=False)  # [B, D] as sent
     topic: Topic
     strips: ListShards = field(repr=False)
-    seat: int  # of the shard, among those held by its process
+    seat: int  # index of the shard within its process
     network: ShardNetwork | None = field(default=None, repr=False)
 
     @property
@@ -57,11 +60,11 @@ class ShardedListInbox(ListInbox):
         return {**super()._selected(receivers), "nodes": self.nodes.index_select(0, receivers)}
 
     def _once(self, name: str, act: Callable[[], Sequence[Tensor]]) -> Tensor:
-        """What all shards find together, kept under a name. Not by cached_property, which may keep others out of it."""
+        """This shard's result of `act`, cached under `name`. Collective. A cached_property's lock might deadlock shards."""
         if name not in self.__dict__:
             self.__dict__[name] = self._meet(None, lambda given: act())
-        found: Tensor = self.__dict__[name]
-        return found
+        result: Tensor = self.__dict__[name]
+        return result
 
     def _meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.strips.list_shard_plan.router.lockstep.meet(self.seat, given, act)
@@ -71,8 +74,8 @@ class ShardedListInbox(ListInbox):
         return ListShardVectors(inbox=self), self.strips.own_row[self.nodes]
 
     def dist2_to_own(self) -> Tensor:
-        found, held = self._once("distances", self.strips.distances), self.strips.list_shard_plan.router.nodes[self.seat]
-        return found if len(self.nodes) == len(held) else found[torch.searchsorted(held, self.nodes)]
+        distances, held = self._once("distances", self.strips.distances), self.strips.list_shard_plan.router.nodes[self.seat]
+        return distances if len(self.nodes) == len(held) else distances[torch.searchsorted(held, self.nodes)]
 
     def mix(self, mixture: Mixture) -> Tensor:
         usual = self.complete and mixture.weight is self.weight
@@ -86,30 +89,30 @@ class ShardedListInbox(ListInbox):
         return super().neighbourhoods(need, common=common)
 
     def reduce_coordinates(self, work: Work) -> Tensor:
-        found: Tensor = self._meet((self.heard, work), self.strips.reduce_coordinates)
-        return found
+        reduced: Tensor = self._meet((self.heard, work), self.strips.reduce_coordinates)
+        return reduced
 
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         for reply in self.visit():
             (inbox,) = reply.read()
-            receiver, at = torch.tensor([reply.receiver], device=wanted.device), reply.senders
-            tried = torch.nn.functional.pad(wanted[receiver][:, at], (0, 1), value=True)
+            receiver, senders = torch.tensor([reply.receiver], device=wanted.device), reply.senders
+            tried = torch.nn.functional.pad(wanted[receiver][:, senders], (0, 1), value=True)
             places = torch.zeros_like(wanted[receiver], dtype=torch.int64)
-            places[0, at] = torch.arange(len(at), device=wanted.device)
-            yield Trial(receiver, inbox.rows.vectors, tried, places, torch.full_like(places[:, :1], len(at)))
+            places[0, senders] = torch.arange(len(senders), device=wanted.device)
+            yield Trial(receiver, inbox.rows.vectors, tried, places, torch.full_like(places[:, :1], len(senders)))
 
     def _products(self) -> Tensor:
         return self._once("products", self.strips.among)
 
     def among(self, at: Tensor) -> Tensor:
-        """Products of sets of rows [b, n, n] as rules name them: some first places of a receiver's list, and last its own."""
+        """Inner products [b, n, n] of sets `at` as rules give them: first places of a receiver's list, its own row last."""
         products = self._products()
         row = self.own_row
         order = torch.argsort(row)
         receivers = order[torch.searchsorted(row[order], at[:, -1].contiguous())]
-        seats = torch.arange(at.shape[1], device=at.device)
-        seats = torch.where(seats == at.shape[1] - 1, products.shape[1] - 1, seats)
-        return products[receivers][:, seats[:, None], seats]
+        positions = torch.arange(at.shape[1], device=at.device)
+        positions = torch.where(positions == at.shape[1] - 1, products.shape[1] - 1, positions)
+        return products[receivers][:, positions[:, None], positions]
 
     def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
         return makers.replies(self.visit(second, who=who, deeds=history))
@@ -124,30 +127,32 @@ class ShardedListInbox(ListInbox):
 
 
 def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -> list[Inbox]:
-    """The inboxes of each shard held here, of what its nodes hold and send."""
+    """The inboxes of each shard of this rank, from what its nodes hold and send. Collective."""
     parts = [one.own for one in outgoing]
     own_lengths = [norms(part) for part in parts]
     rows, true, lengths = parts, None, own_lengths
     if any(one.sent is not None for one in outgoing):
         rows, true = [one.messages for one in outgoing], [_same(one) for one in outgoing]
         lengths = [norms(row) for row in rows]
-    told = router.gather([torch.stack(pair, 1) for pair in zip(lengths, own_lengths, strict=True)], "lengths")
-    length, own_length = told.unbind(1)
-    fine = usable(length, own_length)
-    # Whose own vector is not among the messages.
-    alone = torch.zeros_like(router.everybody, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
+    both_lengths = router.gather([torch.stack(pair, 1) for pair in zip(lengths, own_lengths, strict=True)], "lengths")
+    length, own_length = both_lengths.unbind(1)
+    acceptable = usable(length, own_length)
+    # Nodes whose own vector is not among the messages.
+    unsent = torch.zeros_like(router.everybody, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
     kept, own = rows, parts
-    if fine is not None:
-        alone = alone | ~fine
-        kept = [torch.where(fine[nodes][:, None], row, 0.0) for row, nodes in zip(rows, router.nodes, strict=True)]
-        # A vector that has diverged takes part in nothing; zero keeps the sums of the others clean.
-        sane = [(long < OVERFLOW)[:, None] for long in own_lengths]
-        own = [torch.where(some, part, 0.0) for part, some in zip(parts, sane, strict=True)]
-    own = [part[alone[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
-    strips = ListShards(router.list_shard_plan, kept, own, alone, torch.ones_like(alone) if fine is None else fine)
+    if acceptable is not None:
+        unsent = unsent | ~acceptable
+        kept = [torch.where(acceptable[nodes][:, None], row, 0.0) for row, nodes in zip(rows, router.nodes, strict=True)]
+        # A diverged vector takes part in nothing; zeros keep the sums over the other rows finite.
+        finite = [(long < OVERFLOW)[:, None] for long in own_lengths]
+        own = [torch.where(mask, part, 0.0) for part, mask in zip(parts, finite, strict=True)]
+    own = [part[unsent[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
+    strips = ListShards(
+        router.list_shard_plan, kept, own, unsent, torch.ones_like(unsent) if acceptable is None else acceptable
+    )
     inboxes: list[Inbox] = []
     for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_shard_plan.places, strict=True)):
-        arcs = expected if fine is None else heard(length, own_lengths[seat], expected, lists)
+        arcs = expected if acceptable is None else heard(length, own_lengths[seat], expected, lists)
         weight = router.weight[nodes]
         inboxes.append(
             ShardedListInbox(
@@ -155,9 +160,9 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
                 messages=parts[seat].new_empty(router.graph.size, 0),
                 expected=expected,
                 heard=arcs,
-                weight=weight if fine is None else weight * arcs,
+                weight=weight if acceptable is None else weight * arcs,
                 self_weight=router.self_weight[nodes],
-                own_column=torch.where(alone[nodes], -1, nodes),
+                own_column=torch.where(unsent[nodes], -1, nodes),
                 lists=lists,
                 receiver_group=router.receiver_group(seat, router.everybody, router.graph.size, nodes),
                 nodes=nodes,
@@ -171,15 +176,15 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
 
 
 def _same(given: Outgoing) -> Tensor:
-    """Which nodes [B] send what they hold."""
+    """Mask [B] of nodes that send what they hold."""
     return torch.ones(len(given.own), dtype=torch.bool, device=given.own.device) if given.same is None else given.same
 
 
 @dataclass(frozen=True, eq=False)
 class ListShardVectors(VectorStack):
-    """The rows of such an inbox, by their products."""
+    """The rows of a sharded list inbox: inner products only."""
 
-    vectors: Tensor = field(init=False, repr=False)  # there are none
+    vectors: Tensor = field(init=False, repr=False)  # never available
     inbox: ShardedListInbox = field(kw_only=True)
 
     def __getattr__(self, name: str) -> Tensor:

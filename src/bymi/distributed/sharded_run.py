@@ -1,4 +1,4 @@
-"""The engine of many processes: each holds some nodes, and the algorithm sees the same protocol as in one process."""
+"""Training over several processes: each rank holds some nodes, and the algorithm sees the same Network protocol as in one."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from bymi.training.algorithm import drsgd_bymi
 from bymi.training.plan import Plan
 from bymi.training.state import Snapshot, State
 
-SHARDS = 4  # of a run that is to give the same bits on 1, 2 and 4 ranks
+SHARDS = 4  # per run, so that 1, 2 and 4 ranks give the same bits
 
 
 class ShardNetwork:
-    """The network as one shard sees it. Every method but the properties is called by all shards, in the same order."""
+    """The network as one shard sees it. Every method is collective: all shards must call the same methods in the same order."""
 
     whole_here = False
 
-    def __init__(self, router: Router, place: int, open_inquiries: dict[int, PointQueries]) -> None:
-        self.router, self._place, self._open = router, place, open_inquiries
+    def __init__(self, router: Router, place: int, open_queries: dict[int, PointQueries]) -> None:
+        self.router, self._place, self._open = router, place, open_queries
         self.shard = router.lockstep.layout.held[router.lockstep.group.rank][place]
         self.nodes = router.nodes[place]
         self.arcs = router.whole.hears[self.nodes]
@@ -60,7 +60,7 @@ class ShardNetwork:
         return self.router.lockstep.meet(self._place, given, act)
 
     def finish(self) -> None:
-        """Answer what is left of the last inquiry: others may still be asking when this shard has heard enough."""
+        """Take the remaining turns of the last point query: other shards may still ask when this one is done. Collective."""
         while self._place in self._open and self._open[self._place].turns_left:
             self._open[self._place].take_turn()
         self._open.pop(self._place, None)
@@ -83,25 +83,25 @@ class ShardNetwork:
     ) -> Iterator[NeighbourhoodReply]:
         self.finish()
         self._note(step, "answers")
-        inquiry = self._open[self._place] = PointQueries(self, points, answer, self._asking(who), received, deeds)
-        return inquiry.replies()
+        query = self._open[self._place] = PointQueries(self, points, answer, self._asking(who), received, deeds)
+        return query.replies()
 
     def visit(
         self, topics: Mapping[Topic, tuple[Tensor, Tensor]], who: Tensor, deeds: tuple[Tensor, Tensor] | None
     ) -> Iterator[NeighbourhoodReply]:
-        """What the nodes of `who` [B] have before them of each topic, of which nodes sent something and hold something."""
+        """Replies for the nodes in `who` [B], from what each node sent and holds per topic: (sent, own) [B, D]."""
         self.finish()
 
-        def found(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
+        def vectors_of(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
             return {topic: own_or_sent(sent, own, self.nodes, nodes, askers) for topic, (sent, own) in topics.items()}
 
         held = next(iter(topics.values()))[1]
-        inquiry = self._open[self._place] = PointQueries(self, held, found, self._asking(who), None, deeds, visits=True)
-        return self._to_the_end(inquiry)
+        query = self._open[self._place] = PointQueries(self, held, vectors_of, self._asking(who), None, deeds, visits=True)
+        return self._replies_then_finish(query)
 
-    def _to_the_end(self, inquiry: PointQueries) -> Iterator[NeighbourhoodReply]:
-        """Until all shards are through: what comes next may be no exchange, before which they wait for each other anyway."""
-        yield from inquiry.replies()
+    def _replies_then_finish(self, query: PointQueries) -> Iterator[NeighbourhoodReply]:
+        """Yield all replies, then finish: what follows may not be an exchange, which would finish it anyway."""
+        yield from query.replies()
         self.finish()
 
     def agree(self, flag: bool) -> bool:
@@ -144,8 +144,8 @@ class ShardNetwork:
         def act(parts: list[Tensor]) -> list[Tensor]:
             return [work(self.router.gather(parts, what), self.router.everybody)] * len(parts)
 
-        found: Tensor = self.meet(rows, act)
-        return found
+        result: Tensor = self.meet(rows, act)
+        return result
 
     def _over(self, flagged: Tensor, make: Callable[[Tensor], Router]) -> ShardNetwork:
         self.finish()
@@ -156,7 +156,7 @@ class ShardNetwork:
         return ShardNetwork(self.meet(flagged, act), self._place, self._open)
 
     def _asking(self, who: Tensor) -> Tensor:
-        """Who asks [M], from those of each shard [B]."""
+        """Mask [M] of all nodes that ask, from this shard's [B]. Collective."""
         asks: Tensor = self.meet(who, lambda given: [self.router.gather(given, "points")] * len(given))
         return asks
 
@@ -165,10 +165,9 @@ class ShardNetwork:
 
 
 def default_layout(graph: Graph, dtype: torch.dtype, device: torch.device, group: Group) -> ShardLayout | None:
-    """Who holds which nodes, whose models are of a dtype on a device; None where one process computes all of them at once.
+    """The default shard layout for models of this dtype and device; None where one process computes all nodes at once.
 
-    In float64 on a CPU they are computed in 4 blocks, so that 1, 2 and 4 ranks give the same bits. Elsewhere in one a rank,
-    which is the fastest.
+    In float64 on a CPU there are 4 shards, so that 1, 2 and 4 ranks give the same bits; elsewhere one per rank, the fastest.
     """
     shards = SHARDS if dtype == torch.float64 and device.type == "cpu" else 1
     return None if max(shards, group.size) == 1 else _layout(graph, max(shards, group.size), group)
@@ -180,11 +179,11 @@ def _layout(graph: Graph, shards: int, group: Group) -> ShardLayout:
 
 
 Wrap = Callable[[Observable], tuple[Network, Deviation | None]]
-"""What the nodes of a shard run on, and what they do in place of the protocol, if anything."""
+"""Wraps a shard's network: the network its nodes run on, and how they deviate from the protocol, if they do."""
 
 
 class ShardedRun:
-    """A graph's nodes over the ranks of a group: who holds which, and the network as each shard held here sees it."""
+    """A graph's nodes over the ranks of a group: the layout, and the network of each shard of this rank."""
 
     def __init__(
         self,
@@ -198,29 +197,29 @@ class ShardedRun:
         everywhere: bool = False,
         wrap: Wrap | None = None,
     ) -> None:
-        """`layout` says who holds which; without one there are so many `shards`, and a shard or more for every rank.
+        """`layout`: which rank holds which nodes; default: `shards` shards, at least one per rank.
 
-        `wrap` puts something between the nodes of a shard and its network; `variants` and `everywhere` are those of Wires.
+        `wrap` puts an adversary between the nodes of a shard and its network; `variants` and `everywhere` are those of Router.
         """
         check_connected(graph)
         group = group or Group()
         layout = _layout(graph, shards, group) if layout is None else layout
         self.shards = len(layout.shards)
-        self._board = Lockstep(group, layout)
+        self._lockstep = Lockstep(group, layout)
         self._problem = problem
-        self.router = Router(self._board, graph, variants=variants, everywhere=everywhere)
+        self.router = Router(self._lockstep, graph, variants=variants, everywhere=everywhere)
         self.router.set_out(problem.dim)
-        open_inquiries: dict[int, PointQueries] = {}
-        self.networks = [ShardNetwork(self.router, place, open_inquiries) for place in range(self._board.count)]
+        open_queries: dict[int, PointQueries] = {}
+        self.networks = [ShardNetwork(self.router, place, open_queries) for place in range(self._lockstep.count)]
         wrapped: list[tuple[Network, Deviation | None]] = [(one, None) if wrap is None else wrap(one) for one in self.networks]
         self.wrapped = wrapped
 
     def walk(self, plan: Plan, states: Sequence[State] | None = None) -> Iterator[list[Snapshot]]:
-        """Run this rank's part of a plan, after the `states` of its shards, if given; after every round their snapshots."""
-        self.router.by_slices = plan.watch is None  # trails are made of whole messages
-        given: Sequence[State | None] = [None] * self._board.count if states is None else states
+        """Yield the snapshots of this rank's shards after every round, from the first or after their `states`. Collective."""
+        self.router.by_slices = plan.watch is None  # the update history stores whole messages
+        given: Sequence[State | None] = [None] * self._lockstep.count if states is None else states
         makers = [
             partial(drsgd_bymi, self._problem, network, plan, deviation, state)
             for (network, deviation), state in zip(self.wrapped, given, strict=True)
         ]
-        return self._board.walk(makers)
+        return self._lockstep.walk(makers)

@@ -1,4 +1,4 @@
-"""Experiments: a spec in, a run folder and a summary out."""
+"""Experiments: validated specs, recipes, and running them into run folders."""
 
 from __future__ import annotations
 

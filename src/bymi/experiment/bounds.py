@@ -1,4 +1,4 @@
-"""Bounds for all numbers of a spec: no key lacks one."""
+"""Default bounds for all numbers of a spec, so that no key lacks one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bymi.runs.resolved_spec import LARGEST_INTEGER, LARGEST_NUMBER
 
 
 class Bounded:
-    """A base of models in which every integer and number without an upper bound of its own has one, and a lower one alike."""
+    """A base of models in which integers and floats without bounds of their own get default ones, upper and lower."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -21,7 +21,7 @@ class Bounded:
 
 
 def _bound(part: Any) -> None:
-    """Walk through a schema and set what is missing, in place."""
+    """Walk through a schema and set missing bounds, in place."""
     if isinstance(part, dict):
         limit = {"int": LARGEST_INTEGER, "float": LARGEST_NUMBER}.get(str(part.get("type")))
         if limit is not None:

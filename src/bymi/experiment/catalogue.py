@@ -1,4 +1,4 @@
-"""What is in the box: every named part with its parameters and its first line, and what the exit codes mean."""
+"""Catalogue for `bymi list`: every named part with its parameters and the first line of its docstring, and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = tuple[str, str, str]
 
 
 def catalogue() -> dict[str, list[Row]]:
-    """Heading -> rows of (name, parameters or default, what it is)."""
+    """Heading -> rows of (name, parameters or default, description)."""
     return {
         "key": _keys(Spec()),
         "recipe": [(name, "", _first_line(recipe)) for name, recipe in RECIPES.items()],
@@ -39,7 +39,7 @@ def catalogue() -> dict[str, list[Row]]:
 
 
 def _keys(section: BaseModel, before: str = "") -> list[Row]:
-    """Every key of a section with its default and what its section is for; parts have tables of their own."""
+    """Every key of a section with its default and its section's description; parts have their own tables."""
     rows: list[Row] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)

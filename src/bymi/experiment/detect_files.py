@@ -18,12 +18,12 @@ from bymi.experiment.matrix_files import Contents, read_matrices, read_names
 
 @dataclass(frozen=True, eq=False)
 class Machines:
-    """Half gradients [n, d] of named machines as they came from files."""
+    """Half gradients [n, d] of named machines, as read from files."""
 
     first: Tensor
     second: Tensor
     names: list[str] | None = None
-    notes: tuple[str, ...] = ()  # what a reader of the verdict should know
+    notes: tuple[str, ...] = ()  # to be reported with the verdict
 
 
 def judge_files(
@@ -35,7 +35,7 @@ def judge_files(
     scale: str | None = None,
     **how: Any,
 ) -> ArrayVerdict:
-    """Read two matrices, or one file with both, and judge their rows; every mistake is an InputError of one line.
+    """The verdict on the rows of two matrices, or of one file with both; errors are InputErrors of one line.
 
     `how` goes to `identify`, with `centre` and `scale` by name.
     """
@@ -51,7 +51,7 @@ def judge_files(
 def read_machines(first: Path, second: Path | None, names: Path | None = None) -> Machines:
     """Both halves, from two files with one matrix each or from one file with two; `names` is a file with a name per line.
 
-    Rows of two files with names in another order are brought together by name.
+    If two files have the same names in another order, rows are matched by name.
     """
     if second is None:
         contents = read_matrices(first)
@@ -85,7 +85,7 @@ def _only(path: Path) -> Contents:
 
 
 def _match(one: Contents, two: Contents, paths: tuple[Path, Path]) -> Machines:
-    """Two files as one set of machines: by place or, where both have names, by name."""
+    """Two files as one set of machines: by row or, where both have names, by name."""
     (first,), (second,) = one.matrices.values(), two.matrices.values()
     if one.names is None or two.names is None or one.names == two.names:
         return Machines(first, second, one.names or two.names)

@@ -1,4 +1,4 @@
-"""From the command line to a Spec: a recipe or a file, then key=value on top."""
+"""From the command line to a Spec: a recipe or a file, then key=value overrides."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _DEFAULT = "scenario-a"
 def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None, *, imports: bool = False) -> Spec:
     """The spec of a recipe name or a .toml/.json file (default: scenario-a), with `key=value` or `section.key=value` set.
 
-    A part written as "module:Name" is imported, which runs the code of that module. The spec.json of a run folder may come
-    from anybody: it may name such parts only if `imports` are allowed.
+    A part written as "module:Name" is imported, which runs the code of that module. The spec.json of a run folder is untrusted:
+    it may name such parts only if `imports` are allowed.
     """
     require(source is None or isinstance(source, str), "source", source, "the name of a recipe or file, or None")
     words = isinstance(overrides, (list, tuple)) and all(isinstance(word, str) for word in overrides)
     require(words, "overrides", overrides, 'a list of strings such as "nodes=50"')
     values = _base(source or _DEFAULT, imports)
     given = [_read(override) for override in overrides]
-    for key, value in given:  # a profile first: the other keys are set beside it
+    for key, value in given:  # a profile first: the other keys override it
         if key == "profile":
             values = over(values, str(value))
     for key, value in given:
@@ -52,7 +52,7 @@ def _read(override: str) -> tuple[str, Any]:
 
 
 def _base(source: str, imports: bool) -> dict[str, Any]:
-    """The values of a recipe or a file, the latter over the defaults. They are not checked yet: `load` does it once."""
+    """The values of a recipe or a file, the latter over the defaults. `load` validates them."""
     if source == _DEFAULT:
         return default_values()
     if source in RECIPES:
@@ -90,7 +90,7 @@ def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
     if len(path) > 1 and path[-1] == "name":
         path = path[:-1]
     for step in path[:-1]:
-        inner = {} if values.get(step) is None else values[step]  # a section that was off is switched on
+        inner = {} if values.get(step) is None else values[step]  # switches on a section that was off
         inner = read_shorthand(inner) if isinstance(inner, str) else inner
         if not isinstance(inner, dict):
             raise InputError(f"{'.'.join(path)}: {step!r} is a single value, it has no keys inside")

@@ -1,4 +1,4 @@
-"""Matrices from files of several kinds, and names of their rows. Nothing in a file is executed or believed unchecked."""
+"""Matrices from files of several formats, and names of their rows. Files are untrusted: nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from bymi.core.errors import InputError
 from bymi.core.files import MEBIBYTE, read_bytes
 
 LIMIT = 4096 * MEBIBYTE
-"""Bytes of the largest file that is read, and of the arrays that an archive may hold once unpacked."""
+"""Bytes of the largest file that is read, and of the arrays in an archive once unpacked."""
 
 _MEMBERS = 100  # files in an archive
-_HEADER = 100 * MEBIBYTE  # of a safetensors file, as in the reference implementation
+_HEADER = 100 * MEBIBYTE  # bytes of a safetensors header, as in the reference implementation
 _ID_WORDS = ("", "id", "name", "machine", "node", "client", "worker", "device", "host", "rank")
 _TYPES = {
     **{"BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64},
@@ -37,33 +37,33 @@ _SAFE_TORCH = (2, 6)  # before, torch.load(weights_only=True) could be made to r
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """The matrices of a file by name, in its order, and names of their rows where it has any."""
+    """The matrices of a file by name, in its order, and names of their rows if it has any."""
 
     matrices: dict[str, Tensor] = field(default_factory=dict)
     names: list[str] | None = None
 
 
 def read_matrices(path: Path) -> Contents:
-    """All matrices [n, d] in a file; every mistake is an InputError of one line. Nothing is unpickled but bare tensors."""
+    """All matrices [n, d] in a file; errors are InputErrors of one line. Nothing but plain tensors is unpickled."""
     if path.suffix not in _READERS:
         raise InputError(f"{path}: got a {path.suffix or 'nameless'} file, allowed: {', '.join(_READERS)}")
     content = read_bytes(path, limit=_limit(path))
     try:
-        found = _READERS[path.suffix](content)
-    except Exception as problem:  # a damaged file breaks its reader in any way it likes
+        contents = _READERS[path.suffix](content)
+    except Exception as problem:  # a damaged file may raise anything in its reader
         reason = (str(problem).splitlines() or [type(problem).__name__])[0]
         raise InputError(f"{path} is not a readable {path.suffix} matrix: {reason}") from None
-    if not found.matrices:
+    if not contents.matrices:
         raise InputError(f"{path} is not a readable {path.suffix} matrix: it holds no arrays")
-    for name, matrix in found.matrices.items():
+    for name, matrix in contents.matrices.items():
         if matrix.ndim != 2:
-            of = f" ({name})" if len(found.matrices) > 1 else ""
+            of = f" ({name})" if len(contents.matrices) > 1 else ""
             raise InputError(f"{path}{of}: got an array of shape {list(matrix.shape)}, need a matrix [n, d]")
-    return found
+    return contents
 
 
 def read_names(path: Path) -> list[str]:
-    """Names of machines, one per line; blank lines do not count."""
+    """Names of machines, one per line; blank lines are ignored."""
     try:
         text = read_bytes(path, limit=16 * MEBIBYTE).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -72,14 +72,14 @@ def read_names(path: Path) -> list[str]:
 
 
 def _limit(path: Path) -> int:
-    """At most what the file has, so that no more is set aside to read it."""
+    """The file's size, up to LIMIT, so that no more memory is reserved to read it."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
-        return LIMIT  # reading it says what is wrong
-    if not stat.S_ISREG(found.st_mode):
+        return LIMIT  # reading it raises the error
+    if not stat.S_ISREG(status.st_mode):
         raise InputError(f"cannot read {path}: not a regular file")
-    return min(found.st_size, LIMIT)
+    return min(status.st_size, LIMIT)
 
 
 def _read_npy(content: bytes) -> Contents:
@@ -98,8 +98,8 @@ def _array(content: bytes) -> np.ndarray[Any, Any]:
         raise ValueError("Object arrays cannot be loaded: they would have to be unpickled")
     if len(content) - stream.tell() != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"it has {len(content) - stream.tell()} bytes of data, its header says {math.prod(shape)} x {dtype}")
-    found = np.frombuffer(content, dtype, math.prod(shape), stream.tell())
-    return found.reshape(shape, order="F" if fortran else "C")
+    flat = np.frombuffer(content, dtype, math.prod(shape), stream.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
 
 
 def _read_npz(content: bytes) -> Contents:
@@ -116,7 +116,7 @@ def _read_npz(content: bytes) -> Contents:
 
 
 def _archive(content: bytes) -> zipfile.ZipFile:
-    """A zip file whose directory says that it fits; no entry gives more bytes than the directory says."""
+    """A zip file whose directory is within limits; no entry unpacks to more bytes than the directory says."""
     archive = zipfile.ZipFile(io.BytesIO(content))
     entries = archive.infolist()
     if len(entries) > _MEMBERS:
@@ -131,12 +131,12 @@ def _read_pt(content: bytes) -> Contents:
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < _SAFE_TORCH:
         raise ValueError(f"torch {torch.__version__} does not read it safely; update torch to 2.6, or save as .safetensors")
     _archive(content).close()
-    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    if isinstance(found, Tensor):
-        return Contents({"array": found})
-    if not isinstance(found, dict) or not all(isinstance(part, Tensor) for part in found.values()):
+    loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if isinstance(loaded, Tensor):
+        return Contents({"array": loaded})
+    if not isinstance(loaded, dict) or not all(isinstance(part, Tensor) for part in loaded.values()):
         raise ValueError("it holds neither a tensor nor a dictionary of tensors")
-    return Contents({str(name): part for name, part in found.items()})
+    return Contents({str(name): part for name, part in loaded.items()})
 
 
 def _read_safetensors(content: bytes) -> Contents:
@@ -166,15 +166,15 @@ def _part(content: bytes, start: int, name: str, entry: Any) -> Tensor:
         raise ValueError(f"{name} does not lie where its shape says")
     if begin == end:
         return torch.empty(shape, dtype=dtype)
-    if (start + begin) % dtype.itemsize:  # numbers must lie at a multiple of their size
+    if (start + begin) % dtype.itemsize:  # frombuffer needs an aligned offset
         content, start = content[start + begin : start + end], -begin
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # bytes cannot be written to, and nobody does
+        warnings.simplefilter("ignore")  # about a read-only buffer, which is never written to
         return torch.frombuffer(content, dtype=dtype, count=math.prod(shape), offset=start + begin).reshape(shape)
 
 
 def _read_csv(content: bytes) -> Contents:
-    """Numbers with commas between; a line of headings and a first column of names are recognised."""
+    """Comma-separated numbers; a heading line and a first column of names are recognised."""
     lines = [line for line in content.decode("utf-8-sig").splitlines() if line.split("#")[0].strip()]
     if not lines:
         raise ValueError("it is empty")
@@ -221,7 +221,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
     if array.dtype != native or array.dtype == np.longdouble:
         array = array.astype(np.float64 if array.dtype == np.longdouble else native)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # arrays over bytes cannot be written to, and nobody does
+        warnings.simplefilter("ignore")  # about a read-only buffer, which is never written to
         return torch.from_numpy(array)
 
 

@@ -1,4 +1,4 @@
-"""Profiles: what the names in `profile` set. Any of these keys can be set otherwise beside it."""
+"""Profiles: the keys that each name in `profile` sets. Keys that are given explicitly take precedence."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Profile = Literal["hardened", "paper"]
 
 
 def under(values: dict[str, Any], profile: str) -> dict[str, Any]:
-    """`values` with the profile's settings where they say nothing."""
+    """`values` with the profile's settings for keys that are not given."""
     filled = dict(values)
     for key, preset in PROFILES.get(profile, {}).items():
         given = filled.get(key, {})
-        if isinstance(given, BaseModel):  # a section made in Python: what was set in it
+        if isinstance(given, BaseModel):  # a section made in Python: the fields that were set
             given = filled[key] = given.model_dump(exclude_unset=True)
         if key not in filled or preset is None:
             filled.setdefault(key, preset)
@@ -26,12 +26,12 @@ def under(values: dict[str, Any], profile: str) -> dict[str, Any]:
 
 
 def over(values: dict[str, Any], profile: str) -> dict[str, Any]:
-    """`values` with the profile's settings in place of what they say."""
+    """`values` with the profile's settings in place of what is given."""
     changed = {**values, "profile": profile}
     for key, preset in PROFILES.get(profile, {}).items():
         given = changed.get(key)
         given = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
-        # A section with settings of the profile keeps its other keys; one that the profile switches on or off starts anew.
+        # A section with settings of the profile keeps its other keys; one that the profile switches on or off is reset.
         changed[key] = {**given, **preset} if preset and isinstance(given, dict) else preset
     return changed
 

@@ -22,7 +22,7 @@ def scenario_a() -> Spec:
 def scenario_b() -> Spec:
     """Linear model, d = 30; Byzantine nodes hold shifted covariates and responses (paper, section 5.1).
 
-    Warm-up by IOS: BALANCE lets these attackers in, and at the point they agree on, the published score misses many.
+    Warm-up by IOS: BALANCE accepts these attackers, and at the point that nodes then agree on, the published score misses many.
     """
     return read_spec({"attack": "covariate", "warm_up": WARM_UPS["IOS"]})
 
@@ -38,21 +38,21 @@ def ipm() -> Spec:
 
 
 def mnist() -> Spec:
-    """LeNet on MNIST, 100 nodes, IPM: a look in minutes on two cores. The paper's settings: `bymi reproduce table-mnist`."""
-    return _look("mnist")
+    """LeNet on MNIST, 100 nodes, IPM: minutes on two cores. The paper's settings: `bymi reproduce table-mnist`."""
+    return _image_recipe("mnist")
 
 
 def fashion_mnist() -> Spec:
-    """LeNet on Fashion-MNIST, 100 nodes, IPM: a look in minutes on two cores."""
-    return _look("fashion-mnist")
+    """LeNet on Fashion-MNIST, 100 nodes, IPM: minutes on two cores."""
+    return _image_recipe("fashion-mnist")
 
 
 def digits() -> Spec:
     """LeNet on scikit-learn's small digits, 30 nodes, IPM: real data without a download (needs bymi[digits])."""
-    return _look("digits", nodes=30, graph="erdos-renyi:p=0.8", identification=24)
+    return _image_recipe("digits", nodes=30, graph="erdos-renyi:p=0.8", identification=24)
 
 
-def _look(data: str, *, identification: int = 20, **changes: object) -> Spec:
+def _image_recipe(data: str, *, identification: int = 20, **changes: object) -> Spec:
     """Fewer nodes, rounds and samples, and smaller batches than the paper's, so that no GPU is needed; four detections."""
     settings: dict[str, object] = {
         "data": {"name": data, "identification": identification},

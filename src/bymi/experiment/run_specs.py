@@ -1,4 +1,4 @@
-"""Runs specs: the doors of `bymi.runs` for whoever holds a Spec."""
+"""Runs specs: `bymi.runs` for a Spec in place of a resolved spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(
     *,
     again: bool = False,
 ) -> dict[str, Any]:
-    """One run of a spec with one method: its summary. A complete folder is read, not run again, unless `again`.
+    """The summary of one run of a spec with one method. A complete folder is read, not run again, unless `again`.
 
     `tell` is called with the number of steps done since its last call.
     """
@@ -42,7 +42,7 @@ def _check(out: object, host: object, again: object, specs: Sequence[object]) ->
 
 
 def steps_to_do(specs: Sequence[Spec], out: str | Path, *, again: bool = False) -> int:
-    """Rounds that are left to run: those of all specs without a complete folder, or of all of them `again`."""
+    """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
     return runs.steps_to_do([spec.sheet for spec in specs], out, again=again)
 
 
@@ -57,11 +57,11 @@ def run_all(
     apart: bool = False,
     again: bool = False,
 ) -> list[Result]:
-    """Summaries of many specs, in order; `jobs` processes at a time (default: one a core).
+    """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
-    A spec that cannot be run leaves its error in its place. The numbers do not depend on `jobs`. With the `group` of ranks that
-    this process belongs to, each run is spread over them, or whole runs are if `apart`; then rank 0 alone has summaries.
-    `again`: run all of them from the first round; each complete folder stays until its new one replaces it.
+    A spec that cannot be run has its error in its place. The results do not depend on `jobs`. With the `group` of ranks that
+    this process belongs to, each run is sharded over them or, with `apart`, is whole on one of them; then only rank 0 has
+    summaries. `again`: run all of them from the first round; each complete folder stays until its new one replaces it.
     """
     require(isinstance(specs, (list, tuple)), "specs", specs, "a list of Specs")
     require(jobs is None or (is_integer(jobs) and jobs >= 1), "jobs", jobs, "an integer, 1 or more, or None")

@@ -1,4 +1,4 @@
-"""Sections of a spec derived from the dataclasses that they configure: types, defaults and bounds are written once, there."""
+"""Sections of a spec derived from the dataclasses that they configure, which define types, defaults and bounds."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _off(value: Any) -> Any:
 
 
 Off = BeforeValidator(_off)
-"""TOML has no word for nothing: "off" switches a part or a test off."""
+"""TOML has no null: "off" switches a part or a test off."""
 
 
 def derived(kind: type[Any], *, without: Collection[str] = ()) -> Callable[[type[Made]], type[Made]]:
-    """Add to a section the fields of a dataclass that it does not have itself, but for those `without`."""
+    """Class decorator that adds to a section the fields of a dataclass that it lacks, except those in `without`."""
 
     def add(section: type[Made]) -> type[Made]:
         hints = get_type_hints(kind)
@@ -43,9 +43,9 @@ def derived(kind: type[Any], *, without: Collection[str] = ()) -> Callable[[type
         fields: dict[str, Any] = {
             field.name: (_key(hints[field.name], dict(field.metadata)), _default(field)) for field in missing
         }
-        made = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
-        made.__doc__ = section.__doc__
-        return made
+        model = create_model(section.__name__, __base__=section, __module__=section.__module__, **fields)
+        model.__doc__ = section.__doc__
+        return model
 
     return add
 

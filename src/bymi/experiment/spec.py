@@ -1,4 +1,4 @@
-"""A run, written down: every key, its type, its default and what is allowed."""
+"""The spec of a run: every key, its type, its default and what is allowed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Detection(Section):
     @field_validator("offset", mode="before", check_fields=False)
     @classmethod
     def _no_truth_value(cls, value: Any) -> Any:
-        # True == 1, so a Literal lets it through.
+        # True == 1, so a Literal accepts it.
         return str(value) if isinstance(value, bool) else value
 
 
@@ -74,7 +74,7 @@ class Panel(Section):
 
 @derived(detection.Watch)
 class Watch(Section):
-    """After the first detection: rounds to the next, fuse, tests on deeds, how long a flag lasts. Hardened profile."""
+    """After the first detection: rounds to the next, clipping, tests of updates, how long a flag lasts. Hardened profile."""
 
 
 @derived(plan.Optimisation)
@@ -93,9 +93,9 @@ class Stop(Section):
 class Spec(Section):
     """One run, or several that differ in `method` only. The defaults are the paper's Scenario A.
 
-    `profile` names the kind of detection: "hardened" expects to be attacked, "paper" is the published one. Whatever it sets,
-    other keys can set otherwise. `method`: "dsgd" averages plainly, "rule" runs the warm-up rule alone, "drsgd-bymi" is the
-    whole method with all keys as given, "published" the whole method with every key that profile "paper" sets as it sets it
+    `profile` names the kind of detection: "hardened" expects to be attacked, "paper" is the published one. Keys that are given
+    explicitly take precedence over it. `method`: "dsgd" averages plainly, "rule" runs the warm-up rule alone, "drsgd-bymi" is
+    the whole method with all keys as given, "published" the whole method with every key that profile "paper" sets as it sets it
     and all others as given; under profile "paper" these two are one run. `alone`: steps of the two baselines, "dsgd" and
     "rule"; off, they take the step sizes and batches of the whole method round by round.
     """
@@ -150,7 +150,7 @@ class Spec(Section):
         return self
 
     def _check_hardening(self) -> None:
-        """What the parts of the hardened profile need of each other."""
+        """Check what the parts of the hardened profile need of each other."""
         if self.panel is None and (self.watch is not None or self.detection.probe):
             raise ValueError("panel: got off, allowed: with watch = off and detection.probe = false only")
         if self.panel is not None and self.watch is None:
@@ -175,7 +175,7 @@ class Spec(Section):
                 raise ValueError("detection.centre: allowed with a panel: a centre that is a weighted mean")
 
     def _check_attack(self) -> None:
-        """A data attack knows one kind of data, and it is done before the first round."""
+        """Check that a data attack fits the kind of data, and that its options fit the attack."""
         attack, task = attacks.ATTACKS[self.attack.name], tasks.TASKS[self.data.name]
         if issubclass(attack, attacks.DataAttack) and not issubclass(task.kind, attack.kind):
             fitting = [name for name, entry in tasks.TASKS.items() if issubclass(entry.kind, attack.kind)]
@@ -198,24 +198,24 @@ class Spec(Section):
 
     @property
     def label(self) -> str:
-        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI, BALANCE-hardened-ByMI."""
+        """Short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI, BALANCE-hardened-ByMI."""
         return self.sheet.label
 
     @property
     def digest(self) -> str:
-        """A name for exactly this spec: equal specs have equal digests, and nothing else does."""
+        """Digest of this spec: equal specs, and no others, have equal digests."""
         return self.sheet.digest
 
     @property
     def sheet(self) -> ResolvedSpec:
-        """The spec as plain values. The published threshold is not written down: older sheets, digests and folders lack it."""
+        """The resolved spec. The default threshold is left out: older specs, digests and folders lack that key."""
         values = self.model_dump(mode="json")
         if self.detection.threshold == _DEFAULTS["threshold"]:
             del values["detection"]["threshold"]
         return ResolvedSpec(values)
 
     def expand(self) -> list[Spec]:
-        """One spec a method; the published one once, if it is also what the profile says."""
+        """One spec per method; if the published method equals another of them, once."""
         values = self.model_dump(mode="json")
         specs = [
             read_spec(published(values)) if method == "published" else self.model_copy(update={"method": method})
@@ -228,14 +228,14 @@ _DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detectio
 
 
 def default_values() -> dict[str, Any]:
-    """The values of `Spec()`, parts as one would write them, for whoever sets some of them before they are checked."""
+    """The values of `Spec()` with parts as a user would write them, to be changed before they are validated."""
     defaults = {name: field.default for name, field in Spec.model_fields.items()}
     plain = {name: value.model_dump(mode="json") if isinstance(value, Section) else value for name, value in defaults.items()}
     return over(plain, str(plain["profile"]))
 
 
 def read_spec(values: dict[str, Any]) -> Spec:
-    """A Spec from nested plain values; a mistake is an InputError of one line that names the key."""
+    """A Spec from nested plain values; raises InputError, in one line that names the key."""
     try:
         return Spec.model_validate(values)
     except ValidationError as problem:

@@ -32,7 +32,7 @@ from bymi.experiment.validation_errors import first_mistake
 
 
 class Part(Bounded, BaseModel):
-    """One entry of a table with its parameters, and the object that they make: it is built once, to check them."""
+    """One entry of a table with its parameters, and the object built from them, once, to validate them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -55,14 +55,14 @@ _CLASSES: dict[type[Part], Any] = {}
 
 
 class PartOf:
-    """Marks a field of type Part: one of a table, with its parameters. `Annotated[Part, PartOf(RULES, ALIASES)]`."""
+    """Annotation of a field of type Part: one of a table, with its parameters. `Annotated[Part, PartOf(RULES, ALIASES)]`."""
 
     def __init__(self, table: Table[Any], aliases: Mapping[str, str], *, unnamed: str | None = None) -> None:
         self.models = tuple(_model(name, entry) for name, entry in table.items())
         self._listed = set(table)
         self._table, self._aliases = table, aliases
         self._others: dict[Any, type[Part]] = {}  # classes that are not listed
-        self._unnamed = unnamed  # what a table of parameters without a name is of
+        self._unnamed = unnamed  # the name that is meant by a table of parameters without one
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         plainly: Any = cast(Any, SerializeAsAny)()
@@ -84,7 +84,7 @@ class PartOf:
 
     @staticmethod
     def _validate_other(model: type[Part], given: Any) -> Part:
-        """A part that is not listed; what is wrong with it is said with the keys of its own class."""
+        """A part that is not listed; errors name the keys of its own class."""
         try:
             return model.model_validate(given)
         except ValidationError as problem:

@@ -1,4 +1,4 @@
-"""`bymi.train`: any torch module, loss, data and graph through the runner of `bymi run`, with its folder and resume."""
+"""`bymi.train`: any torch module, loss, data and graph through the runner of `bymi run`, with run folder and resume."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bymi.runs.trained_models import load_model
 Arrays = Tensor | np.ndarray[Any, Any]
 Data = Shards | tuple[Arrays, Arrays] | Sequence[tuple[Arrays, Arrays]] | Dataset[Any]
 
-_PROFILES = {"published": "paper"}  # as bymi.identify calls it
+_PROFILES = {"published": "paper"}  # its name in bymi.identify
 
 
 class MetricsTable(list[dict[str, Any]]):
@@ -53,16 +53,16 @@ class MetricsTable(list[dict[str, Any]]):
 
 @dataclass(frozen=True, eq=False)
 class TrainedRun:
-    """What a run left behind."""
+    """The results of a run."""
 
     folder: Path
     """Its run folder: spec, metrics, verdict, summary, trained models, checksums."""
     summary: dict[str, Any]
-    """How it ended: outcome, loss, evaluation, what was found and lost."""
+    """How it ended: outcome, loss, evaluation, error rates of the detection."""
     metrics: MetricsTable
     """A row per recorded round."""
     verdict: MetricsTable | None
-    """A row per flag of the last detection: who (`receiver`) flagged whom (`sender`), why, at which score; None without one."""
+    """A row per flag of the last detection: `receiver`, `sender`, why, score and threshold; None without a detection."""
     model: nn.Module
     """The trained module: the mean over the core, or over all honest nodes without a detection."""
 
@@ -88,7 +88,7 @@ def train(
     host: Host | None = None,
     **settings: Any,
 ) -> TrainedRun:
-    """Train a module on nodes of a graph, some of which may be Byzantine, and return metrics, verdict and the trained module.
+    """Train a module on the nodes of a graph, some of which may be Byzantine; returns metrics, verdict and the trained module.
 
     `shards`: (inputs, targets) stacked as [M, n, ...] each, or a list of (inputs, targets) per node, of any sizes, tensors or
     numpy arrays; or a torch Dataset with a `partition` ("stratified", "dirichlet:dirichlet_alpha=0.5", an instance) and, where
@@ -99,7 +99,7 @@ def train(
     such as `warm_up={"batch": 16}`, `optimisation={"step_size": 0.1}` or `record_every=10`. `host`: device and checkpoints.
 
     Each call has a folder in `out`, named by a digest of its settings and of the content of model, loss, data and graph: the
-    same call reads it, or goes on from its checkpoint if it was interrupted. It computes what `bymi run` computes.
+    same call reads it, or continues from its checkpoint if it was interrupted. It computes what `bymi run` computes.
     """
     require(isinstance(model, nn.Module), "model", model, "an instance of torch.nn.Module")
     require(isinstance(out, (str, Path)), "out", out, "the path of a folder")
@@ -153,7 +153,7 @@ def _flags(receivers: list[dict[str, Any]]) -> MetricsTable:
 
 
 def _named(key: str, part: Any, table: Table[Any]) -> Any:
-    """A part as a spec writes it: a name as it is, an instance by its class and its fields."""
+    """A part as a spec writes it: a name as it is, an instance by its class and fields."""
     if isinstance(part, str):
         return part
     part_by_name(key, part, table.kind, table, {})
@@ -172,7 +172,7 @@ def _named(key: str, part: Any, table: Table[Any]) -> Any:
 
 
 def _byzantine(given: Any, nodes: int) -> tuple[float, Tensor | None]:
-    """The share of Byzantine nodes, and which they are [M]; None leaves it to the spec to draw them."""
+    """The share of Byzantine nodes, and their mask [M]; None if the spec is to draw them."""
     if is_number(given) and not is_integer(given):
         return float(given), None
     mask = torch.zeros(nodes, dtype=torch.bool)
@@ -193,7 +193,7 @@ def _byzantine(given: Any, nodes: int) -> tuple[float, Tensor | None]:
 def _pairs(
     shards: Any, model: nn.Module, partition: Partition | str | None, nodes: int | None, samples: int | None, seed: int
 ) -> list[Shards]:
-    """The samples of each node, numbers as the model's parameters have them."""
+    """The samples of each node, floats in the dtype of the model's parameters."""
     dtype = next((value.dtype for value in model.parameters()), torch.float32)
     if isinstance(shards, Dataset):
         require(
@@ -203,7 +203,7 @@ def _pairs(
         require(nodes is not None, "nodes", nodes, "the number of nodes, with a Dataset and the name of a topology")
         split = cast(Partition, part_by_name("partition", partition, Partition, datasets.PARTITIONS, datasets.ALIASES))
         rows = split.split(targets, cast(int, nodes), samples=samples, seed=seed)
-        shards = [(inputs[some], targets[some]) for some in rows]
+        shards = [(inputs[chosen], targets[chosen]) for chosen in rows]
     else:
         require(partition is None, "partition", partition, "with a torch Dataset only")
     if isinstance(shards, tuple) and len(shards) == 2 and all(isinstance(part, (Tensor, np.ndarray)) for part in shards):
@@ -238,7 +238,7 @@ def _samples(dataset: Any) -> tuple[Tensor, Tensor]:
 
 
 def _digest_of_graph(graph: Graph) -> str:
-    """A digest of arcs and weights, whatever form the graph has."""
+    """Digest of arcs and weights, the same for matrix and list graphs."""
     arcs = graph.hears
     senders = graph.look(torch.arange(graph.size, device=arcs.device)).expand_as(arcs)
     return digest_of(arcs.nonzero()[:, 0], senders[arcs], graph.weight[arcs], graph.self_weight)

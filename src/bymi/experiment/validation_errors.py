@@ -14,8 +14,8 @@ from bymi.core.errors import InputError
 
 
 def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputError:
-    """The first mistake in a spec of type `model`, and how many more there are."""
-    # An unknown key first: a missing one is often the same key, misspelt.
+    """The first error in a spec of type `model`, and how many more there are."""
+    # Unknown keys first: a missing key is often the same one, misspelt.
     errors = sorted(problem.errors(include_url=False), key=lambda error: error["type"] != "extra_forbidden")
     first = errors[0]
     path, owner = _walk(first["loc"], model)
@@ -47,7 +47,7 @@ def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputErro
 
 
 def _walk(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
-    """The keys as a user writes them, without the tags that unions put in between, and the section they end in."""
+    """The keys as a user writes them, without the tags of unions, and the section that they end in."""
     path: list[str] = []
     owner: type[BaseModel] | None = model
     options: list[Any] = [model]
@@ -72,7 +72,7 @@ def _tag(section: type[BaseModel]) -> str | None:
 
 
 def _options(field: FieldInfo) -> list[Any]:
-    """The types that a field may have: the entries of its table, or its annotation with unions opened."""
+    """The types that a field may have: the entries of its table, or its annotation with unions expanded."""
     for mark in field.metadata:
         if (models := getattr(mark, "models", None)) is not None:  # a PartOf, which imports this module
             return list(models)

@@ -1,4 +1,4 @@
-"""What a detection can reach, said before anything runs."""
+"""Power analysis: what a detection can reach with a degree and a share of Byzantine nodes, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts that were made before, in the user's cache: one small JSON file a question."""
+"""Cache of forecasts in the user's cache folder: one small JSON file per setting."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from bymi.power.setting import Setting
 
 
 def recall(question: Setting) -> Forecast:
-    """The forecast from the cache, or a new one that is put there. A file that cannot be used is written anew."""
+    """The forecast from the cache, or a new one, which is stored there. An unusable file is replaced."""
     place = _place(question)
     known = None if place is None else _read(place, question)
     if known is not None:
         return known
-    made = forecast(question)
+    fresh = forecast(question)
     if place is not None:
-        _write(place, made)
-    return made
+        _write(place, fresh)
+    return fresh
 
 
 def _place(question: Setting) -> Path | None:
     try:
         folder = cache_folder("plan")
-    except InputError:  # nobody's home: then nothing is kept
+    except InputError:  # no home folder: nothing is cached
         return None
     return folder / f"{_digest([asdict(question), torch.__version__, _code()])}.json"
 
 
 def _code() -> str:
-    """A digest of this package: other code may foresee something else."""
+    """Digest of this package: other code may give another forecast."""
     digest = hashlib.blake2b(digest_size=12)
     for path in sorted(Path(bymi.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
@@ -51,17 +51,17 @@ def _code() -> str:
 
 def _read(place: Path, question: Setting) -> Forecast | None:
     try:
-        kept = read_json(place, limit=MEBIBYTE)
-        found = Forecast.read(kept["outlook"]) if kept["digest"] == _digest(kept["outlook"]) else None
+        stored = read_json(place, limit=MEBIBYTE)
+        cached = Forecast.read(stored["outlook"]) if stored["digest"] == _digest(stored["outlook"]) else None
     except (InputError, ValueError, TypeError, KeyError, RecursionError):
         return None
-    return found if found is not None and found.question == question else None
+    return cached if cached is not None and cached.question == question else None
 
 
 def _write(place: Path, outlook: Forecast) -> None:
     plain = outlook.plain()
     own = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
-    with suppress(OSError):  # a cache that cannot be written to is no reason to say nothing
+    with suppress(OSError):  # a cache that cannot be written to is ignored
         place.parent.mkdir(parents=True, exist_ok=True)
         try:
             own.write_text(json.dumps({"outlook": plain, "digest": _digest(plain)}), encoding="utf-8")

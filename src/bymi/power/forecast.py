@@ -1,4 +1,4 @@
-"""The forecast: every rule in ideal neighbourhoods without liars, with far and with near ones, at this degree and others."""
+"""Forecast of a detection: every rule in ideal neighbourhoods without, with far and with near Byzantine nodes, by degree."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from bymi.power.setting import Setting
 FAR = 30.0  # sigma / sqrt(N): three times what a score needs
 SHIFTS = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20)  # sigma / sqrt(N), each tried
 SURE = 0.95
-MOST_LOST_WITHOUT, MOST_LOST = 0.01, 0.05  # honest edges: what we ask of a detection without liars, and with them
-RARE = 0.001  # of nodes: so few may have more liars among their neighbours than anybody can judge
+MOST_LOST_WITHOUT, MOST_LOST = 0.01, 0.05  # honest edges: what is required without Byzantine nodes, and with them
+RARE = 0.001  # share of nodes that may have more Byzantine neighbours than any rule can handle
 
 _DEGREES = (5, 10, 15, 20, 30, 40, 60, 80, 120)
-_NEIGHBOURS, _LIARS = 9_000, 120  # judged in a scene, and at each shift
-_FEWEST, _MOST = 60, 400  # receivers of a scene
-_FEWEST_NEAR, _MOST_NEAR = 6, 30  # receivers of a shift
+_NEIGHBOURS, _LIARS = 9_000, 120  # simulated per set of neighbourhoods, and at each shift
+_FEWEST, _MOST = 60, 400  # receivers per set of neighbourhoods
+_FEWEST_NEAR, _MOST_NEAR = 6, 30  # receivers per shift
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What can be reached, by rule; how often nobody can judge; and what would do. Shares, not percent."""
+    """What each rule reaches, how often no rule can work, and which degree suffices. Shares, not percent."""
 
     question: Setting
     rows: tuple[Row, ...]
-    outnumbered: float  # honest nodes with more liars than honest neighbours
-    overwhelmed: float  # honest nodes with more liars than the filter may take
+    outnumbered: float  # honest nodes with more Byzantine than honest neighbours
+    overwhelmed: float  # honest nodes with more Byzantine neighbours than the filter may remove
     anywhere: float  # probability that some honest node is overwhelmed
-    enough: int | None  # the smallest degree tried at which the hardened rule does what we ask
+    enough: int | None  # the smallest degree tried at which the hardened rule does what is required
     bearable: float  # the largest ratio (in steps of 0.01) at which overwhelmed nodes are rare at this degree
 
     @property
@@ -44,7 +44,7 @@ class Forecast:
 
     @property
     def does(self) -> bool:
-        """Whether the hardened rule does what we ask at this degree."""
+        """Whether the hardened rule does what is required at this degree."""
         return _does(self.hardened)
 
     def plain(self) -> dict[str, Any]:
@@ -53,13 +53,13 @@ class Forecast:
 
     @staticmethod
     def read(values: dict[str, Any]) -> Forecast:
-        """Back from plain values; TypeError or KeyError if they are something else."""
+        """Back from plain values; raises TypeError or KeyError if they are something else."""
         rows = tuple(Row(**row) for row in values["rows"])
         return Forecast(**{**values, "question": Setting(**values["question"]), "rows": rows})
 
 
 def forecast(question: Setting, *, seed: int = 0) -> Forecast:
-    """Simulate; a second or two. Use it for what a degree and a ratio allow, not for what heavy-tailed data will do."""
+    """Simulate a setting, in a second or two: what a degree and a ratio allow, not what heavy-tailed data will do."""
     with one_thread(), torch.no_grad():
         rows = _rows(question, JUDGES, seed, near=question.liars > 0)
         enough = _enough(question, rows[-1], seed)
@@ -69,11 +69,11 @@ def forecast(question: Setting, *, seed: int = 0) -> Forecast:
 
 
 def _rows(question: Setting, judges: Sequence[Judge], seed: int, *, near: bool) -> tuple[Row, ...]:
-    """What each of the rules reaches in the same scenes; `near`: and how small a shift it finds, which takes twice as long."""
+    """What each rule reaches in the same neighbourhoods; `near`: also the smallest shift it finds, twice the time."""
     level, receivers = question.fdr_level, max(_FEWEST, min(_MOST, _NEIGHBOURS // question.degree))
     calm = draw(replace(question, ratio=0.0), receivers, 0.0, seed=seed)
     far = draw(question, receivers, FAR, seed=seed)
-    # All shifts are tried at once, each on receivers of its own.
+    # All shifts at once, each on its own receivers.
     each = max(_FEWEST_NEAR, min(_MOST_NEAR, math.ceil(_LIARS / max(1.0, question.ratio * question.degree))))
     shifts = torch.tensor(SHIFTS, dtype=torch.float64).repeat_interleave(each)
     ways: tuple[Ways, ...] = ("apart", "together") if near else ()
@@ -89,12 +89,12 @@ def _rows(question: Setting, judges: Sequence[Judge], seed: int, *, near: bool) 
 
 
 def _smallest(shares: Sequence[float]) -> float | None:
-    """The smallest of SHIFTS at which SURE of the liars are found."""
+    """The smallest of SHIFTS at which a share SURE of the Byzantine nodes is found."""
     return next((float(shift) for shift, share in zip(SHIFTS, rising(shares), strict=True) if share >= SURE), None)
 
 
 def rising(values: Sequence[float]) -> list[float]:
-    """The nearest sequence (least squares) that never falls: few cases at each shift are noisy, and a larger one shows better.
+    """The nearest non-decreasing sequence (least squares), against the noise of few cases per shift.
 
     >>> rising([0.5, 1.0, 0.5, 1.0])
     [0.5, 0.75, 0.75, 1.0]
@@ -108,19 +108,21 @@ def _does(row: Row) -> bool:
     return row.lost_without <= MOST_LOST_WITHOUT and row.lost <= MOST_LOST and row.sure >= SURE
 
 
-def _enough(question: Setting, here: Row, seed: int) -> int | None:
-    """The smallest of some degrees that does, by halving: below, if this one does, else above."""
-    fine = _does(here)
-    tried = [degree for degree in _DEGREES if (degree < question.degree if fine else question.degree < degree < question.nodes)]
+def _enough(question: Setting, current: Row, seed: int) -> int | None:
+    """The smallest degree that suffices, by bisection: below this one if it suffices, else above."""
+    suffices = _does(current)
+    tried = [
+        degree for degree in _DEGREES if (degree < question.degree if suffices else question.degree < degree < question.nodes)
+    ]
 
     def does(place: int) -> bool:
-        there = replace(question, degree=tried[place])
-        return _does(_rows(there, JUDGES[-1:], seed, near=False)[0])
+        other = replace(question, degree=tried[place])
+        return _does(_rows(other, JUDGES[-1:], seed, near=False)[0])
 
     first = bisect_left(range(len(tried)), True, key=does)
     if first < len(tried):
         return tried[first]
-    return question.degree if fine else None
+    return question.degree if suffices else None
 
 
 def _bearable(question: Setting) -> float:

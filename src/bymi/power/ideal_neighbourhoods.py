@@ -1,4 +1,4 @@
-"""Ideal neighbourhoods: normal noise, nothing else, and liars that differ by a shift; and what each rule makes of them."""
+"""Ideal neighbourhoods: normal noise, and Byzantine nodes that differ by a shift; and what each rule makes of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bymi.detection.threshold import threshold
 from bymi.power.setting import Setting
 
 DIMENSIONS = 30
-LARGEST = 120  # neighbours simulated; with more the shares stay as they are
+LARGEST = 120  # neighbours simulated; with more, the shares hardly change
 Ways = Literal["apart", "together"]
 
 
@@ -33,7 +33,7 @@ class IdealNeighbourhoods:
 
     @property
     def judged(self) -> Tensor:
-        """All but the receiver itself [b, n + 1]."""
+        """Mask [n + 1] of all members but the receiver itself."""
         return torch.arange(self.lies.shape[1]) < self.lies.shape[1] - 1
 
     def scores(self) -> Tensor:
@@ -42,31 +42,31 @@ class IdealNeighbourhoods:
 
     def evidence(self) -> Evidence:
         first, second = self.first, self.second
-        everybody = torch.ones_like(self.lies)
+        members = torch.ones_like(self.lies)
         judged = self.judged.expand_as(self.lies)
         points = (first, second) if first.shape[1] > DIMENSIONS else None  # the smaller problem for the spectra
-        return Evidence(first @ first.mT, second @ second.mT, first @ second.mT, everybody, judged, points)
+        return Evidence(first @ first.mT, second @ second.mT, first @ second.mT, members, judged, points)
 
 
 def draw(
     question: Setting, receivers: int, shift: Tensor | float, *, ways: Ways = "together", seed: int = 0
 ) -> IdealNeighbourhoods:
-    """Neighbourhoods in which liars, if any, are off by `shift` [b] or a number, each its own way or all the same way.
+    """Neighbourhoods whose Byzantine nodes are off by `shift` [b] or a number, each in its own direction or all in the same.
 
-    A half of N samples has noise of variance 2 sigma^2 / N a coordinate. The same seed has the same noise and the same liars
-    for every shift.
+    A half of N samples has noise of variance 2 sigma^2 / N per coordinate. The same seed gives the same noise and the same
+    Byzantine nodes for every shift.
     """
     size = min(question.degree, LARGEST)
     noise = 2**0.5 * stream(seed, "outlook noise").normal(2, receivers, size + 1, DIMENSIONS)
     chance = stream(seed, "outlook liars").uniform(receivers)
     count = torch.searchsorted(question.odds().cumsum(0), chance).clamp_max(question.degree)
     lies = torch.arange(size + 1) < (count * (size / question.degree)).round()[:, None]
-    # Noise looks the same from all sides, so that one way is as good as another.
-    way = torch.zeros(receivers, size + 1, DIMENSIONS, dtype=torch.float64)
-    way[:, :, 0] = 1.0
+    # The noise is isotropic, so any direction will do.
+    direction = torch.zeros(receivers, size + 1, DIMENSIONS, dtype=torch.float64)
+    direction[:, :, 0] = 1.0
     if ways == "apart":
-        way = torch.nn.functional.normalize(stream(seed, "outlook ways").normal(receivers, size + 1, DIMENSIONS), dim=2)
-    off = lies[:, :, None] * way * torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1)
+        direction = torch.nn.functional.normalize(stream(seed, "outlook ways").normal(receivers, size + 1, DIMENSIONS), dim=2)
+    off = lies[:, :, None] * direction * torch.as_tensor(shift, dtype=torch.float64).reshape(-1, 1, 1)
     return IdealNeighbourhoods(noise[0] + off, noise[1] + off, lies)
 
 
@@ -79,7 +79,7 @@ def _published(offset: int) -> Callable[[IdealNeighbourhoods, float], Tensor]:
     return judge
 
 
-def _hybrid(scene: IdealNeighbourhoods, fdr_level: float) -> Tensor:
+def _score_test(scene: IdealNeighbourhoods, fdr_level: float) -> Tensor:
     panel, judged = Panel(), scene.judged.expand_as(scene.lies)
     assert panel.strong is not None
     wider = panel.wider(judged.sum(1, keepdim=True).to(torch.float64))
@@ -89,13 +89,13 @@ def _hybrid(scene: IdealNeighbourhoods, fdr_level: float) -> Tensor:
 
 
 def _panel(scene: IdealNeighbourhoods, fdr_level: float) -> Tensor:
-    # The centre given is one for panels without a noise edge.
+    # The centre is used only by panels without a noise edge.
     return hear(scene.evidence(), Panel(), fdr_level=fdr_level, offset=1, centre=Filtering(), cross_fit=True).flagged
 
 
 @dataclass(frozen=True)
 class Judge:
-    """A rule, and how often it looks at an edge: from one end or both, at one point or two."""
+    """A rule, and how often it tests an edge: from one end or both, at one point or two."""
 
     name: str
     looks: int
@@ -105,7 +105,7 @@ class Judge:
 JUDGES = (
     Judge("paper, offset 0", 1, _published(0)),
     Judge("paper, offset 1", 1, _published(1)),
-    Judge("hardened, scores alone", 4, _hybrid),
+    Judge("hardened, scores alone", 4, _score_test),
     Judge("hardened", 4, _panel),
 )
 """Scores alone know the true mean. The last is the whole panel, which has to estimate everything."""
@@ -113,16 +113,16 @@ JUDGES = (
 
 @dataclass(frozen=True)
 class Row:
-    """What a rule reaches, as shares. Edges lost: at most, as if no two looks at an edge ever erred together."""
+    """What a rule reaches, as shares. Edges lost are an upper bound: errors of several tests of an edge are added."""
 
     rule: str
-    lost_without: float  # honest edges lost where nobody lies
-    fdp_without: float  # which is the share of nodes that flag anybody
-    lost: float  # the same with liars far off
+    lost_without: float  # honest edges lost without Byzantine nodes
+    fdp_without: float  # then the share of nodes that flag any neighbour
+    lost: float  # the same with Byzantine nodes far off
     fdp: float
-    sure: float  # P_a: nodes that found all of their liars, at the first look
-    alone: float | None  # the smallest shift found in 95 % of cases, in sigma / sqrt(N), by liars each its own way
-    together: float | None  # and all the same way
+    sure: float  # P_a: nodes that found all their Byzantine neighbours, at the first test
+    alone: float | None  # the smallest shift found in 95 % of cases, in sigma / sqrt(N), each node in its own direction
+    together: float | None  # and all in the same direction
 
 
 def rates(scene: IdealNeighbourhoods, flagged: Tensor) -> tuple[float, float, float]:
@@ -135,6 +135,6 @@ def rates(scene: IdealNeighbourhoods, flagged: Tensor) -> tuple[float, float, fl
 
 
 def found(scene: IdealNeighbourhoods, flagged: Tensor, steps: int) -> Tensor:
-    """Share of liars found in each of `steps` equal groups of receivers, one after another [steps]; 0 without any."""
+    """Share of Byzantine nodes found [steps] in each of `steps` consecutive equal groups of receivers; 0 if there are none."""
     hits, lies = ((part.sum(1).reshape(steps, -1).sum(1)) for part in (flagged & scene.lies, scene.lies))
     return hits / lies.clamp_min(1)

@@ -1,4 +1,4 @@
-"""What is asked: so many nodes, so many neighbours each, such a share of liars; and how those fall into neighbourhoods."""
+"""Setting of a power analysis: nodes, degree and share of Byzantine nodes, and how these fall into neighbourhoods."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LOWEST_LEVEL = 1e-6
 
 @dataclass(frozen=True)
 class Setting:
-    """`nodes` in all, each with `degree` neighbours drawn from the others; floor(ratio nodes) of all lie.
+    """`nodes` in all, each with `degree` neighbours drawn from the others; floor(ratio nodes) of all are Byzantine.
 
-    A real graph has nodes with fewer neighbours than its mean degree: ask for those, too.
+    A real graph has nodes with fewer neighbours than its mean degree: check those, too.
     """
 
     nodes: int
@@ -44,7 +44,7 @@ class Setting:
         return math.floor(self.ratio * self.nodes + 1e-9)
 
     def odds(self) -> Tensor:
-        """Probability of 0, 1, ... `degree` liars among the neighbours of an honest node (hypergeometric) [degree + 1]."""
+        """Probabilities [degree + 1] of 0, 1, ... `degree` Byzantine neighbours of an honest node (hypergeometric)."""
         count = torch.arange(self.degree + 1, dtype=torch.float64)
         others = self.nodes - 1
         logs = _log_choose(self.liars, count) + _log_choose(others - self.liars, self.degree - count)
@@ -52,15 +52,15 @@ class Setting:
         return chance / chance.sum()
 
     def outnumbered(self) -> float:
-        """Probability that an honest node has more liars than honest nodes among its neighbours."""
+        """Probability that an honest node has more Byzantine than honest neighbours."""
         return self._chance_above(self.degree / 2)
 
     def overwhelmed(self) -> float:
-        """Probability that they are more than the filter may take from the node's neighbours and itself."""
+        """Probability that they are more than the filter may remove from the node's neighbours and itself."""
         return self._chance_above(Panel().most * (self.degree + 1))
 
     def anywhere(self, chance: float) -> float:
-        """Probability that something of this chance happens to some honest node, as if to each by itself."""
+        """Probability that an event of this chance happens to some honest node, as if independent."""
         return -math.expm1((self.nodes - self.liars) * math.log1p(-chance)) if chance < 1 else 1.0
 
     def _chance_above(self, bound: float) -> float:
@@ -69,9 +69,9 @@ class Setting:
 
 
 def _log_choose(among: int, count: Tensor) -> Tensor:
-    """log of `among` over `count`; -inf where there are not as many."""
+    """log of the binomial coefficient; -inf where it is zero."""
     possible = (count >= 0) & (count <= among)
-    some = count.clamp(0, among)
+    chosen = count.clamp(0, among)
     whole = torch.tensor(float(among), dtype=torch.float64)
-    logs = torch.lgamma(whole + 1) - torch.lgamma(some + 1) - torch.lgamma(whole - some + 1)
+    logs = torch.lgamma(whole + 1) - torch.lgamma(chosen + 1) - torch.lgamma(whole - chosen + 1)
     return torch.where(possible, logs, -torch.inf)

@@ -1,4 +1,4 @@
-"""Learning tasks. A task is anything with the five members of `Problem`."""
+"""Learning problems. A problem is any object with the five members of `Problem`."""
 
 from __future__ import annotations
 

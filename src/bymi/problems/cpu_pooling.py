@@ -1,4 +1,4 @@
-"""The largest of 2 x 2 on a CPU: of any layer, or of a convolution with few channels in one go with it."""
+"""2 x 2 max pooling on a CPU: after any layer, or in one pass with a convolution of few channels."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-_FEW = 8  # channels from which on a convolution fills most of a core's vectors
+_FEW = 8  # output channels from which on a plain convolution fills most of a core's vector units
 
 
 def halves(layer: nn.Module, inputs: Tensor) -> bool:
-    """Whether the layer takes the largest of 2 x 2 and leaves none out."""
+    """Whether the layer is a 2 x 2 max pooling that covers all pixels."""
     if type(layer) is not nn.MaxPool2d or inputs.shape[-1] % 2 or inputs.shape[-2] % 2:
         return False
     usual = _pair(layer.kernel_size) == (2, 2) == _pair(layer.stride) and _pair(layer.padding) == (0, 0)
@@ -20,25 +20,25 @@ def halves(layer: nn.Module, inputs: Tensor) -> bool:
 
 
 def joins(layer: nn.Module, following: nn.Module, inputs: Tensor) -> bool:
-    """Whether a layer is a convolution of few channels, and the `following` one halves what it makes of the inputs."""
+    """Whether `layer` is a convolution of few channels whose output the `following` layer max-pools 2 x 2."""
     if type(layer) is not nn.Conv2d or layer.out_channels >= _FEW or layer.groups > 1 or inputs.ndim != 4:
         return False
     (down, right), (high, wide) = _pair(layer.padding), layer.kernel_size
-    made = inputs[..., :1, :1].expand(-1, -1, inputs.shape[2] + 2 * down + 1 - high, inputs.shape[3] + 2 * right + 1 - wide)
-    return layer.stride == (1, 1) == layer.dilation and halves(following, made)
+    output = inputs[..., :1, :1].expand(-1, -1, inputs.shape[2] + 2 * down + 1 - high, inputs.shape[3] + 2 * right + 1 - wide)
+    return layer.stride == (1, 1) == layer.dilation and halves(following, output)
 
 
 def four_places(weight: Tensor) -> Tensor:
-    """Kernels [r, o, c, h, w] at the four places of a window of 2 x 2, as channels: [r, 4 o, c, h + 1, w + 1].
+    """Kernels [r, o, c, h, w] shifted to the four positions of a 2 x 2 window, as channels [r, 4 o, c, h + 1, w + 1].
 
-    A convolution with these, two pixels at a time, says at once what the usual one says at all four places, and four times as
-    many channels fill the vectors of a core.
+    A convolution with these at stride 2 computes the plain convolution at all four positions at once, and four times as many
+    channels fill the vector units of a core.
     """
     return torch.cat([nnf.pad(weight, (right, 1 - right, down, 1 - down)) for down in (0, 1) for right in (0, 1)], 1)
 
 
 class LargestOfFour(torch.autograd.Function):
-    """Of channels [n, 4 o, h, w], those of four places in order, the largest [n, o, h, w]; of equal ones the first."""
+    """Maximum [n, o, h, w] over the four positions in channels [n, 4 o, h, w]; the first of equal values."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor) -> Tensor:
@@ -54,13 +54,13 @@ class LargestOfFour(torch.autograd.Function):
         output = gradients[0].new_empty(count, 4 * channels, high, wide)
         one, two, three, four = output.chunk(4, 1)
         below = gradients[0] * to_below
-        _share(gradients[0] - below, to_two, one, two)
-        _share(below, to_four, three, four)
+        _split_gradient(gradients[0] - below, to_two, one, two)
+        _split_gradient(below, to_four, three, four)
         return output
 
 
 class MaxPool(torch.autograd.Function):
-    """The largest of 2 x 2 pixels, of equal ones the first as in torch, whose own looks at one number after the other."""
+    """2 x 2 max pooling, the first of equal values as in torch, whose own kernel is not vectorised."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor) -> Tensor:
@@ -75,19 +75,19 @@ class MaxPool(torch.autograd.Function):
         to_right, to_below = ctx.saved_tensors
         *front, high, wide = gradients[0].shape
         rows = gradients[0].new_empty(*front, 2 * high, wide)
-        _share(gradients[0], to_below, rows[..., 0::2, :], rows[..., 1::2, :])
+        _split_gradient(gradients[0], to_below, rows[..., 0::2, :], rows[..., 1::2, :])
         output = gradients[0].new_empty(*front, 2 * high, 2 * wide)
-        _share(rows, to_right, output[..., 0::2], output[..., 1::2])
+        _split_gradient(rows, to_right, output[..., 0::2], output[..., 1::2])
         return output
 
 
 def _exceeds(one: Tensor, other: Tensor) -> Tensor:
-    """1.0 where one is larger than the other, else 0.0: to multiply with numbers is faster than with truths."""
+    """1.0 where one is larger than the other, else 0.0: multiplying by floats is faster than by bools."""
     return torch.gt(one, other, out=torch.empty(one.shape, dtype=one.dtype, device=one.device))
 
 
-def _share(towards: Tensor, second: Tensor, ones: Tensor, others: Tensor) -> None:
-    """What goes to the first and to the second of each two. By products: several times as fast as `where`."""
+def _split_gradient(towards: Tensor, second: Tensor, ones: Tensor, others: Tensor) -> None:
+    """Split a gradient between the first and the second of each two. By products: several times as fast as `where`."""
     torch.mul(towards, second, out=others)
     torch.sub(towards, others, out=ones)
 

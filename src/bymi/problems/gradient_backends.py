@@ -1,8 +1,8 @@
-"""Ways to compute the gradients of many models, each on its own mini-batch. All give the same numbers, to rounding.
+"""Gradient backends: ways to compute the gradients of many models, each on its own mini-batch. All agree up to rounding.
 
-`loop`: one model after the other, spread over threads. `stacked` (stacked.py): several in one pass, for chains of known layers:
-the fastest on a CPU. `batched`: all at once through torch.func. `captured`: the batched program recorded as a CUDA graph and
-replayed, without the time to launch it: the fastest on a GPU.
+`loop`: one model after the other, over several threads. `stacked` (stacked_layers.py): several in one pass, for chains of known
+layers; the fastest on a CPU. `batched`: all at once through torch.func. `captured`: the batched program as a CUDA graph,
+without launch overhead; the fastest on a GPU.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(outputs [s, ...], targets [s, ...]) -> mean loss, a scalar."""
 
 Program = Callable[..., Tensor]
-"""What one call computes from tensors of fixed shapes."""
+"""A function of tensors of fixed shapes."""
 
 Path = Literal["auto", "loop", "stacked", "batched", "captured"]
 
-_SAMPLES = 8192  # samples in one batched program: bounds its memory
+_SAMPLES = 8192  # samples in one batched call: bounds its memory
 _SAMPLES_FORWARD = 65536  # the same for losses alone
-_NUMBERS = 1 << 28  # parameters of models copied for them
-_RECORDINGS = 4  # CUDA graphs kept, one a shape
+_NUMBERS = 1 << 28  # parameters of models copied for a batched call
+_RECORDINGS = 4  # CUDA graphs kept, one per shape
 
 
 class Gradients(Protocol):
-    """Gradient of each row of theta [B, D] on its row of inputs [B, s, ...] and targets [B, s, ...], as [B, D]."""
+    """Gradients [B, D] of each row of theta [B, D] on its row of inputs [B, s, ...] and targets [B, s, ...]."""
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor: ...
 
@@ -57,29 +57,30 @@ class Models:
             return self.value(values, inputs, targets)
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """What one model [D] says of inputs [s, ...]."""
+        """Outputs of one model [D] on inputs [s, ...]."""
         result: Tensor = functional_call(self.model, self.layout.split(theta), (inputs,))
         return result
 
 
 class Loop:
-    """One model after the other; rows are spread over `threads`, each with its own copy of the module."""
+    """One model after the other; rows are divided over `threads`, each with its own copy of the module."""
 
     def __init__(self, models: Models, threads: int) -> None:
-        # functional_call writes the parameters into the module for a moment: a module belongs to one thread.
+        # functional_call temporarily writes the parameters into the module, so a module belongs to one thread.
         self._workers = [Models(copy.deepcopy(models.model), models.loss) for _ in range(threads)]
-        # Always through the pool, so that each row is computed with one torch thread and the same bits, whatever `threads` is.
+        # Always through the pool, so that each row is computed with one torch thread and has the same bits, whatever `threads`
+        # is.
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradients", initializer=_one_thread)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        output = theta.new_empty(theta.shape)  # rows of their own, even where those of theta are one and the same
+        output = theta.new_empty(theta.shape)  # contiguous, even where the rows of theta are one expanded row
 
         def work(models: Models, rows: range) -> None:
             for row in rows:
                 values = {name: value.requires_grad_() for name, value in models.layout.split(theta[row].detach()).items()}
                 loss = models.value(values, inputs[row], targets[row])
-                found = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
-                output[row] = models.layout.join(dict(zip(values, found, strict=True)))
+                gradients = torch.autograd.grad(loss, list(values.values()), materialize_grads=True)
+                output[row] = models.layout.join(dict(zip(values, gradients, strict=True)))
 
         self.spread(work, len(theta))
         return output
@@ -87,16 +88,16 @@ class Loop:
     def spread(self, work: Callable[[Models, range], None], rows: int) -> None:
         """Call `work(models, rows)` on every thread with its part of the rows, and wait."""
         count = len(self._workers)
-        parts = [range(rows * at // count, rows * (at + 1) // count) for at in range(count)]
+        parts = [range(rows * part // count, rows * (part + 1) // count) for part in range(count)]
         before = torch.get_num_threads()
         with exact():  # around all threads: the flags belong to the process
             for _ in self._pool.map(work, self._workers, parts):
                 pass
-        torch.set_num_threads(before)  # workers that have just started have changed what later threads of others begin with
+        torch.set_num_threads(before)  # a new worker thread changes the default for threads that are started later
 
 
 class Batched:
-    """All models in one program, at most `_SAMPLES` samples at a time."""
+    """All models in one call, at most `_SAMPLES` samples at a time."""
 
     def __init__(self, models: Models, *, products: bool) -> None:
         self._layout = models.layout
@@ -111,11 +112,11 @@ class Batched:
             return self._layout.join(self._all(self._layout.split(theta), inputs, targets))
 
     def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of the models vectors[index] [B, k] on each row of inputs [B, s, ...] and targets [B, s, ...], as [B, k]."""
+        """Losses [B, k] of the models vectors[index], index [B, k], on each row of inputs and targets [B, s, ...]."""
         return losses_in_pieces(self.losses_piece, vectors, index, inputs, targets)
 
     def losses_piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Loss of models theta [b, k, D], those of a row on the same inputs, as [b, k]."""
+        """Losses [b, k] of models theta [b, k, D], those of a row on the same inputs."""
         # The inner vmap is over models that share their inputs, the outer one over inputs.
         every = vmap(vmap(self._one, in_dims=(0, None, None)))
         with torch.no_grad(), exact(), _on(theta.device):
@@ -124,7 +125,7 @@ class Batched:
 
 
 class Captured:
-    """The batched program as CUDA graphs, one a shape of its inputs."""
+    """The batched program as CUDA graphs, one per shape of its inputs."""
 
     def __init__(self, batched: Batched) -> None:
         self._batched = batched
@@ -134,7 +135,7 @@ class Captured:
         return in_pieces(partial(self._replay, self._batched.piece), theta, inputs, targets)
 
     def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """As of Batched."""
+        """As for Batched."""
         return losses_in_pieces(partial(self._replay, self._batched.losses_piece), vectors, index, inputs, targets)
 
     def _replay(self, program: Program, *values: Tensor) -> Tensor:
@@ -147,13 +148,13 @@ class Captured:
 
 
 class _Recording:
-    """One program with its places for inputs and output."""
+    """One captured program with its static inputs and output."""
 
     def __init__(self, program: Program, example: tuple[Tensor, ...]) -> None:
         self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
         self._device = example[0].device
         with _on(self._device):
-            # Libraries set themselves up at a first call, which a graph may not hold: that happens on a side stream.
+            # Libraries initialise on their first call, which a graph cannot capture: warm up on a side stream.
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -193,16 +194,16 @@ def losses_in_pieces(program: Program, vectors: Tensor, index: Tensor, inputs: T
 
 
 def _pieces(rows: int, size: int) -> list[slice]:
-    """Slices of `size` rows that cover all. The last reaches back over the one before: a recording needs one shape."""
+    """Slices of `size` rows that cover all. The last one overlaps the one before: a CUDA graph needs one shape."""
     size = min(rows, max(1, size))
     starts = [min(start, rows - size) for start in range(0, rows, size)] if rows else []
     return [slice(start, start + size) for start in starts]
 
 
 class _Exact:
-    """Full float32 in cuDNN while anybody asks for it: its default rounds the inputs of convolutions to 10 bits.
+    """Context manager for full float32 in cuDNN, whose default rounds the inputs of convolutions to 10 bits.
 
-    The flag belongs to the process, so whoever comes first sets it and whoever leaves last puts it back.
+    The flag belongs to the process: the first to enter sets it, the last to leave restores it.
     """
 
     def __init__(self) -> None:
@@ -215,7 +216,7 @@ class _Exact:
                 try:
                     self._before = torch.backends.cudnn.allow_tf32
                     torch.backends.cudnn.allow_tf32 = False
-                except RuntimeError:  # somebody has used torch's newer words for it, and the two may not be mixed
+                except RuntimeError:  # torch's newer API was used for this setting, and the two may not be mixed
                     newer: Any = torch.backends.cudnn
                     self._before, newer.conv.fp32_precision = newer.conv.fp32_precision, "ieee"
             self._inside += 1
@@ -234,15 +235,15 @@ _EXACT = _Exact()
 
 
 def exact() -> _Exact:
-    """A block in which float32 means float32."""
+    """A context in which float32 means float32."""
     return _EXACT
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:
-    """A block in which a GPU other than the first is the current one; graphs and kernels go there."""
+    """A context in which `device` is the current GPU; graphs and kernels go there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
-    torch.get_num_threads()  # torch looks up a thread's number when it is first asked for
+    torch.get_num_threads()  # torch sets a thread's number when it is first read

@@ -15,9 +15,9 @@ from bymi.core.linalg import check_tensor
 from bymi.core.streams import stream
 from bymi.problems.node_index import check_numbers, places_of
 
-_MANY, _AT_ONCE = 1000, 128  # nodes from which on samples are copied for so many of them at a time: they fit a CPU's cache
-_SMALL = 400  # numbers in a node's mini-batch
-_OFTEN = 4  # points a node from which on its samples are summed up first
+_MANY, _AT_ONCE = 1000, 128  # from _MANY nodes on, samples are copied for _AT_ONCE nodes at a time: these fit a CPU's cache
+_SMALL = 400  # numbers in a node's mini-batch below which numpy is faster
+_OFTEN = 4  # points per node from which on its samples are reduced to moments first
 
 
 class LinearShard(NamedTuple):
@@ -32,12 +32,12 @@ class LinearShard(NamedTuple):
 class LinearProblem:
     """Least squares: loss (y - x'theta)^2 / 2, y = x'theta* + N(0, 1), x ~ N(0, I), theta* = (1, ..., 1, 0, ..., 0).
 
-    `risk`, `minimiser` and `excess` answer for the pooled samples of any set of nodes, exactly. With `numbers` it has the data
-    of these nodes alone, in this order, and answers for no others.
+    `risk`, `minimiser` and `excess` are exact, over the pooled samples of any set of nodes. With `numbers` the problem has the
+    data of these nodes only, in this order.
     """
 
-    rows: Tensor  # [M, N, d + 1] float64: each sample in one piece, its features and then its target
-    parameter: Tensor  # [d], the truth
+    rows: Tensor  # [M, N, d + 1] float64: per sample its features, then its target
+    parameter: Tensor  # [d], the true parameter
     start: Tensor  # [d]
     numbers: Tensor | None = None  # [M]; None: 0, 1, 2, ...
 
@@ -51,7 +51,7 @@ class LinearProblem:
 
     @property
     def node_numbers(self) -> Tensor:
-        """The nodes whose samples it has [M]."""
+        """[M] numbers of the nodes whose samples it has."""
         return torch.arange(len(self.rows), device=self.rows.device) if self.numbers is None else self.numbers
 
     @property
@@ -79,7 +79,7 @@ class LinearProblem:
         return (self._gradient_of_few if self._often(nodes) else self._gradient_one_by_one)(theta, nodes, chosen)
 
     def _often(self, nodes: Tensor) -> bool:
-        """Whether each of the nodes has many points. Rounds ask for the same nodes again and again."""
+        """Whether there are many points per node. Cached: successive rounds ask for the same nodes."""
         if not self._asked or self._asked[0][0] is not nodes:
             self._asked[:] = [(nodes, len(nodes) > _OFTEN * len(nodes.unique()))]
         return self._asked[0][1]
@@ -100,24 +100,25 @@ class LinearProblem:
         return _combine(residual, samples)[:, :-1] / chosen.shape[1]
 
     def _gradient_of_few(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
-        """The same where every node answers for many points: samples are summed up once a node, not once a point."""
+        """The same for many points per node: samples are reduced to moments once per node, not once per point."""
         output = torch.empty_like(theta)
         order = torch.argsort(nodes, stable=True)
         numbers, counts = torch.unique_consecutive(nodes[order], return_counts=True)
         starts = torch.cumsum(counts, 0) - counts
         for node, count, start in zip(numbers.split(_AT_ONCE), counts.split(_AT_ONCE), starts.split(_AT_ONCE), strict=True):
             place = torch.arange(int(count.max()), device=nodes.device)
-            there = place < count[:, None]
-            at = order[torch.where(there, start[:, None] + place, start[:, None])]  # [k, n], padded with a node's first
-            some = chosen[at]
-            if bool((some != some[:, :1]).any()):  # other samples for other points
-                places = at[there]
+            valid = place < count[:, None]
+            # [k, n], padded with the node's first point.
+            index = order[torch.where(valid, start[:, None] + place, start[:, None])]
+            picked = chosen[index]
+            if bool((picked != picked[:, :1]).any()):  # other samples for other points
+                places = index[valid]
                 output[places] = self._gradient_one_by_one(theta[places], nodes[places], chosen[places])
                 continue
-            samples = self._pick(node, some[:, 0])
-            moments = torch.bmm(samples.mT, samples[:, :, :-1]) / some.shape[2]
-            found = torch.bmm(_extend(theta[at.flatten()]).view(*at.shape, -1), moments)
-            output[at[there]] = found[there]
+            samples = self._pick(node, picked[:, 0])
+            moments = torch.bmm(samples.mT, samples[:, :, :-1]) / picked.shape[2]
+            gradients = torch.bmm(_extend(theta[index.flatten()]).view(*index.shape, -1), moments)
+            output[index[valid]] = gradients[valid]
         return output
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
@@ -132,8 +133,8 @@ class LinearProblem:
 
     def minimiser(self, nodes: Tensor) -> Tensor:
         """The parameter [d] of least risk over all samples of the nodes."""
-        # Normal equations: exact enough for this well-conditioned problem, and the same bits in every call, which the
-        # default least-squares driver does not give.
+        # Normal equations: accurate enough for this well-conditioned problem, and the same bits in every call, unlike the
+        # default least-squares driver.
         if len(nodes) >= _MANY:
             sums = self.moments(nodes)
             return solve(sums[:, :-1], sums[:, -1])
@@ -142,33 +143,33 @@ class LinearProblem:
         return solve(features.T @ features, features.T @ self.targets[places].flatten())
 
     def curvature(self, nodes: Tensor) -> Tensor:
-        """The second derivative [d, d] of the risk over all samples of the nodes, the same everywhere."""
+        """Hessian [d, d] of the risk over all samples of the nodes, which is constant."""
         if len(nodes) >= _MANY:
             return self.moments(nodes)[:, :-1] / (len(nodes) * self.samples)
         features = self.features[self._places_of(nodes)].flatten(0, 1)
         return features.T @ features / len(features)
 
     def moments(self, nodes: Tensor) -> Tensor:
-        """Sums of products of features, and with targets in the last column [d, d + 1], over all samples of the nodes."""
+        """Sums of products of features with features and, in the last column, targets [d, d + 1], over the nodes' samples."""
         sums = self.rows.new_zeros(self.dim, self.dim + 1)
-        # With many nodes for some of them at a time, so that there is no second copy of all samples.
-        for some in self._places_of(nodes).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
-            samples = self.rows[some].flatten(0, 1)
+        # In blocks where there are many nodes, to avoid a second copy of all samples.
+        for block in self._places_of(nodes).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
+            samples = self.rows[block].flatten(0, 1)
             sums += samples[:, :-1].T @ samples
         return sums
 
     def bounds(self, nodes: Tensor, point: Tensor) -> Tensor:
-        """Three numbers [3] about the nodes' losses, of which two belong to a point [d].
+        """Constants [3] of the nodes' losses, the last two at a point [d].
 
         The largest curvature of a node's risk; the largest variance of one sample's gradient about its node's mean; the sum of
         squared norms of the gradients of all samples.
         """
         curvature, variance, total = self.rows.new_zeros(3).unbind()
-        for some in self._places_of(nodes).split(_AT_ONCE) if len(nodes) else ():
-            features = self.features[some]
+        for block in self._places_of(nodes).split(_AT_ONCE) if len(nodes) else ():
+            features = self.features[block]
             short = features if features.shape[1] < features.shape[2] else features.mT
             products = torch.bmm(short, short.mT) / self.samples
-            gradients = features * (features @ point - self.targets[some])[:, :, None]
+            gradients = features * (features @ point - self.targets[block])[:, :, None]
             squares = gradients.square().sum(2)
             noise = squares.mean(1) - gradients.mean(1).square().sum(1)
             curvature = torch.maximum(curvature, torch.linalg.eigvalsh(products)[:, -1].max())
@@ -180,7 +181,7 @@ class LinearProblem:
         return (self.features[self._places_of(nodes)] @ (theta - best)).square().mean() / 2
 
     def _places_of(self, nodes: Tensor) -> Tensor:
-        """Where the data of nodes stand."""
+        """Indices of the nodes' data."""
         return nodes if self.numbers is None else self._places[nodes]
 
     @cached_property
@@ -195,14 +196,14 @@ class LinearProblem:
 
 
 def solve(products: Tensor, with_targets: Tensor) -> Tensor:
-    """The parameter of least risk, from sums of products of features [d, d] and of features and targets [d]."""
+    """The parameter of least risk, from sums of products of features [d, d] and of features with targets [d]."""
     inverse: Tensor = torch.linalg.pinv(products, hermitian=True)
     return inverse @ with_targets
 
 
 def _combine(weights: Tensor, rows: Tensor) -> Tensor:
-    """Weighted sums [B, d] of rows [B, s, d] by weights [B, 1, s]."""
-    if rows.device.type == "cpu" and rows[0].numel() < _SMALL:  # torch takes these number by number, four times as long
+    """Weighted sums [B, d] of rows [B, s, d] with weights [B, 1, s]."""
+    if rows.device.type == "cpu" and rows[0].numel() < _SMALL:  # torch's kernel takes four times as long for these
         return torch.from_numpy(np.einsum("bs,bsd->bd", weights.squeeze(1).numpy(), rows.numpy()))
     return torch.bmm(weights, rows).squeeze(1)
 
@@ -213,18 +214,18 @@ def _extend(theta: Tensor) -> Tensor:
 
 
 def draw_samples(rows: Tensor, nodes: Tensor, *, seed: int) -> LinearShard:
-    """Clean samples of the given nodes, put into rows [b, N, d + 1]: each node's depend on the seed and its number alone.
+    """Clean samples of the given nodes, written into rows [b, N, d + 1]: each node's depend on the seed and its number alone.
 
-    What comes back are views: who changes them changes the rows.
+    The result consists of views into `rows`.
     """
     samples, dim = rows.shape[1], rows.shape[2] - 1
     shard = LinearShard(rows[:, :, :-1], rows[:, :, -1], rows.new_zeros(dim))
     shard.parameter[: int(0.1 * dim)] = 1.0
-    # Random numbers are dear: not those of many nodes at once.
-    for some in torch.arange(len(nodes)).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
-        features = stream(seed, "features", node=nodes[some]).normal(samples, dim)
-        shard.features[some] = features
-        shard.targets[some] = features @ shard.parameter + stream(seed, "noise", node=nodes[some]).normal(samples)
+    # Random draws take memory: in blocks where there are many nodes.
+    for block in torch.arange(len(nodes)).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
+        features = stream(seed, "features", node=nodes[block]).normal(samples, dim)
+        shard.features[block] = features
+        shard.targets[block] = features @ shard.parameter + stream(seed, "noise", node=nodes[block]).normal(samples)
     return shard
 
 
@@ -247,5 +248,5 @@ def linear_problem(shard: LinearShard, *, seed: int) -> LinearProblem:
 
 
 def linear_start(dim: int, *, seed: int) -> Tensor:
-    """Where all nodes start [d]: one point N(0, I)."""
+    """The common starting point [d] of all nodes, N(0, I)."""
     return stream(seed, "start").normal(dim)

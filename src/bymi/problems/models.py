@@ -11,7 +11,7 @@ from bymi.problems.parameter_vector import ParameterShapes
 
 
 def lenet(classes: int = 10) -> nn.Sequential:
-    """LeNet for 28 x 28 grey images, padding 2: 61,706 parameters for 10 classes. Its values are torch's: see `start_of`."""
+    """LeNet for 28 x 28 grey images, padding 2: 61,706 parameters for 10 classes, initialised by torch (see `start_of`)."""
     # Pooling before ReLU: the same function, a quarter of the work.
     return nn.Sequential(
         nn.Conv2d(1, 6, 5, padding=2),
@@ -33,7 +33,7 @@ def start_of(model: nn.Module, *, seed: int) -> Tensor:
     """A random start [D] for a model: Kaiming-uniform weights and uniform biases of its linear and convolution layers.
 
     Weights in +-sqrt(6 / fan in), as for layers that a ReLU follows, biases in +-1 / sqrt(fan in), from named streams: torch's
-    own draw depends on the global generator. Parameters of other layers (norms, say) stay as the model has them.
+    own initialisation depends on the global generator. Parameters of other layers (such as norms) stay as the model has them.
     """
     values = {name: value.detach() for name, value in model.named_parameters()}
     for path, module in model.named_modules():

@@ -1,4 +1,4 @@
-"""A learning task from any torch module, any loss and data in shards."""
+"""A learning problem from any torch module, any loss and data in shards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POOLED = 2048  # samples in one pass over pooled data
 
 
 class Shards(NamedTuple):
-    """The samples of all nodes: inputs [M, n, ...] and targets [M, n, ...], as many for each node."""
+    """The samples of all nodes: inputs [M, n, ...] and targets [M, n, ...], the same number n for each node."""
 
     inputs: Tensor
     targets: Tensor
@@ -30,12 +30,11 @@ class Shards(NamedTuple):
 class ModuleProblem:
     """`loss(model(inputs), targets)` on each node's shard; every node starts from `start` [D], or from the model's own values.
 
-    `shards`: tensors [M, n, ...] of all nodes, or a list of a pair of tensors [n, ...] per node, of any numbers n of samples;
-    mini-batches are of one size for all nodes. They are those of nodes 0, 1, 2, ...; with `numbers` [M] those of these nodes
-    alone, and it answers for no others. Everything lives where the shards live, parameters in the model's dtype. `gradients`
-    picks the way they are computed:
-    "auto" takes the fastest for the device and falls back, with a warning, when a model does not allow it; a named way is
-    taken or fails. Use it for models whose state is all in their parameters.
+    `shards`: tensors [M, n, ...] of all nodes, or a list of a pair of tensors [n, ...] per node, with any number n of samples;
+    mini-batches have one size for all nodes. They belong to nodes 0, 1, 2, ...; with `numbers` [M] to these nodes only.
+    Everything lives on the device of the shards, parameters in the model's dtype. `gradients` selects the gradient backend:
+    "auto" takes the fastest for the device and falls back, with a warning, when a model does not allow it; a named backend is
+    used or fails. For models whose state is all in their parameters.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class ModuleProblem:
         self._inputs, self._targets = joined
         self._samples, self.largest = min(counts), max(counts)
         self._counts = torch.tensor(counts, device=device)
-        self._first = torch.cumsum(self._counts, 0) - self._counts  # [M] where each node's samples begin
+        self._first = torch.cumsum(self._counts, 0) - self._counts  # [M] index of each node's first sample
         if numbers is not None:
             check_numbers("numbers", numbers, nodes)
         self.node_numbers = torch.arange(nodes, device=device) if numbers is None else numbers
@@ -90,16 +89,16 @@ class ModuleProblem:
 
     @property
     def sizes(self) -> Callable[[Tensor], Tensor] | None:
-        """Samples of nodes [B], as [B]; None where all nodes have as many."""
+        """Samples of nodes [B], as [B]; None where all nodes have the same number."""
         return None if self._samples == self.largest else lambda nodes: self._counts[self._at(nodes)]
 
     @property
     def way(self) -> str:
-        """How gradients are computed: loop, stacked, batched or captured."""
+        """The gradient backend in use: loop, stacked, batched or captured."""
         return type(self._ways[0]).__name__.lower()
 
     def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
-        """Parameters theta [..., D] as a state dict of the model, each [..., *shape]; its buffers are repeated alike."""
+        """Parameters theta [..., D] as a state dict of the model, each [..., *shape]; its buffers are repeated."""
         model, values = self._models.model, self._models.layout.split(theta)
         first = {id(value): name for name, value in model.named_parameters()}
         for name, value in model.named_parameters(remove_duplicate=False):  # a parameter may have several names
@@ -115,11 +114,11 @@ class ModuleProblem:
         return self._by_best_way(lambda way: way(theta, inputs, targets))
 
     def _by_best_way(self, work: Callable[[Gradients], Tensor]) -> Tensor:
-        """The work by the first way that can do it; those that cannot are left behind with a warning."""
+        """The result of `work` with the first backend that can do it; those that cannot are dropped with a warning."""
         while True:
             try:
                 return work(self._ways[0])
-            except Exception as problem:  # torch.func, a kernel's compiler and the recorder all fail in their own ways
+            except Exception as problem:  # torch.func, a kernel's compiler and graph capture fail with errors of all kinds
                 if len(self._ways) == 1 or isinstance(problem, torch.cuda.OutOfMemoryError):
                     raise
                 reason = (str(problem).splitlines() or [type(problem).__name__])[0]
@@ -138,8 +137,8 @@ class ModuleProblem:
 
         def work(way: Gradients) -> Tensor:
             if isinstance(way, (Captured, Batched)):
-                found = way.losses(vectors, index, inputs, targets).to(output.dtype)
-                return output.scatter(1, index, torch.where(valid, found, torch.inf))
+                values = way.losses(vectors, index, inputs, targets).to(output.dtype)
+                return output.scatter(1, index, torch.where(valid, values, torch.inf))
             self._losses_by_loop(output, vectors, inputs, targets, wanted)
             return output
 
@@ -149,45 +148,45 @@ class ModuleProblem:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
         places = self._all_rows(nodes)
         parts = places.split(_POOLED)
-        found = theta.new_zeros(len(parts), self.dim)
+        gradients = theta.new_zeros(len(parts), self.dim)
 
-        def work(models: Models, some: range) -> None:
-            for at in some:
+        def work(models: Models, numbers: range) -> None:
+            for number in numbers:
                 point = theta.detach().requires_grad_()
-                loss = models.loss(models.outputs(point, self._inputs[parts[at]]), self._targets[parts[at]])
-                found[at] = torch.autograd.grad(loss, point)[0] * (len(parts[at]) / len(places))
+                loss = models.loss(models.outputs(point, self._inputs[parts[number]]), self._targets[parts[number]])
+                gradients[number] = torch.autograd.grad(loss, point)[0] * (len(parts[number]) / len(places))
 
         self._loop.spread(work, len(parts))
-        return found.sum(0, dtype=torch.float64)
+        return gradients.sum(0, dtype=torch.float64)
 
     def pooled_loss(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Mean loss of one model [D] over all samples of the nodes, float64."""
         places = self._all_rows(nodes)
         with torch.no_grad():
-            found = [
-                self._models.loss(self.outputs(theta, self._inputs[some]), self._targets[some]).double() * len(some)
-                for some in places.split(_POOLED)
+            sums = [
+                self._models.loss(self.outputs(theta, self._inputs[rows]), self._targets[rows]).double() * len(rows)
+                for rows in places.split(_POOLED)
             ]
-        return torch.stack(found).sum() / len(places)
+        return torch.stack(sums).sum() / len(places)
 
     def _all_rows(self, nodes: Tensor) -> Tensor:
-        """Where all samples of nodes stand, flat."""
+        """Flat indices of all samples of nodes."""
         everything = torch.arange(self.largest, device=nodes.device).expand(len(nodes), -1)
         rows = self._rows(nodes, everything)
         return rows if self.sizes is None else rows[(everything < self.sizes(nodes)[:, None]).flatten()]
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
-        """What one model [D] says of inputs [s, ...]."""
+        """Outputs of one model [D] on inputs [s, ...]."""
         parts = inputs.split(_POOLED)
-        found: list[Tensor] = [theta] * len(parts)
+        outputs: list[Tensor] = [theta] * len(parts)
 
-        def work(models: Models, some: range) -> None:
+        def work(models: Models, numbers: range) -> None:
             with torch.no_grad():
-                for at in some:
-                    found[at] = models.outputs(theta, parts[at])
+                for number in numbers:
+                    outputs[number] = models.outputs(theta, parts[number])
 
         self._loop.spread(work, len(parts))
-        return torch.cat(found)
+        return torch.cat(outputs)
 
     def _pick(self, nodes: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen samples of each node, [B, s, ...] each."""
@@ -196,15 +195,15 @@ class ModuleProblem:
         return inputs.unflatten(0, chosen.shape), targets.unflatten(0, chosen.shape)
 
     def _rows(self, nodes: Tensor, chosen: Tensor) -> Tensor:
-        """Where the chosen samples [B, s] of nodes [B] stand, flat."""
+        """Flat indices of the chosen samples [B, s] of nodes [B]."""
         return (self._first[self._at(nodes)][:, None] + chosen).flatten()
 
     def _at(self, nodes: Tensor) -> Tensor:
-        """Which of the shards are those of nodes [B]."""
+        """Indices of the shards of nodes [B]."""
         return nodes if self._places is None else self._places[nodes]
 
     def _order(self, path: Path, device: torch.device) -> list[Gradients]:
-        """The ways to try, best first."""
+        """The gradient backends to try, best first."""
         stacked = Stacked(self._loop)
         if path == "auto" and device.type == "cpu" and Stacked.fits(self._models.model):
             return [stacked, self._loop]
@@ -224,18 +223,20 @@ class ModuleProblem:
                     receivers = wanted[:, row].nonzero().flatten()
                     if not len(receivers):
                         continue
-                    if self._together:  # one pass for all who want this model, then a loss for each of them
-                        said = models.outputs(vectors[row], inputs[receivers].flatten(0, 1)).unflatten(0, (len(receivers), -1))
+                    if self._together:  # one pass for all receivers that want this model, then a loss for each of them
+                        outputs = models.outputs(vectors[row], inputs[receivers].flatten(0, 1)).unflatten(
+                            0, (len(receivers), -1)
+                        )
                     else:
-                        said = torch.stack([models.outputs(vectors[row], inputs[place]) for place in receivers])
-                    found = [models.loss(*pair) for pair in zip(said, targets[receivers], strict=True)]
-                    output[receivers, row] = torch.stack(found).to(output.dtype)
+                        outputs = torch.stack([models.outputs(vectors[row], inputs[place]) for place in receivers])
+                    losses = [models.loss(*pair) for pair in zip(outputs, targets[receivers], strict=True)]
+                    output[receivers, row] = torch.stack(losses).to(output.dtype)
 
         self._loop.spread(work, len(vectors))
 
 
 def _join(shards: Shards | Sequence[Shards]) -> tuple[Shards, list[int]]:
-    """All samples, one node after the other, and how many each node has."""
+    """All samples, one node after the other, and the number of samples per node."""
     if isinstance(shards, list) and shards and not isinstance(shards[0], Tensor):
         pairs = [_check_shards(shard) for shard in shards]
         for node, (inputs, targets) in enumerate(pairs):
@@ -259,7 +260,7 @@ def _join(shards: Shards | Sequence[Shards]) -> tuple[Shards, list[int]]:
 
 
 def _check_shards(shards: object) -> Shards:
-    """Inputs and targets as tensors, not empty, without NaN."""
+    """Inputs and targets as tensors; raises InputError if they are empty or not finite."""
     pair = isinstance(shards, (tuple, list)) and len(shards) == 2 and all(isinstance(part, Tensor) for part in shards)
     require(pair, "shards", shards, "Shards(inputs, targets), tensors [nodes, samples, ...] each")
     assert isinstance(shards, (tuple, list))
@@ -270,10 +271,10 @@ def _check_shards(shards: object) -> Shards:
 
 
 def _refuse_state(model: nn.Module, loss: Loss, some: Shards) -> bool:
-    """Refuse models that cannot be averaged, and say which part is the matter: state outside of parameters, randomness.
+    """Raise InputError for models that cannot be averaged, with the part at fault: state outside of parameters, randomness.
 
-    Also models and losses that cannot be applied to `some` samples. Returns whether samples may be passed through the model
-    together, because none of them sees another.
+    Also for models and losses that cannot be applied to `some` samples. Returns whether samples may be passed through the model
+    together, because no output depends on another sample.
     """
     inputs = some.inputs.to("cpu")
     if not any(True for _ in model.parameters()):
@@ -291,13 +292,13 @@ def _refuse_state(model: nn.Module, loss: Loss, some: Shards) -> bool:
                 "use GroupNorm or LayerNorm, or track_running_stats=False"
             )
     trial = copy.deepcopy(model).to("cpu").train()
-    before = {name: value.clone() for name, value in trial.named_buffers()}
+    buffers = {name: value.clone() for name, value in trial.named_buffers()}
     try:
         with torch.no_grad():
             first, again = trial(inputs), trial(inputs)
-    except Exception as problem:  # whatever the user's code raises
+    except Exception as problem:  # the user's code may raise anything
         raise InputError(f"model: cannot be applied to inputs of shape {list(inputs.shape)}: {_first_line(problem)}") from None
-    changed = [name for name, value in trial.named_buffers() if not torch.equal(value, before[name])]
+    changed = [name for name, value in trial.named_buffers() if not torch.equal(value, buffers[name])]
     if changed:
         raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")
     if not isinstance(first, Tensor):
@@ -307,18 +308,18 @@ def _refuse_state(model: nn.Module, loss: Loss, some: Shards) -> bool:
         raise InputError("model: two forward passes on the same inputs differ; it must not draw random numbers")
     try:
         with torch.no_grad():
-            alone = torch.cat([trial(inputs[:1]), trial(inputs[1:])])
-    except Exception:  # a layer that will not take a single sample looks at several
+            separate = torch.cat([trial(inputs[:1]), trial(inputs[1:])])
+    except Exception:  # a layer that refuses a single sample depends on several
         return False
-    return torch.allclose(first, alone, rtol=1e-3, atol=1e-5, equal_nan=True)
+    return torch.allclose(first, separate, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def _try_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
-    """Refuse a loss that cannot be applied to what a model says, or is no single number."""
+    """Raise InputError for a loss that cannot be applied to the outputs, or is not a scalar."""
     try:
         with torch.no_grad():
             value = loss(outputs, targets)
-    except Exception as problem:  # whatever the user's code raises
+    except Exception as problem:  # the user's code may raise anything
         what = f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}"
         raise InputError(f"loss: cannot be applied to {what}: {_first_line(problem)}") from None
     require(isinstance(value, Tensor) and value.ndim == 0, "loss", value, "a function to a scalar tensor, the mean")

@@ -1,4 +1,4 @@
-"""Where the data of a node stand in a problem that has those of some nodes alone."""
+"""Index of each node's data in a problem that has those of some nodes only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bymi.core.errors import require
 
 
 def check_numbers(name: str, numbers: object, count: int | None = None) -> None:
-    """Raise an InputError unless it is a tensor of node numbers, each once; of so many nodes, if given."""
+    """Raise InputError unless `numbers` is a tensor of distinct node numbers, `count` of them if given."""
     size = "nodes" if count is None else count
     fits = isinstance(numbers, Tensor) and numbers.ndim == 1 and numbers.dtype == torch.int64 and len(numbers) > 0
     if isinstance(numbers, Tensor) and fits:
@@ -18,11 +18,11 @@ def check_numbers(name: str, numbers: object, count: int | None = None) -> None:
 
 
 def places_of(numbers: Tensor) -> Tensor:
-    """Place of each node among the `numbers` [M] of those that are there; of others one behind all, an index out of bounds.
+    """Index of each node among `numbers` [M]; M, an index out of bounds, for nodes that are not there.
 
     >>> places_of(torch.tensor([4, 1]))
     tensor([2, 1, 2, 2, 0])
     """
     count, device = len(numbers), numbers.device
-    nobody = torch.full((1 + int(numbers.max()),), count, device=device)
-    return nobody.index_copy(0, numbers, torch.arange(count, device=device))
+    missing = torch.full((1 + int(numbers.max()),), count, device=device)
+    return missing.index_copy(0, numbers, torch.arange(count, device=device))

@@ -1,4 +1,4 @@
-"""Which samples serve which phase."""
+"""Which samples are used in which phase."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bymi.problems.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Sample numbers of each node: a warm-up set, and an identification set in two random halves of one size."""
+    """Sample numbers of each node: a warm-up set, and an identification set in two random halves of equal size."""
 
     warm_up: Tensor  # [B, N - n]
     first: Tensor  # [B, n / 2]
     second: Tensor  # [B, n / 2]
-    sizes: Tensor | None = None  # [B] how many of its warm-up row a node has; None: all
+    sizes: Tensor | None = None  # [B] valid entries of each warm-up row; None: all
 
     @property
     def halves(self) -> dict[Topic, Tensor]:
-        """The identification set by topic of the message that it makes."""
+        """The identification set by topic of the message that is made from it."""
         return {FIRST_HALF: self.first, SECOND_HALF: self.second}
 
     def again(self, nodes: Tensor, *, seed: int, step: int) -> Split:
@@ -53,7 +53,7 @@ def split_samples(nodes: Tensor, *, samples: int, identification: int, seed: int
     """Split `samples` at random: `identification` of them (rounded down to even) for detection, the rest for warm-up.
 
     The sets are disjoint, so that the models of the warm-up are independent of the halves. With `sizes` [B], nodes have these
-    numbers of samples, and `samples` is the smallest number of any node. Paper: eq:gradients.
+    numbers of samples, and `samples` is the smallest of all nodes. Paper: eq:gradients.
     """
     half = identification // 2
     if half < 1 or 2 * half >= samples:
@@ -66,14 +66,14 @@ def split_samples(nodes: Tensor, *, samples: int, identification: int, seed: int
 
 
 def _orders(draws: Stream, samples: int, sizes: Tensor | None) -> Tensor:
-    """Random orders of each node's samples."""
+    """A random order of each node's samples."""
     return draws.permutation(samples) if sizes is None else draws.permutations(sizes)
 
 
 def fresh_halves(
     nodes: Tensor, *, samples: int, count: int, seed: int, step: int, sizes: Tensor | None = None
 ) -> dict[Topic, Tensor]:
-    """`count` random samples of each node, drawn anew for every step, as two halves [B, count / 2] by topic."""
+    """`count` random samples of each node, drawn again for every step, as two halves [B, count / 2] by topic."""
     half = count // 2
     if half < 1 or count > samples:
         raise InputError(f"sample: got {count} of {samples} samples, need at least 2 and no more than there are")

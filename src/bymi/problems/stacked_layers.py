@@ -1,8 +1,8 @@
-"""The rows of several nodes in one pass, for models that are a chain of layers whose gradients are known here.
+"""Gradients of several nodes in one pass, for models that are a chain of known layers.
 
-A CPU spends half of the time of a small mini-batch on the way to its kernels, and threads wait for each other there. What has
-no parameters sees the samples of several rows as one batch. Layers with parameters keep the rows apart where these differ; at
-a common point, as when many nodes answer one question, only the gradients of the parameters are taken row by row.
+For a small mini-batch a CPU spends half of the time on the way to its kernels, where threads also wait for each other. Layers
+without parameters take the samples of several rows as one batch. Layers with parameters keep rows with different parameters
+apart; at a common point, as when many nodes answer one query, only the gradients of the parameters are taken row by row.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from torch.nn import functional as nnf
 from bymi.problems.cpu_pooling import LargestOfFour, MaxPool, four_places, halves, joins
 from bymi.problems.gradient_backends import Loop, Loss, Models
 
-_SAMPLES = 256  # in one pass, about: far fewer, and Python shows; many more, and few threads have work
+_SAMPLES = 256  # in one pass, about: with far fewer Python's overhead shows, with many more few threads have work
 _SPLIT = 4  # the number of passes is a multiple of this, so that 2 or 4 threads get equal shares
-_AT_ONE_POINT = 2  # times as many samples in half as many passes, as other threads read answers meanwhile
+_AT_ONE_POINT = 2  # factor on samples per pass at a common point, since other threads read answers meanwhile
 _PLAIN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity, nn.AvgPool2d)
 
 
 class Stacked:
-    """Gradients of a chain of known layers, several rows in one pass; passes are spread over the threads of a loop."""
+    """Gradients of a chain of known layers, several rows in one pass; the threads of a loop share the passes."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
-        """Whether the model is such a chain. Exact types only: who derives from a layer may change what it does."""
+        """Whether the model is such a chain. Exact types only: a subclass of a layer may compute something else."""
         return type(model) is nn.Sequential and all(Stacked.fits(layer) or _known(layer) for layer in model)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        output = theta.new_empty(theta.shape)  # rows of their own, even where those of theta are one and the same
+        output = theta.new_empty(theta.shape)  # contiguous, even where the rows of theta are one expanded row
         parts = _passes(theta, inputs.shape[1])
-        left = iter(parts)  # threads take what is left: one that is held up holds nobody up
+        left = iter(parts)  # threads take what is left, so that a delayed one delays no other
 
         def work(models: Models, _: range) -> None:
             for part, common in left:
-                found = _gradients(models, theta[part], inputs[part], targets[part], common=common)
+                gradients = _gradients(models, theta[part], inputs[part], targets[part], common=common)
                 places = models.layout.split(output[part])
-                for place, value in zip(places.values(), found, strict=True):
+                for place, value in zip(places.values(), gradients, strict=True):
                     place.copy_(value)
 
         self._loop.spread(work, len(parts))
@@ -61,21 +61,21 @@ def _known(layer: nn.Module) -> bool:
 
 
 def _passes(theta: Tensor, samples: int) -> list[tuple[slice, bool]]:
-    """The rows of each pass, and whether they are at one point. By the rows alone: threads change no bit."""
-    changes = range(1, len(theta) if theta.stride(0) else 1)  # none where all rows are one and the same
+    """The rows of each pass, and whether they are at one point. Independent of the number of threads, as the bits must be."""
+    changes = range(1, len(theta) if theta.stride(0) else 1)  # none where all rows are one expanded row
     edges = [0, *(row for row in changes if not torch.equal(theta[row], theta[row - 1])), len(theta)]
     common = 2 * (len(edges) - 1) <= len(theta)  # else most rows have a point of their own
     size, split = (_SAMPLES * _AT_ONE_POINT, _SPLIT // _AT_ONE_POINT) if common else (_SAMPLES, _SPLIT)
-    found = []
+    passes = []
     for first, last in pairwise(edges if common else [0, len(theta)]):
         count = min(last - first, split * max(1, round((last - first) * samples / (split * size))))
-        bounds = [first + (last - first) * at // count for at in range(count + 1)] if count else []
-        found += [(slice(*pair), common) for pair in pairwise(bounds)]
-    return found
+        bounds = [first + (last - first) * part // count for part in range(count + 1)] if count else []
+        passes += [(slice(*pair), common) for pair in pairwise(bounds)]
+    return passes
 
 
 def _gradients(models: Models, theta: Tensor, inputs: Tensor, targets: Tensor, *, common: bool) -> tuple[Tensor, ...]:
-    """Of the loss of each row by each parameter, [r, *shape] each, in the order of the layout."""
+    """Gradients of each row's loss by each parameter, [r, *shape] each, in the order of the layout."""
     points = theta[:1].expand_as(theta) if common else theta
     values = {name: value.detach().requires_grad_() for name, value in models.layout.split(points).items()}
     parameters = {id(own): values[name] for name, own in models.model.named_parameters()}
@@ -84,14 +84,14 @@ def _gradients(models: Models, theta: Tensor, inputs: Tensor, targets: Tensor, *
 
 
 def _losses(loss: Loss, outputs: Tensor, targets: Tensor) -> list[Tensor]:
-    """Losses of rows whose sum has the gradients of all of them: [r, s, ...] each, in one go where the loss is known."""
+    """Losses whose sum has the gradients of all rows [r, s, ...]; a single one where the loss function is known."""
     if loss is nnf.cross_entropy and outputs.ndim == 3 and targets.ndim == 2 and bool((targets >= 0).all()):
         return [nnf.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum") / outputs.shape[1]]
     return [loss(*pair) for pair in zip(outputs, targets, strict=True)]
 
 
 def _through(model: nn.Module, inputs: Tensor, parameters: dict[int, Tensor], *, common: bool) -> Tensor:
-    """Layers with the parameters [r, *shape] of each row instead of their own, on the samples of all rows [r s, ...]."""
+    """Outputs of the layers on the samples of all rows [r s, ...], with the parameters [r, *shape] of each row."""
     layers = _chain(model)
     while layers:
         layer, *layers = layers
@@ -115,12 +115,12 @@ def _through(model: nn.Module, inputs: Tensor, parameters: dict[int, Tensor], *,
 
 
 def _chain(layer: nn.Module) -> list[nn.Module]:
-    """The layers in a row, those of chains within it among them."""
+    """The layers of a chain, nested chains flattened."""
     return [part for inner in layer for part in _chain(inner)] if isinstance(layer, nn.Sequential) else [layer]
 
 
 class _Linear(torch.autograd.Function):
-    """Inputs [r s, ..., i], weight [r, o, i], bias [r, o] or None."""
+    """Linear layer: inputs [r s, ..., i], weight [r, o, i], bias [r, o] or None."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, common: bool) -> Tensor:
@@ -129,8 +129,8 @@ class _Linear(torch.autograd.Function):
         if common:
             return nnf.linear(inputs, weight[0], None if bias is None else bias[0])
         rows = _by_row(inputs, len(weight))
-        said = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
-        return said.view(*inputs.shape[:-1], -1)
+        outputs = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias[:, None], rows, weight.mT)
+        return outputs.view(*inputs.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -171,6 +171,6 @@ class _Convolution(torch.autograd.Function):
         rows = zip(gradients[0].chunk(len(weight)), inputs.chunk(len(weight)), weight, strict=True)
         by_inputs, by_weight, _ = zip(*(back(*row, *rest, each) for row in rows), strict=True)
         first = torch.cat(by_inputs) if each[0] else at_once
-        # All biases in one sum: a convolution's own is slow.
+        # All biases in one sum: that of convolution_backward is slow.
         by_bias = gradients[0].unflatten(0, (len(weight), -1)).sum((1, 3, 4)) if ctx.biased else None
         return first, torch.stack(by_weight), by_bias, None, None

@@ -1,8 +1,8 @@
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 """Triton kernels for convolutions of many models at once (stride 1, float32, any kernel size and padding), and 2 x 2 pooling.
 
-Patches are never written: each program walks over the taps of the kernel, loads what they see and adds up. Triton comes with
-torch wherever torch has CUDA; without it the products of `convolution` serve.
+Patches are never materialised: each program iterates over the taps of the kernel and accumulates. Triton comes with torch's
+CUDA builds; without it the matrix products of `vmap_convolution` are used.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ except ImportError:  # a CPU build of torch
 
 Pair = tuple[int, int]
 
-_SUMS = 8192  # sums that a program of the forward kernel keeps: 64 registers of each of its 128 threads
+_SUMS = 8192  # accumulators per program of the forward kernel: 64 registers of each of its 128 threads
 _MOST_OUTPUTS = 128  # channels whose weight gradient fits a program
 _SPLITS = 8  # programs that share the sum over pixels of one model's weight gradient
 
 
 def available(inputs: Tensor, outputs: int = 1) -> bool:
-    """Whether the kernels can take these inputs, for so many output channels."""
+    """Whether the kernels support these inputs, for so many output channels."""
     return triton is not None and inputs.is_cuda and inputs.dtype == torch.float32 and outputs <= _MOST_OUTPUTS
 
 
@@ -112,14 +112,14 @@ if triton is not None:
             at = sample * (OUTPUTS * OH * OW) + q % (OH * OW)
             known = inside[None, :] & (o < OUTPUTS)[:, None]
             gradient = tl.load(g + at[None, :] + o[:, None] * (OH * OW), mask=known, other=0.0)
-            # Three products of tensor cores make one of full float32.
+            # Three tensor-core products give full float32.
             total += tl.dot(gradient, seen, input_precision="tf32x3")
         d = d_ptr + (split * models + model) * (OUTPUTS * C * KH * KW) + o[:, None] * (C * KH * KW) + tap[None, :]
         tl.store(d, total, mask=(o < OUTPUTS)[:, None] & real[None, :])
 
     @triton.jit
     def _pool(x_ptr, y_ptr, at_ptr, size, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-        """The largest of each 2 x 2 square of planes [h, w] and which of the four it is; of equals the first, as in torch."""
+        """Maximum of each 2 x 2 square of planes [h, w] and its index in the square; the first of equal values, as in torch."""
         PH: tl.constexpr = H // 2  # noqa: N806
         PW: tl.constexpr = W // 2  # noqa: N806
         q = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -137,7 +137,7 @@ if triton is not None:
 
     @triton.jit
     def _unpool(g_ptr, at_ptr, d_ptr, size, H: tl.constexpr, W: tl.constexpr, BLOCK: tl.constexpr):  # noqa: N803
-        """Puts each gradient where its value came from, zero at the other three places."""
+        """Puts each gradient where its value came from, zero at the other three positions."""
         PH: tl.constexpr = H // 2  # noqa: N806
         PW: tl.constexpr = W // 2  # noqa: N806
         q = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -150,7 +150,7 @@ if triton is not None:
 
 
 def pool(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Max pooling 2 x 2 of planes [..., h, w]: the values and their places in the squares [..., h // 2, w // 2]."""
+    """2 x 2 max pooling of planes [..., h, w]: values and their indices in the squares [..., h // 2, w // 2]."""
     x = images.contiguous()
     high, wide = x.shape[-2:]
     y = x.new_empty(*x.shape[:-2], high // 2, wide // 2)
@@ -170,7 +170,7 @@ def unpool(gradient: Tensor, at: Tensor, size: Pair) -> Tensor:
 
 
 def forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, groups: int = 1) -> Tensor:
-    """Inputs [M, n, c, h, w], weights [M, o, c, kh, kw] and biases [M, o] to outputs [M, n, o, h', w'].
+    """Outputs [M, n, o, h', w'] of inputs [M, n, c, h, w], weights [M, o, c, kh, kw] and biases [M, o].
 
     With `groups`, o counts the channels of several models that share their inputs: outputs [M, groups, n, o / groups, h', w'].
     """
@@ -179,7 +179,7 @@ def forward(inputs: Tensor, weight: Tensor, bias: Tensor | None, padding: Pair, 
     outputs, _, height, width = weight.shape[1:]
     block = min(16, _power(outputs))
     slots = -(-outputs // block) * block
-    # Taps first and channels padded, so that a program reads those of one tap in one go.
+    # Taps first and channels padded, so that a program reads those of one tap in one load.
     taps = nnf.pad(weight.flatten(2).transpose(1, 2), (0, slots - outputs)).contiguous()
     bias = x.new_zeros(models, outputs) if bias is None else bias.contiguous()
     y = x.new_empty(models, groups, count, outputs // groups, high - height + 1, wide - width + 1)
@@ -212,10 +212,10 @@ def by_weight(gradient: Tensor, inputs: Tensor, kernel: Pair, padding: Pair) -> 
 
 
 def _pad(images: Tensor, padding: Pair) -> Tensor:
-    """Images with zeros around them; a negative padding cuts."""
+    """Images padded with zeros; a negative padding crops."""
     return (nnf.pad(images, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else images).contiguous()
 
 
 def _power(number: int) -> int:
-    """The smallest power of two that is not below a number."""
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()

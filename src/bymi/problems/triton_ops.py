@@ -54,7 +54,7 @@ class Convolution(torch.autograd.Function):
 
 
 class MaxPool(torch.autograd.Function):
-    """Max pooling 2 x 2 with stride 2 of planes [..., h, w], and where in its square each value stood."""
+    """2 x 2 max pooling with stride 2 of planes [..., h, w], and the index of each value in its square."""
 
     @staticmethod
     def forward(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ def _flat(values: Tensor) -> Tensor:
 
 
 def _in_front(info: Any, dims: tuple[int | None, ...], *values: Tensor) -> list[Tensor]:
-    """The batch dimension of each value first; a value without one is repeated."""
+    """Each value with its batch dimension first; a value without one is expanded."""
     return [
         value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
         for value, dim in zip(values, dims, strict=False)

@@ -1,6 +1,6 @@
-"""Convolutions of many models at once, by kernels of our own where there is Triton, else written as matrix products.
+"""Convolutions of many models at once, by Triton kernels where available, else as matrix products.
 
-The usual batched form, one grouped convolution with a group a model, runs as one small kernel a group on today's GPUs. A
+The usual batched form, one grouped convolution with one group per model, runs as one small kernel per group on today's GPUs. A
 product [models, out, in k k] x [models, in k k, batch positions] is one large kernel instead, but has to write the patches.
 """
 
@@ -21,7 +21,7 @@ Pair = tuple[int, int]
 
 
 class ConvolutionsOfMany(TorchFunctionMode):
-    """Inside this block conv2d suits many models. What is not covered (groups, dilation, named padding) stays as it is."""
+    """Context in which conv2d and max_pool2d suit many models; groups, dilation and named padding fall back to torch."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,16 +80,16 @@ def _max_pool2d(
 class _Product(torch.autograd.Function):
     """conv2d without bias, and the patches it multiplied with, for any number of leading dimensions that both inputs share.
 
-    Inputs [*, n, c, h, w], weight [*, o, c, kh, kw]. Torch's own backward of `unfold` cannot be batched, so this one has its
-    own, and its own rules for vmap: inputs that all models share are cut into patches once.
+    Inputs [*, n, c, h, w], weight [*, o, c, kh, kw]. Torch's backward of `unfold` cannot be batched, so this one has its own
+    backward, and its own rules for vmap: inputs that all models share are cut into patches once.
     """
 
     @staticmethod
     def forward(inputs: Tensor, weight: Tensor, stride: Pair, padding: Pair) -> tuple[Tensor, Tensor]:
         channels, height, width = weight.shape[-3:]
         padded = nnf.pad(inputs, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else inputs
-        # [*, n, c, H', W', kh, kw] as a view, then one copy into the order of the product: torch.nn.functional.unfold
-        # would launch a kernel a sample.
+        # [*, n, c, H', W', kh, kw] as a view, then one copy into the order of the product: torch.nn.functional.unfold would
+        # launch a kernel per sample.
         windows = padded.unfold(-2, height, stride[0]).unfold(-2, width, stride[1])
         count, _, rows, columns = windows.shape[-6:-2]
         ordered = windows.movedim((-5, -2, -1), (-6, -5, -4))
@@ -112,9 +112,9 @@ class _Product(torch.autograd.Function):
             by_weight = (towards @ patches.mT).reshape(weight.shape)
         if ctx.needs_input_grad[0]:
             rows, columns = gradients[0].shape[-2:]
-            spread = (weight.flatten(-3).mT @ towards).unflatten(-1, (ctx.size[0], rows, columns))
-            spread = spread.unflatten(-4, weight.shape[-3:])  # [*, c, kh, kw, n, H', W']
-            by_inputs = _Gather.apply(spread, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+            patches_gradient = (weight.flatten(-3).mT @ towards).unflatten(-1, (ctx.size[0], rows, columns))
+            patches_gradient = patches_gradient.unflatten(-4, weight.shape[-3:])  # [*, c, kh, kw, n, H', W']
+            by_inputs = _Gather.apply(patches_gradient, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
         return by_inputs, by_weight, None, None
 
     @staticmethod
@@ -129,7 +129,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """Sums what each pixel gave to the patches [*, c, kh, kw, n, H', W'] back to images [*, n, c, h, w]."""
+    """Sums patches [*, c, kh, kw, n, H', W'] back to images [*, n, c, h, w]."""
 
     @staticmethod
     def forward(spread: Tensor, size: torch.Size, stride: Pair, padding: Pair) -> Tensor:

@@ -1,4 +1,4 @@
-"""Verdicts on plain arrays for people and programs: JSON, a figure of the scores, advice."""
+"""Verdicts on plain arrays as JSON, as a figure of the scores, and with advice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bymi.power.forecast import FAR, SURE
 from bymi.report.figures import COLOURS, STYLE
 
 _FEW = 20  # machines below which a forecast is made
-_POOL, _SHARE = 1000, 0.2  # the forecast is for machines drawn from so many, so many of them bad
+_POOL, _SHARE = 1000, 0.2  # the forecast is for machines drawn from so many, with this share Byzantine
 _MACHINES = 40  # lines in a figure
 _NAME = 30  # characters of a name there
 _WIDE = 40.0  # noise units beyond which the axis is logarithmic
@@ -52,9 +52,9 @@ def verdict_json(verdict: ArrayVerdict, hints: list[str], *, flagged_only: bool 
 
 
 def advice(verdict: ArrayVerdict) -> list[str]:
-    """What so few machines can show, from the forecast of `bymi plan`; nothing where there are enough.
+    """What so few machines can show, from the forecast of `bymi plan`; empty where there are enough.
 
-    The forecast has normal data in 30 dimensions, and a fifth of the machines bad.
+    The forecast has normal data in 30 dimensions, and a fifth of the machines Byzantine.
     """
     count = len(verdict.names)
     if count >= _FEW:
@@ -85,7 +85,7 @@ def draw_scores(verdict: ArrayVerdict, path: Path) -> None:
 
 
 def _figure(verdict: ArrayVerdict) -> Figure:
-    """A line per machine, flagged ones and high scores on top; what has no score is a cross at the edge."""
+    """A line per machine, flagged ones and high scores on top; a machine without a score has a note at the edge."""
     shown = verdict.order[:_MACHINES]
     units = [_finite(float(verdict.noise_units[row])) for row in shown]
     limit = _limit(verdict)

@@ -1,4 +1,4 @@
-"""Figures of run folders: gap over rounds, scores of a verdict, several methods side by side. PNG and SVG."""
+"""Figures of run folders: gap or accuracy over rounds, scores of a verdict, several methods side by side. PNG and SVG."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bymi.runs import run_folder as store
 
 _log = logging.getLogger("bymi")
 
-# Okabe and Ito's colours: told apart with any kind of colour vision.
+# Okabe and Ito's palette, which is safe for all kinds of colour vision.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
@@ -33,11 +33,11 @@ _LARGEST = 1 << 28  # bytes of a figure
 
 
 def draw_run(folder: Path) -> list[Path]:
-    """The figures of one run folder, in its subfolder `figures`; those that are there and whole are left alone."""
+    """Draw the figures of one run folder, in its subfolder `figures`; complete ones are left alone."""
     target = folder / "figures"
 
     def draw() -> list[Path]:
-        jobs = {_worth(folder): lambda: _worth_figure([folder])}
+        jobs = {_measure(folder): lambda: _measure_figure([folder])}
         if (folder / store.VERDICT).exists():
             jobs["scores"] = lambda: _scores_figure(folder)
         todo = [name for name in jobs if not all(map(_is_whole, _paths(target, name)))]
@@ -48,11 +48,11 @@ def draw_run(folder: Path) -> list[Path]:
 
 def draw_comparison(folders: Sequence[Path], target: Path, name: str) -> list[Path]:
     """Gap or accuracy over rounds of several runs in one figure."""
-    return try_to_save(lambda: _worth_figure(folders), target, name)
+    return try_to_save(lambda: _measure_figure(folders), target, name)
 
 
 def try_to_save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
-    """As `save`; a figure that cannot be drawn or written costs a warning and nothing else: the numbers are in their files."""
+    """As `save`, but an error is only a warning: the numbers are in their files."""
     return _try(lambda: save(make, target, name), target / name)
 
 
@@ -65,7 +65,7 @@ def _try(draw: Callable[[], list[Path]], what: Path) -> list[Path]:
 
 
 def save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
-    """Draw in the house style and write PNG and SVG, each whole or not at all."""
+    """Draw in the common style and write PNG and SVG atomically."""
     files.refuse_link(target)
     png, svg = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(STYLE):
@@ -84,7 +84,7 @@ def _paths(target: Path, name: str) -> list[Path]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a PNG or SVG is there to its end."""
+    """Whether a PNG or SVG is complete."""
     try:
         content = files.read_bytes(path, limit=_LARGEST, links=False)
     except InputError:
@@ -92,14 +92,14 @@ def _is_whole(path: Path) -> bool:
     return content.rstrip().endswith(b"</svg>") or content.endswith(b"IEND\xaeB`\x82")
 
 
-def _worth(folder: Path) -> str:
+def _measure(folder: Path) -> str:
     """What the rows of a run measure: the optimality gap, or accuracy on test images."""
     rows = store.read_rows(folder / store.METRICS)
     return "accuracy" if rows and "acc_normal" in rows[0] else "gap"
 
 
-def _worth_figure(folders: Sequence[Path]) -> Figure:
-    accuracy = _worth(folders[0]) == "accuracy"
+def _measure_figure(folders: Sequence[Path]) -> Figure:
+    accuracy = _measure(folders[0]) == "accuracy"
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     detection = None
@@ -108,7 +108,7 @@ def _worth_figure(folders: Sequence[Path]) -> Figure:
         points = [(row["step"], _accuracy(row) if accuracy else row["gap"]) for row in rows]
         points = [(step, value) for step, value in points if value is not None and (accuracy or value > 0)]
         label = str(store.read_json(folder / store.SUMMARY)["method"])
-        marker = "o" if len(points) < 10 else None  # few points are to be seen as such
+        marker = "o" if len(points) < 10 else None  # make few points visible
         axes.plot(
             [step for step, _ in points],
             [value for _, value in points],
@@ -137,18 +137,18 @@ def _worth_figure(folders: Sequence[Path]) -> Figure:
 
 
 def _accuracy(row: dict[str, Any]) -> Any:
-    """That of the core once there is one, of the honest nodes before."""
+    """Accuracy of the core once there is one, of the honest nodes before."""
     return row["acc_normal"] if row["acc_scc"] is None else row["acc_scc"]
 
 
 def describe(values: Mapping[str, Any]) -> str:
-    """The scene of a resolved spec in a few words, from its plain values: nothing that they name is imported."""
+    """The setting of a resolved spec in a few words, from its plain values: nothing that they name is imported."""
     attack, data = dict(values["attack"]), values["data"]
     name = attack.pop("name")
     detail = f" ({', '.join(f'{key} {value}' for key, value in attack.items())})" if attack else ""
     nodes = f"{values['nodes']} nodes, {100 * values['byzantine_ratio']:g} % Byzantine"
-    what = f"d = {data['dim']}" if "dim" in data else data["name"]
-    return f"{nodes}, {name} attack{detail}, {what}"
+    data_name = f"d = {data['dim']}" if "dim" in data else data["name"]
+    return f"{nodes}, {name} attack{detail}, {data_name}"
 
 
 def _scores_figure(folder: Path) -> Figure:
@@ -175,7 +175,7 @@ def _scores_figure(folder: Path) -> Figure:
 
 
 def _reasons_figure(folder: Path, verdict: dict[str, Any], bad: set[int]) -> Figure:
-    """Which test flagged how many arcs of honest receivers: one pair of bars a reason."""
+    """Which test flagged how many arcs of honest receivers: one pair of bars per reason."""
     counts: dict[str, list[int]] = {}
     for receiver in verdict["receivers"]:
         if receiver["node"] not in bad:
@@ -212,4 +212,4 @@ def _score_histogram(axes: Axes, shares: dict[bool, list[float]]) -> None:
     )
     axes.set_xscale("symlog", linthresh=1)
     axes.set_yscale("log")
-    axes.set_ylim(top=4 * axes.get_ylim()[1])  # room for the words above the bars
+    axes.set_ylim(top=4 * axes.get_ylim()[1])  # room for the text above the bars

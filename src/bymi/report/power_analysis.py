@@ -1,4 +1,4 @@
-"""A forecast in words: a title, a table, and what to do about it."""
+"""A forecast as text: a title, a table, and advice."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ HEADINGS = (
     "shift found alone",
     "shift found together",
 )
-"""Edges lost are the most there may be; liars are far off; a shift is found in 95 % of cases, in sigma / sqrt(N)."""
+"""Edges lost are upper bounds; liars (Byzantine nodes) are far off; a shift is found in 95 % of cases, in sigma / sqrt(N)."""
 
-_SEEN = 0.005  # shares of nodes below this are not worth a line
-_RARELY = 0.01  # nor are networks in which it happens at all, this rare
+_SEEN = 0.005  # shares of nodes below this are not mentioned
+_RARELY = 0.01  # nor is an event that some node has with a probability below this
 
 
 def outlook_title(outlook: Forecast) -> str:
-    """What was asked, in a line."""
+    """The setting, in one line."""
     asked = outlook.question
     return (
         f"{asked.nodes} nodes, {asked.liars} of them liars; {asked.degree} neighbours each; FDR level {asked.fdr_level:g}. "
@@ -40,7 +40,7 @@ def outlook_title(outlook: Forecast) -> str:
 
 
 def outlook_table(outlook: Forecast) -> Table:
-    """One row a rule."""
+    """One row per rule."""
     return narrow_table(HEADINGS, outlook_cells(outlook))
 
 

@@ -1,4 +1,4 @@
-"""Summaries as tables: for the terminal and as Markdown."""
+"""Summaries as tables, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("outcome", "outcome"),
     ("seconds", "seconds"),
 )
-"""Heading and summary key of each column. A run has a gap or accuracies; columns that nobody fills are left out."""
+"""Heading and summary key of each column. A run has a gap or accuracies; empty columns are left out."""
 
 _WORTH = {"gap", "acc_all", "acc_normal", "acc_scc"}
 _SHARES = {"fdp", "pa", "honest_edge_loss", "acc_all", "acc_normal", "acc_scc"}
-_MANY = 0.2  # of the edges between honest nodes: a graph that lost more is another one
+_MANY = 0.2  # share of lost edges between honest nodes that deserves a warning
 
 
 def cell(key: str, value: Any) -> str:
-    """A value as a person wants to read it; a dash for what does not apply."""
+    """A value for display; a dash for what does not apply."""
     if value is None:
         return "-"
     if key in _SHARES:
@@ -64,7 +64,7 @@ def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:
 
 
 def narrow_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    """Any headings, folded at every blank where they are wider than what is below them, and rows, never folded."""
+    """A table whose headings fold at blanks where they are wider than the values below, which never fold."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     for index, heading in enumerate(headings):
         width = max(len(word) for word in [*heading.split(), *[row[index] for row in rows]])
@@ -75,7 +75,7 @@ def narrow_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: 
 
 
 def remarks(summary: dict[str, Any]) -> list[str]:
-    """What the table has no column for and a person should know: a bad ending, messages refused, safeguards that acted."""
+    """Notes on what the table has no column for: a bad ending, refused messages, safeguards that acted."""
     method, unheard = summary["method"], summary["unheard"]
     lines = []
     if summary["outcome"] != "finished":
@@ -98,9 +98,9 @@ def remarks(summary: dict[str, Any]) -> list[str]:
 
 
 def endings(runs: Iterable[dict[str, Any]]) -> str:
-    """How often each bad ending came, the worst first: "3 diverged, 2 fragmented"; empty if all runs finished.
+    """Counts of bad endings, the worst first: "3 diverged, 2 fragmented"; empty if all runs finished.
 
-    A run with Byzantine nodes in its core is infiltrated, also one that was written down as finished before there was the word.
+    A run with Byzantine nodes in its core counts as infiltrated, also where an older version recorded it as finished.
     """
     counts = Counter(
         "infiltrated" if run["outcome"] == "finished" and run.get("core_byzantine") else run["outcome"] for run in runs
@@ -109,7 +109,7 @@ def endings(runs: Iterable[dict[str, Any]]) -> str:
 
 
 def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    """Any headings and rows for the terminal."""
+    """A table for the terminal."""
     table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*[escape(value) for value in row])  # brackets in cells are no markup

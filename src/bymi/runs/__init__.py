@@ -1,4 +1,4 @@
-"""One run from plain values to its folder: scene, measures, files. Needs torch, numpy and networkx only."""
+"""Runs from resolved specs to run folders: setup, engine, metrics, checkpoints. Needs torch, numpy and networkx only."""
 
 from __future__ import annotations
 

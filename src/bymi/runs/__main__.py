@@ -1,7 +1,7 @@
-"""`python -m bymi.runs SHEETS --out DIR`: run a file of sheets where nothing but torch, numpy and networkx is installed.
+"""`python -m bymi.runs SHEETS --out DIR`: run a file of resolved specs where only torch, numpy and networkx are installed.
 
-`bymi reproduce STUDY --export SHEETS` writes such a file; the run folders that this makes are those `bymi reproduce` looks for.
-Under torchrun the nodes of each run are spread over all ranks, or with --apart whole runs are.
+`bymi reproduce STUDY --export SHEETS` writes such a file; `bymi reproduce` finds the run folders that this makes. Under
+torchrun the nodes of each run are sharded over all ranks; with --apart each run is whole on one rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bymi.runs import read_sheets, run_all
 from bymi.runs.run_on_ranks import run_apart, run_together
 from bymi.runs.run_setup import check_sheet
 
-_SAY_EVERY = 10.0  # seconds
+_SAY_EVERY = 10.0  # seconds between two lines of progress
 
 
 def main() -> int:
@@ -73,7 +73,7 @@ def main() -> int:
                 results = spread(sheets, given.out, group, progress=progress, host=host)
     except BymiError as problem:
         if not problem.said:
-            sys.stderr.write(f"bymi: {problem}\n")  # in one piece: other ranks may write there, too
+            sys.stderr.write(f"bymi: {problem}\n")  # in one write: other ranks may write there, too
         return problem.exit_code
     if group is not None and group.rank:
         return 0

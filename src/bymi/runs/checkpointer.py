@@ -1,4 +1,4 @@
-"""When a run is put by: every so many rounds or seconds, and when it is told to stop."""
+"""When a run is checkpointed: every so many rounds or seconds, and when it receives a signal to stop."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bymi.runs.state_schema import StateShape
 from bymi.training.state import State
 
 _SECONDS = 30.0  # between two checkpoints, unless rounds are counted
-_TIMES = 20  # as long as the last one took must pass before the next: at most a twentieth of the time goes there
+_TIMES = 20  # times the duration of a checkpoint must pass before the next, so that they take at most 1/20 of the run
 
 Made = TypeVar("Made")
 _log = logging.getLogger("bymi")
 
 
 class Company(Protocol):
-    """What is stored beside the states, by the process that writes the run folder."""
+    """What the process that writes the run folder stores beside the states."""
 
     def keep(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]: ...
 
 
 class Checkpointer:
-    """Puts a run by in a folder. As a context it takes SIGTERM and SIGINT: the round is finished and stored, then they act.
+    """Checkpoints a run in a folder. As a context manager it defers SIGTERM and SIGINT until the round is finished and stored.
 
-    A second signal of the same kind acts at once. `every`: rounds between two checkpoints, 0 for none at all and signals
-    left alone, None by the clock. `places`: the shards held here; all processes of a `group` store the same rounds.
+    A second signal of the same kind acts at once. `every`: rounds between two checkpoints; 0: none, and signals are left alone;
+    None: by the clock. `places`: the shards of this process; all processes of a `group` store the same rounds.
     """
 
     def __init__(
@@ -66,24 +66,24 @@ class Checkpointer:
             signal.signal(*self._before.popitem())
 
     def newest(self, make: Callable[[Saved], Made]) -> Made | None:
-        """What `make` makes of the newest round that can be used; it may refuse one with a ValueError."""
+        """What `make` returns for the newest usable round, or None; it may refuse a round with a ValueError. Collective."""
         if self._every == 0:
             return None
         return checkpoints.newest(self._folder, self._digest, self._frame, self._places, make, self._say, self._group)
 
     def wants(self, step: int, phase: str) -> bool:
-        """Whether this process would store such a round: if any one does, all of them do."""
+        """Whether this process would store such a round: if any process would, all do."""
         if self._every == 0:
             return False
         return self._asked is not None or self._is_due(step, phase)
 
     def turn(self, states: Sequence[State], company: Company) -> None:
-        """Store a round that some process wants to be stored, and stop if one of them was asked to."""
+        """Store a round that some process wants stored, and stop if one of them was told to. Collective."""
         stored = self._save(states, company)
         if not self._group.agree(self._asked is None):
             if stored and self._group.rank == 0:
                 self._say(f"stopped after round {states[0].step}; the same command goes on from there")
-            self._act(self._asked or signal.SIGTERM)  # none was heard here: by another process, then
+            self._act(self._asked or signal.SIGTERM)  # if the signal reached another process only
 
     def _is_due(self, step: int, phase: str) -> bool:
         if step >= self._frame.plan.steps:
@@ -100,7 +100,7 @@ class Checkpointer:
                 checkpoints.save(self._folder, self._digest, state, place, tensors, words)
             checkpoints.forget(self._folder)
         except OSError as problem:
-            if not self._failed:  # said once: a disk that is full stays so
+            if not self._failed:  # reported once: a full disk stays full
                 self._say(f"no checkpoint of round {step}: {problem.strerror or problem}; the run goes on without")
             self._failed = True
         else:
@@ -113,11 +113,11 @@ class Checkpointer:
         if number == self._asked:
             self._act(number)
             return
-        # Who pressed Ctrl-C signals the whole group, and its first process then ends the others: the end counts.
+        # Ctrl-C signals the whole process group, whose first process then terminates the others: the second signal counts.
         self._asked = signal.SIGTERM if self._asked is not None else number
 
     def _act(self, number: int) -> None:
-        """What the signal would have done; whoever handles it may let the run go on, and then handles all further ones."""
+        """Do what the signal would have done; if its handler lets the run continue, later signals are handled there, too."""
         self._asked = None
         self.__exit__(None, None, None)
         signal.raise_signal(number)

@@ -1,8 +1,8 @@
-"""What the convergence theorem asks of a run, and what the run did: numbers for `theory` in summary.json.
+"""What the convergence theorem requires of a run, and what the run did: numbers for `theory` in summary.json.
 
-The theorem is about the core after pruning: its block A of the mixing matrix, row-stochastic where the core hears nobody else,
-with left Perron vector v, and about the v-weighted mean of its models. Of numbers that have to be known of the loss, those of
-least squares are computed, those of networks are not known. Paper: thm:main0, coro:consensus.
+The theorem is about the core after pruning: its block A of the mixing matrix, row-stochastic where the core hears no other
+node, its left Perron vector v, and the v-weighted mean of its models. Constants of the loss are computed for least squares and
+unknown for networks. Paper: thm:main0, coro:consensus.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from torch import Tensor
 from bymi.core.graph import Core, Graph
 
 LARGEST = 512
-"""Nodes up to which eigenvalues and powers of a matrix are computed: a second at most."""
+"""Largest core for which eigenvalues and matrix powers are computed: a second at most."""
 
 _POWERS = 32  # of A - 1 v', each of which gives one pair (c, rho)
-_TINY = 1e-40  # an entry of v below this makes numbers that float64 cannot say
-_DIAGONALS = 64  # powers of A whose diagonals are looked at; later ones are taken for their limit v
+_TINY = 1e-40  # an entry of v below this gives numbers that overflow float64
+_DIAGONALS = 64  # powers of A whose diagonals are computed; later ones are taken as their limit v
 
 THEORY_KEYS = (
     *("holds", "nodes", "least_perron", "perron_norm", "lambda_2", "contraction_factor", "contraction_rate"),
     *("inverse_diagonal", "smoothness", "noise", "heterogeneity", "start_gap", "premix_rounds", "d1", "d2", "d3", "d4"),
     *("least_rounds", "rounds", "step", "mean_gradient", "bound_gradient", "mean_distance", "bound_distance", "looks"),
 )
-"""Keys of `theory` in summary.json; null where a number is not known. docs/theory.md says what each is."""
+"""Keys of `theory` in summary.json; null where a number is unknown. docs/theory.md defines each."""
 
 
 class Loss(NamedTuple):
-    """What has to be known of a loss, over the honest nodes and at the minimiser of their pooled loss."""
+    """Constants of a loss, over the honest nodes and at the minimiser of their pooled loss."""
 
     smoothness: float  # L: the largest curvature of any node's loss
     node_variance: float  # of one sample's gradient about its node's mean: the largest of any node
@@ -44,7 +44,7 @@ class Loss(NamedTuple):
 
 
 class Look(NamedTuple):
-    """At the v-weighted mean theta~ of the core's models after a round; None where it is not finite or not known."""
+    """Measurements at the v-weighted mean theta~ of the core's models after a round; None if not finite or unknown."""
 
     step: int
     gap: float | None  # f(theta~) - f*
@@ -61,19 +61,19 @@ class Contraction(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixing:
-    """The core's block of the mixing matrix. One that is too large, a single node or open has only the first three."""
+    """The core's block of the mixing matrix. If too large, a single node or not closed, only the first three are set."""
 
     nodes: int  # m_g
     least_perron: float  # m_g times the smallest entry of v: 1 if all weigh the same
     perron_norm: float  # ||v||
     lambda_2: float | None = None  # modulus of the second largest eigenvalue
     inverse_diagonal: float | None = None  # w
-    contractions: tuple[Contraction, ...] = ()  # any of them may be used
+    contractions: tuple[Contraction, ...] = ()  # any of them is valid
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Of the loss and of the start."""
+    """Constants of the loss and of the starting point."""
 
     smoothness: float  # L
     noise: float  # sigma^2, of a mini-batch
@@ -82,7 +82,7 @@ class Constants:
 
 
 def mixing_of(graph: Graph, core: Core) -> Mixing:
-    """What the theorem has to know of a pruned graph."""
+    """What the theorem needs to know of a pruned graph."""
     perron = core.perron[core.members].cpu()
     size = len(perron)
     known = Mixing(size, float(size * perron.min()), float(perron.norm()))
@@ -98,7 +98,7 @@ def mixing_of(graph: Graph, core: Core) -> Mixing:
 
 
 def block_of(graph: Graph, members: Tensor) -> Tensor:
-    """The rows and columns of some nodes [M] bool of the mixing matrix."""
+    """Rows and columns of the mixing matrix for the nodes in a mask [M]."""
     return graph.block(members).cpu()
 
 
@@ -124,18 +124,18 @@ def contractions(block: Tensor, perron: Tensor) -> tuple[Contraction, ...]:
     """
     change = block - perron
     lengths = [math.sqrt(len(block)) * float(perron.norm())]  # A^0 - 1 v' is a projector: its norm is that of 1 v'
-    found, power = [], change
+    pairs, power = [], change
     for exponent in range(1, _POWERS + 1):
         lengths.append(float(torch.linalg.matrix_norm(power, 2)))
         rate = max(lengths[-1], 1e-300) ** (1 / exponent)
         if rate < 1:
-            found.append(Contraction(max(length / rate**at for at, length in enumerate(lengths[:-1])), rate))
+            pairs.append(Contraction(max(length / rate**index for index, length in enumerate(lengths[:-1])), rate))
         power = power @ change
-    return tuple(found)
+    return tuple(pairs)
 
 
 def premix_rounds(mixing: Mixing, pair: Contraction) -> int | None:
-    """t_0: so many rounds of y are to be mixed before the first step."""
+    """t_0: rounds of mixing y before the first step."""
     if mixing.inverse_diagonal is None:
         return None
     left = 48 * pair.factor**2 * mixing.inverse_diagonal**4 * mixing.perron_norm**2
@@ -143,46 +143,50 @@ def premix_rounds(mixing: Mixing, pair: Contraction) -> int | None:
 
 
 def demands(mixing: Mixing, pair: Contraction, known: Constants) -> dict[str, float]:
-    """D_1 to D_4, and the least number of rounds K that they ask for."""
+    """D_1 to D_4, and the least number of rounds K that they require."""
     assert mixing.inverse_diagonal is not None
     size, w, (c, rho) = mixing.nodes, mixing.inverse_diagonal, pair
-    smooth, noise, apart = known.smoothness**2, known.noise, known.heterogeneity
-    first = 6 * w**2 * c * apart + 8 * size * smooth * noise * w**2 * c**2 + 72 * size * smooth * apart * w**2 * c**2
+    smooth, noise, heterogeneity = known.smoothness**2, known.noise, known.heterogeneity
+    first = (
+        6 * w**2 * c * heterogeneity
+        + 8 * size * smooth * noise * w**2 * c**2
+        + 72 * size * smooth * heterogeneity * w**2 * c**2
+    )
     second = (
-        54 * smooth * apart * w**4 * c**3
+        54 * smooth * heterogeneity * w**4 * c**3
         + 216 * smooth**2 * w**6 * c**5 * noise
         + 6 * smooth * noise * w**4 * c**3
-        + 1944 * smooth**2 * apart * w**6 * c**5
+        + 1944 * smooth**2 * heterogeneity * w**6 * c**5
     )
-    found = {
+    terms = {
         "d1": first**2 / ((1 - rho) ** 2 * size * known.gap**2),
         "d2": (second / (math.sqrt(size) * (1 - rho) ** 3 * known.gap)) ** (2 / 3),
         "d3": 432 * smooth * w**4 * c**3 / (size * (1 - rho) * (1 - rho**2)),
         "d4": 288 * smooth * w**2 * c**2 / (1 - rho) ** 2,
     }
-    return {**found, "least_rounds": max(1 / size, 4 * size * smooth, *found.values())}
+    return {**terms, "least_rounds": max(1 / size, 4 * size * smooth, *terms.values())}
 
 
 def bound_gradient(mixing: Mixing, known: Constants, rounds: int) -> float:
-    """What the mean of ||grad f(theta~_k)||^2 over so many rounds does not exceed in expectation, if they are enough."""
+    """Bound on the expected mean of ||grad f(theta~_k)||^2 over `rounds` rounds, if these are enough."""
     assert mixing.inverse_diagonal is not None
     noise = 4 * mixing.inverse_diagonal**2 * mixing.perron_norm**2 * known.noise * known.smoothness
     return (20 * known.gap + noise) / math.sqrt(rounds * mixing.nodes)
 
 
 def bound_distance(mixing: Mixing, pair: Contraction, known: Constants, rounds: int) -> float:
-    """The same of the mean squared distance to theta~_k, from the last lines of the corollary's proof."""
+    """Bound on the expected mean squared distance to theta~_k, from the last lines of the corollary's proof."""
     assert mixing.inverse_diagonal is not None
     (c, rho), w = pair, mixing.inverse_diagonal
-    far = 36 * w**2 * c**2 / (1 - rho) ** 2
-    start = far * bound_gradient(mixing, known, rounds) / (rounds * mixing.nodes)
-    return start + far * known.heterogeneity / rounds + 4 * known.noise * w**2 * c**2 / ((1 - rho**2) * rounds)
+    factor = 36 * w**2 * c**2 / (1 - rho) ** 2
+    start = factor * bound_gradient(mixing, known, rounds) / (rounds * mixing.nodes)
+    return start + factor * known.heterogeneity / rounds + 4 * known.noise * w**2 * c**2 / ((1 - rho**2) * rounds)
 
 
 def mean_over(points: Sequence[tuple[int, float | None]]) -> float | None:
-    """The mean of a quantity over rounds, by the trapezoidal rule through some of them; None if one is not known.
+    """Mean of a quantity over rounds, by the trapezoidal rule through the measured ones; None if one is unknown.
 
-    With every round it is the mean over k = 0 ... K - 1 of the theorem but for half of the difference of its ends.
+    With every round measured it is the theorem's mean over k = 0 ... K - 1 up to half the difference of its ends.
     """
     values = [(step, value) for step, value in points if value is not None]
     if not values or len(values) < len(points):
@@ -193,25 +197,25 @@ def mean_over(points: Sequence[tuple[int, float | None]]) -> float | None:
 
 
 def spaced(rounds: int) -> set[int]:
-    """Rounds after the first detection that are looked at, each about a quarter later than the one before.
+    """Rounds after the first detection that are measured, each about a quarter later than the one before.
 
-    What is looked for falls fast at first: rounds at equal distances would miss it.
+    The measured quantities fall fast at first, which equally spaced rounds would miss.
     """
-    found, at = {0}, 1
-    while at <= rounds:
-        found.add(at)
-        at += max(1, at // 4)
-    return found
+    rounds_measured, step = {0}, 1
+    while step <= rounds:
+        rounds_measured.add(step)
+        step += max(1, step // 4)
+    return rounds_measured
 
 
 def theory_of(
     graph: Graph, core: Core, byzantine: Tensor, looks: Sequence[Look], loss: Loss | None, batch: int
 ) -> dict[str, Any]:
-    """All of THEORY_KEYS for a run over a pruned graph with mini-batches of some size, from the first detection on."""
+    """All of THEORY_KEYS for a run over a pruned graph with mini-batches of size `batch`, from the first detection on."""
     mixing = mixing_of(graph, core)
     rounds = looks[-1].step - looks[0].step if looks else 0
-    found: dict[str, Any] = dict.fromkeys(THEORY_KEYS)
-    found.update(
+    theory: dict[str, Any] = dict.fromkeys(THEORY_KEYS)
+    theory.update(
         holds=core.closed and torch.equal(core.members, ~byzantine),
         nodes=mixing.nodes,
         least_perron=mixing.least_perron,
@@ -229,23 +233,23 @@ def theory_of(
     if loss is not None and gap:
         # Paper gap: zeta is printed as 4 sigma_0^2 / N_0; the proof, after eq:heter, needs that of its square.
         known = Constants(loss.smoothness, loss.node_variance / batch, 4 * loss.variance / loss.samples, gap)
-        found.update(
+        theory.update(
             smoothness=known.smoothness,
             noise=math.sqrt(known.noise),
             heterogeneity=math.sqrt(known.heterogeneity),
             start_gap=gap,
         )
     if not mixing.contractions:
-        return found
-    with suppress(ArithmeticError, ValueError):  # beyond the largest number: what could not be computed stays unknown
-        # Any pair will do: the one that asks for least.
+        return theory
+    with suppress(ArithmeticError, ValueError):  # overflow: what could not be computed stays unknown
+        # Any pair is valid: take the one that requires least.
         pair = min(
             mixing.contractions,
             key=lambda one: one.factor / (1 - one.rate) if known is None else demands(mixing, one, known)["least_rounds"],
         )
-        found.update(contraction_factor=pair.factor, contraction_rate=pair.rate, premix_rounds=premix_rounds(mixing, pair))
+        theory.update(contraction_factor=pair.factor, contraction_rate=pair.rate, premix_rounds=premix_rounds(mixing, pair))
         if known is not None and rounds:
-            found.update(demands(mixing, pair, known))
-            found["bound_gradient"] = bound_gradient(mixing, known, rounds)
-            found["bound_distance"] = bound_distance(mixing, pair, known, rounds)
-    return found
+            theory.update(demands(mixing, pair, known))
+            theory["bound_gradient"] = bound_gradient(mixing, known, rounds)
+            theory["bound_distance"] = bound_distance(mixing, pair, known, rounds)
+    return theory

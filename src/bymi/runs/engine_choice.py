@@ -1,4 +1,4 @@
-"""How the rounds of a run are walked through: in this process, or by several that hold a part of its nodes each."""
+"""Engines of a run: all nodes in this process, or sharded over several."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ from bymi.training.state import State
 
 
 class Engine(Protocol):
-    """`places`: the shards held by this process of the `group`, whose states are stored and taken up again."""
+    """Computes the rounds of a run. `places`: the shards held by this process of the `group`, whose states are checkpointed."""
 
     scene: RunSetup
     places: Sequence[Place]
     group: Group
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
-        """All rounds, or those after `states`; `wants`: whether this process would store a round."""
+        """Yield all rounds, or those after `states`; `wants`: whether this process would store a round."""
         ...
 
     def models(self, states: Sequence[State]) -> Models:
-        """The models in the states of the shards held here."""
+        """The models in the states of this process's shards."""
         ...
 
 
 RoleAttack = Callable[[ResolvedSpec, Host], Engine]
-"""Lays out the course of a run."""
+"""Builds the engine of a run."""
 
 
 class OneProcess:
-    """All nodes in this process."""
+    """Engine with all nodes in this process."""
 
     def __init__(self, scene: RunSetup, sheet: ResolvedSpec) -> None:
         self.scene, self.group = scene, Group()
         self.places: Sequence[Place] = [Place(LocalNetwork(scene.graph).nodes)]
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
-        scene = self.scene
+        setup = self.scene
         state = None if states is None else states[0]
-        for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state):
-            here = [] if snapshot.state is None else [snapshot.state]
-            yield GatheredRound(snapshot, Held(snapshot.theta), here, partial(wants, snapshot.step, snapshot.phase))
-            del snapshot, here  # a round is not kept while the next one is computed
+        for snapshot in simulate(setup.problem, setup.graph, setup.plan, setup.adversary, state):
+            states_here = [] if snapshot.state is None else [snapshot.state]
+            yield GatheredRound(snapshot, Held(snapshot.theta), states_here, partial(wants, snapshot.step, snapshot.phase))
+            del snapshot, states_here  # do not keep a round in memory while the next one is computed
 
     def models(self, states: Sequence[State]) -> Models:
         return Held(states[0].theta)
 
 
 class ManyProcesses:
-    """The nodes spread over all ranks of a group."""
+    """Engine with the nodes sharded over all ranks of a group."""
 
     def __init__(self, scene: RunSetup, sheet: ResolvedSpec, group: Group) -> None:
         assert scene.layout is not None
         scene = replace(scene, evaluator=scene.evaluator.shared(group, scene.layout))
         self.scene, self.group, self._sheet = scene, group, sheet
-        self._spread = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
+        self._sharded_run = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
         networks, columns = (
-            self._spread.networks,
-            self._spread.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS)),
+            self._sharded_run.networks,
+            self._sharded_run.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS)),
         )
         self.places: Sequence[Place] = [
-            Place(network.nodes, network.shard, self._spread.shards, some)
-            for network, some in zip(networks, columns, strict=True)
+            Place(network.nodes, network.shard, self._sharded_run.shards, held_columns)
+            for network, held_columns in zip(networks, columns, strict=True)
         ]
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
@@ -88,41 +88,41 @@ class ManyProcesses:
             return is_lost(lengths[watched])
 
         due = partial(Recorder.due, steps=self._sheet.steps, every=self._sheet["record_every"])
-        return whole_rounds(self._spread, self.scene.plan, states, due=due, lost=lost, wants=wants)
+        return whole_rounds(self._sharded_run, self.scene.plan, states, due=due, lost=lost, wants=wants)
 
     def models(self, states: Sequence[State]) -> Models:
-        return Scattered([state.theta for state in states], self._spread.router)
+        return Scattered([state.theta for state in states], self._sharded_run.router)
 
 
 def alone(sheet: ResolvedSpec, host: Host, given: Given | None = None) -> Engine:
-    """The course of a run in this process."""
+    """The engine of a run in this process."""
     return OneProcess(set_up_run(sheet, host, given=given), sheet)
 
 
 def lay_out(sheet: ResolvedSpec, host: Host, group: Group) -> Engine:
-    """The course of a run over a group. One rank that computes all nodes at once is a process like any other."""
-    scene = _by_all(group, lambda: set_up_run(sheet, host, group))
-    return OneProcess(scene, sheet) if scene.layout is None else ManyProcesses(scene, sheet, group)
+    """The engine of a run over a group; a single rank that computes all nodes at once uses OneProcess. Collective."""
+    setup = _built_by_all(group, lambda: set_up_run(sheet, host, group))
+    return OneProcess(setup, sheet) if setup.layout is None else ManyProcesses(setup, sheet, group)
 
 
-def _by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:
-    """What each process builds for itself. A mistake that one of them meets, such as in its own data, stops all."""
-    scene, mistake = None, None
+def _built_by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:
+    """What `build` returns on each process. Collective: an error on one of them, such as in its own data, is raised on all."""
+    setup, error = None, None
     try:
-        scene = build()
+        setup = build()
     except BymiError as problem:
-        mistake = [problem.exit_code, str(problem)]
+        error = [problem.exit_code, str(problem)]
     except (OSError, MemoryError, RuntimeError) as problem:
         refused = system_refusal(problem)
         if refused is None:
             raise
-        mistake = [refused.exit_code, str(refused)]
-    mistakes = [words["mistake"] for words in group.tell({"mistake": mistake}) if words["mistake"]]
-    if mistakes or scene is None:
-        raise error_of(*mistakes[0])
-    return scene
+        error = [refused.exit_code, str(refused)]
+    errors = [words["mistake"] for words in group.tell({"mistake": error}) if words["mistake"]]
+    if errors or setup is None:
+        raise error_of(*errors[0])
+    return setup
 
 
 def frame_of(scene: RunSetup) -> StateShape:
-    """What states of a scene look like, whoever holds which nodes."""
+    """The shapes of states of a run, however its nodes are sharded."""
     return StateShape.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)

@@ -1,4 +1,4 @@
-"""What the models of a run are worth, measured with the truth at hand. One yardstick a kind of problem."""
+"""Evaluators: the quality of a run's models, measured with the ground truth. One class per kind of problem."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bymi.runs.convergence_theory import LARGEST, Loss
 from bymi.runs.model_averages import Average
 
 Measures = dict[str, float | None]
-_EVEN = 1e-9  # relative difference of weights that counts as none
-_NUMBERS = 1 << 23  # in the moments of all shards that a process has at a time
+_EVEN = 1e-9  # relative difference of weights that counts as equal
+_NUMBERS = 1 << 23  # upper bound on the numbers in the moments of all shards that a process holds at a time
 
 
 class Evaluator(Protocol):
-    """Keys and values for a row of metrics.jsonl. `quick`: to measure takes no longer than a round.
+    """Measures for a row of metrics.jsonl. `quick`: measuring takes no longer than a round.
 
-    `extra`: keys, beyond those that every summary has, whose last values belong into the summary.
+    `extra`: keys beyond SUMMARY_KEYS whose last values go into the summary.
     """
 
     extra: tuple[str, ...]
@@ -34,34 +34,34 @@ class Evaluator(Protocol):
     def quick(self) -> bool: ...
 
     def averages(self, core: Core | None) -> list[Average]:
-        """Which averages of all models it looks at; `core` is there after a detection."""
+        """The averages of all models that it measures; `core` is given after a detection."""
         ...
 
     def measure(self, averages: Sequence[Tensor]) -> Measures:
-        """What these are worth [D]."""
+        """Measures of these averages [D] each."""
         ...
 
     def shared(self, group: Group, layout: ShardLayout) -> Evaluator:
-        """One for all processes of a group, which measure together and do a part of the work each. All of them call it."""
+        """An evaluator for all processes of a group, each doing a part of the work. Collective: all ranks must call it."""
         ...
 
     @property
     def loss(self) -> Loss | None:
-        """What the convergence theorem has to know of the loss, where that is known."""
+        """Constants of the loss for the convergence theorem, None where unknown."""
         ...
 
 
 class LinearEvaluator:
-    """Gaps of the averaged model: over the core after a detection, over honest nodes without one."""
+    """Optimality gaps of the averaged model: over the core after a detection, over the honest nodes without one."""
 
     quick = True
     extra: tuple[str, ...] = ()
 
     def __init__(self, problem: LinearProblem, byzantine: Tensor, sums: Tensor | None = None) -> None:
-        """`sums` [d, d + 1]: the moments of all honest nodes, where the problem does not have the data of all."""
+        """`sums` [d, d + 1]: moments of all honest nodes, for a problem that holds the data of some only."""
         self._problem, self._honest, self._truth = problem, ~byzantine, problem.parameter
         self._sums = sums
-        self._bounds: Tensor | None = None  # [3] of all honest nodes
+        self._bounds: Tensor | None = None  # [3] over all honest nodes
 
     @cached_property
     def _best(self) -> Tensor:
@@ -104,42 +104,42 @@ class LinearEvaluator:
 
     @property
     def _has_bounds(self) -> bool:
-        """Whether they are worth their time: only for so many nodes the theorem's other numbers are there."""
+        """Whether bounds are worth computing: the theorem's other numbers exist for few nodes only."""
         return len(self._nodes) <= LARGEST and min(self._problem.dim, self._problem.samples) <= LARGEST
 
     def shared(self, group: Group, layout: ShardLayout) -> LinearEvaluator:
-        # Sums of shards, always in the same order: the bits do not depend on who holds which.
+        # Sums over shards, always in the same order: the bits do not depend on the number of ranks.
         parts = [self._problem.moments(nodes[self._honest[nodes]]) for nodes in layout.blocks(group.rank)]
         counts, sums = [len(held) for held in layout.held], torch.empty_like(parts[0])
         rows = max(1, _NUMBERS // (len(layout.shards) * sums.shape[1]))
-        for into, *some in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
-            into.copy_(group.collect(torch.stack(some), counts, "moments").sum(0))
-        together = LinearEvaluator(self._problem, ~self._honest, sums)
+        for into, *pieces in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
+            into.copy_(group.collect(torch.stack(pieces), counts, "moments").sum(0))
+        combined = LinearEvaluator(self._problem, ~self._honest, sums)
         if self._has_bounds:
             blocks = [nodes[self._honest[nodes]] for nodes in layout.blocks(group.rank)]
-            found = group.collect(
-                torch.stack([self._problem.bounds(nodes, together._best) for nodes in blocks]), counts, "moments"
+            bounds = group.collect(
+                torch.stack([self._problem.bounds(nodes, combined._best) for nodes in blocks]), counts, "moments"
             )
-            together._bounds = torch.cat([found[:, :2].amax(0), found[:, 2:].sum(0)])
-        return together
+            combined._bounds = torch.cat([bounds[:, :2].amax(0), bounds[:, 2:].sum(0)])
+        return combined
 
     def _excess(self, theta: Tensor) -> Tensor:
-        """Risk above the honest minimum, from the curvature: the samples are not touched again."""
+        """Risk above the honest minimum, from the curvature, without the samples."""
         away = theta - self._best
         return away @ self._curvature @ away / 2
 
 
 class ImageEvaluator:
-    """Test accuracy of averaged models, and the norm of the global gradient: that of the honest nodes' pooled loss.
+    """Test accuracy of averaged models, and the norm of the gradient of the honest nodes' pooled loss.
 
-    Averages over all nodes, over the honest ones, and over the core. The gradient is taken at the average of the core after
-    a detection, of the honest nodes without one; after a detection also at the average weighted by the left Perron vector,
-    which is the same one where all weights are. An average that is not finite has no gradient and guesses one class.
+    Averages are over all nodes, over the honest nodes, and over the core. The gradient is taken at the average of the core
+    after a detection, of the honest nodes without one; after a detection also at the average weighted by the left Perron
+    vector, unless its weights are all equal. An average that is not finite has no gradient and predicts a single class.
     """
 
     quick = False
     extra: tuple[str, ...] = ()
-    loss: Loss | None = None  # how smooth a network's loss is nobody knows
+    loss: Loss | None = None  # the smoothness of a network's loss is unknown
 
     def __init__(
         self,
@@ -151,14 +151,14 @@ class ImageEvaluator:
         group: Group | None = None,
         held: Tensor | None = None,
     ) -> None:
-        """`inputs` and `labels` for testing. In a `group` they are this process's part of them, as `held` [B] are its nodes."""
+        """`inputs` and `labels` for testing: in a `group` this process's part of them; `held` [B]: its nodes."""
         self._problem, self._inputs, self._labels, self._byzantine = problem, inputs, labels, byzantine
         self._group = group or Group()
         nodes = torch.arange(len(byzantine), device=byzantine.device) if held is None else held
         self._honest = nodes[~byzantine[nodes]]
 
     def shared(self, group: Group, layout: ShardLayout) -> ImageEvaluator:
-        # Copies: a view would keep all images.
+        # Clones: a view would keep all images in memory.
         inputs, labels = (rows.tensor_split(group.size)[group.rank].clone() for rows in (self._inputs, self._labels))
         return ImageEvaluator(self._problem, inputs, labels, self._byzantine, group=group, held=layout.nodes(group.rank))
 
@@ -173,8 +173,8 @@ class ImageEvaluator:
         models, points = averages[:3], averages[min(2, len(averages) - 1) :]
         right = torch.stack([self._right(model) for model in models])
         tested = right.new_tensor([len(self._labels)])
-        found = self._group.total(torch.cat([*map(self._gradient, points), right, tested]), "measures")
-        slopes, right = found[: -len(models) - 1].view(len(points), -1), found[-len(models) - 1 : -1] / found[-1]
+        totals = self._group.total(torch.cat([*map(self._gradient, points), right, tested]), "measures")
+        slopes, right = totals[: -len(models) - 1].view(len(points), -1), totals[-len(models) - 1 : -1] / totals[-1]
         lengths = torch.linalg.vector_norm(slopes, dim=1)
         return {
             "acc_all": float(right[0]),
@@ -185,23 +185,23 @@ class ImageEvaluator:
         }
 
     def _gradient(self, theta: Tensor) -> Tensor:
-        """What this process adds to the gradient over all samples of the honest nodes, float64 [D]."""
+        """This process's part of the gradient over all samples of the honest nodes, float64 [D]."""
         if not len(self._honest):
             return theta.new_zeros(len(theta), dtype=torch.float64)
         return self._problem.pooled_gradient(theta, self._honest) * (len(self._honest) / int((~self._byzantine).sum()))
 
     def _right(self, theta: Tensor) -> Tensor:
-        """How many of its test images this process sees named rightly."""
+        """Number of this process's test images that are classified correctly."""
         return (self._problem.outputs(theta, self._inputs).argmax(1) == self._labels).sum(dtype=torch.float64)
 
 
 def _is_even(core: Core) -> bool:
-    """Whether all nodes of the core weigh the same."""
+    """Whether all nodes of the core have the same weight."""
     weights = core.perron[core.members] * core.members.sum()
     return bool(((weights - 1).abs() < _EVEN).all())
 
 
 def number(value: Tensor) -> float | None:
-    """A JSON number, or null for what JSON cannot say."""
-    found = float(value)
-    return found if abs(found) < float("inf") else None
+    """A JSON number, or None (null) for NaN and infinity."""
+    plain = float(value)
+    return plain if abs(plain) < float("inf") else None

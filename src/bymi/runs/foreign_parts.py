@@ -1,8 +1,7 @@
-"""The parts that a spec names, and the source of those that are not bymi's own, as a part of a run's name.
+"""Source digests of the parts of a spec that are not bymi's own, as a component of a run's name.
 
-A spec names its parts. What a name of bymi's own stands for is fixed by the version of bymi; what "module:Name", the name of
-an entry point or a name that a user added to a table stands for is its source, so that a changed rule is not taken for the one
-that made the results in a run folder.
+A spec names its parts. The version of bymi fixes what its own names mean; for "module:Name", an entry point or a name that a
+user added to a table, the source does. So results of a changed rule are not confused with those in an old run folder.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from bymi.core.named_parts import Table, full_name, is_import, read_shorthand
 from bymi.runs.tasks import TASKS
 
 _KNOWN = {"bymi", "torch", "numpy", "networkx", *sys.stdlib_module_names}
-_WITHOUT_SOURCE = os.urandom(16).hex()  # such a part is another one in every process: nothing old is taken for its result
+_WITHOUT_SOURCE = os.urandom(16).hex()  # a part without source differs in every process: no stored result is taken for it
 _PLAIN = (bool, int, float, complex, str, bytes, tuple, frozenset)
 
 
 def foreign_source(values: Mapping[str, Any]) -> bytes:
-    """A hash of the source of all parts of a resolved spec that are not bymi's own; empty without any.
+    """SHA-256 of the source of all parts of a resolved spec that are not bymi's own; empty if there are none.
 
-    The source of a part is that of its class, of its bases, and of the functions, classes and constants that these name and
-    that are not of bymi, torch, numpy, networkx or Python. What is reached in another way, such as through a module or a file,
-    is not seen.
+    The source of a part is that of its class, its bases, and the functions, classes and constants that these name, unless they
+    belong to bymi, torch, numpy, networkx or Python. What is reached in another way, such as through a module or a file, is not
+    covered.
     """
     texts = {text for entry in _entries(values) for text in sources_of(entry)}
     return hashlib.sha256("\0".join(sorted(texts)).encode()).digest() if texts else b""
 
 
 def refuse_imports(values: Any, where: str) -> None:
-    """An InputError if any string in plain values is "module:Name", with or without parameters: that would run its code.
+    """Raise InputError if any string in plain values is "module:Name", with or without parameters: that would run its code.
 
-    For specs that may come from anybody, such as a file of sheets or the spec of a run folder. `where`: the key so far.
+    For specs from untrusted sources, such as a file of resolved specs or the spec of a run folder. `where`: the key so far.
     """
     if isinstance(values, str):
         allowed = "a name without an import, or --allow-imports, which runs the code of that module"
@@ -54,7 +53,7 @@ def refuse_imports(values: Any, where: str) -> None:
 
 
 def _entries(values: Mapping[str, Any]) -> Iterator[Any]:
-    """The classes of all parts of a spec."""
+    """The class of each part of a spec."""
     for table, name in _named(values):
         if name in table:
             yield table[name]
@@ -75,26 +74,26 @@ def _named(values: Mapping[str, Any]) -> Iterator[tuple[Table[Any], str]]:
 
 @cache
 def sources_of(entry: Any) -> frozenset[str]:
-    """Source texts of a class or function that is not bymi's own; read once, for a file may change while its old code runs."""
-    found: dict[int, str] = {}
+    """Source texts of a class or function that is not bymi's own; cached, since a file may change while its old code runs."""
+    texts: dict[int, str] = {}
     waiting = [entry]
     while waiting:
         thing = waiting.pop()
-        if id(thing) in found or (thing.__module__ or "bymi").partition(".")[0] in _KNOWN:
+        if id(thing) in texts or (thing.__module__ or "bymi").partition(".")[0] in _KNOWN:
             continue
-        found[id(thing)] = text = _text(thing)
+        texts[id(thing)] = text = _text(thing)
         space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
         used = {name: space[name] for name in _names(text) if name in space}
         waiting += [value for value in used.values() if isinstance(value, (type, FunctionType))]
         waiting += thing.__mro__ if isinstance(thing, type) else []
-        found.update({id(value): f"{name} = {value!r}" for name, value in used.items() if isinstance(value, _PLAIN)})
-    return frozenset(found.values())
+        texts.update({id(value): f"{name} = {value!r}" for name, value in used.items() if isinstance(value, _PLAIN)})
+    return frozenset(texts.values())
 
 
 def _text(thing: Any) -> str:
     try:
         return inspect.getsource(thing)
-    except (OSError, TypeError):  # defined where nothing is kept, such as by exec
+    except (OSError, TypeError):  # defined where no source is kept, such as by exec
         return f"{thing.__qualname__} {_WITHOUT_SOURCE}"
 
 

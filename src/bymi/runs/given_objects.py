@@ -1,7 +1,7 @@
-"""A model, a loss, data and a graph of the caller's own, as parts of a run: `bymi.train` hands them over as objects.
+"""A caller's own model, loss, data and graph as parts of a run: `bymi.train` passes them as objects.
 
-The sheet of such a run names `OwnData` and `OwnGraph` with a digest of their content, so that a changed model or data set is
-another run; the objects themselves are not in it.
+The resolved spec of such a run names `OwnData` and `OwnGraph` with a digest of their content, so that a changed model or data
+set is another run; the objects themselves are not in it.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from bymi.runs.model_averages import Average
 from bymi.runs.tasks import Task
 
 Evaluate = Callable[[nn.Module], float | Mapping[str, float]]
-"""What a model is worth: a number, which is named after the function, or several by name."""
+"""Measures of a model: a number, named after the function, or several by name."""
 
 _TAKEN = {*SUMMARY_KEYS, "step", "phase", "loss", "grad_norm_weighted", "distance_weighted"}
 
 
 @dataclass(frozen=True)
 class OwnData(Task):
-    """Model, loss and samples that were given to `bymi.train`, by the digest of their content; `byzantine`: node numbers."""
+    """Model, loss and samples that were passed to `bymi.train`, by the digest of their content; `byzantine`: node numbers."""
 
     gains: ClassVar[bool] = True
     dtype: ClassVar[torch.dtype] = torch.float32
@@ -60,7 +60,7 @@ class OwnData(Task):
 
 @dataclass(frozen=True)
 class OwnGraph(Topology):
-    """A graph that was given to `bymi.train`, by the digest of its arcs and weights."""
+    """A graph that was passed to `bymi.train`, by the digest of its arcs and weights."""
 
     content: str
 
@@ -96,7 +96,7 @@ class OwnTask(OwnData):
 
 
 def _corrupt(attack: DataAttack, shard: Shards, node: int, seed: int) -> Shards:
-    """The samples of one node under attack."""
+    """The samples of one node under a data attack."""
     device = shard.inputs.device
     fresh = stream(seed, "attack data", node=torch.tensor([node], device=device), device=device)
     wrong = attack(Shards(*(part[None] for part in shard)), stream(seed, "attack", device=device), fresh)
@@ -104,7 +104,7 @@ def _corrupt(attack: DataAttack, shard: Shards, node: int, seed: int) -> Shards:
 
 
 class OwnEvaluator:
-    """Loss and gradient over the samples of all honest nodes, and what `evaluate` says, at averaged models.
+    """Loss and gradient over the samples of all honest nodes, and the values of `evaluate`, at averaged models.
 
     The model is the average over the core after a detection, over the honest nodes without one.
     """
@@ -125,14 +125,14 @@ class OwnEvaluator:
     def measure(self, averages: Sequence[Tensor]) -> Measures:
         honest = (~self._byzantine).nonzero().flatten()
         norms = [torch.linalg.vector_norm(self._problem.pooled_gradient(theta, honest)) for theta in averages]
-        found: Measures = {
+        measures: Measures = {
             "loss": number(self._problem.pooled_loss(averages[0], honest)),
             "grad_norm": number(norms[0]),
             "grad_norm_weighted": number(norms[1]) if len(norms) > 1 else None,
             **self._evaluation(averages[0]),
         }
-        self.extra = tuple(key for key in found if key not in SUMMARY_KEYS)
-        return found
+        self.extra = tuple(key for key in measures if key not in SUMMARY_KEYS)
+        return measures
 
     def shared(self, group: Group, layout: ShardLayout) -> OwnEvaluator:
         raise InputError("train: got several ranks, allowed: one process")
@@ -153,14 +153,14 @@ class OwnEvaluator:
 
 
 def digest_of(*things: object) -> str:
-    """A name for the content of tensors, modules and functions, with the source of what is not bymi's, torch's or Python's.
+    """Digest of the content of tensors, modules and functions, with the source of code that is not bymi's, torch's or Python's.
 
-    Of a function also its defaults and what it closes over; data that it reaches in another way are not seen.
+    Of a function also its defaults and closure; data that it reaches in another way are not covered.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for piece in _pieces(things):
-        found.update(len(piece).to_bytes(8, "little") + piece)
-    return found.hexdigest()[:16]
+        digest.update(len(piece).to_bytes(8, "little") + piece)
+    return digest.hexdigest()[:16]
 
 
 def _pieces(thing: Any) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""How much memory a run takes, from its sheet alone: said before any data are made."""
+"""Memory estimate of a run from its resolved spec, made before any data are."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.tasks import TASKS, Images, Linear
 
 _LENET = 61_706  # parameters
-_PIXELS, _IMAGES, _TESTED = 28 * 28, 60_000, 10_000  # of MNIST and Fashion-MNIST; the other sets are smaller
-_MANY, _AT_ONCE = 1000, 128  # nodes from which on data are drawn for so many of them at a time
-_DRAWS = 8  # rounds whose mini-batches are drawn in one go
+_PIXELS, _IMAGES, _TESTED = 28 * 28, 60_000, 10_000  # of MNIST and Fashion-MNIST; the other data sets are smaller
+_MANY, _AT_ONCE = 1000, 128  # from _MANY nodes on, data are drawn for _AT_ONCE nodes at a time
+_DRAWS = 8  # rounds whose mini-batches are drawn together
 
 
 def needs(sheet: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
-    """Bytes that the parts of a run take at least, for a process that holds one of `ranks` equal parts of the nodes.
+    """Lower bounds in bytes for the parts of a run, for a process that holds one of `ranks` equal parts of the nodes.
 
     Measured peaks are one to two times the sum; detection in the hardened profile may take more.
     """
     task = build_part(TASKS, sheet["data"])
     nodes = sheet["nodes"]
-    here = math.ceil(nodes / ranks)
+    held = math.ceil(nodes / ranks)
     if isinstance(task, Linear):
-        drawn = here if nodes < _MANY else min(here, _AT_ONCE)
-        # The rows, and what a normal draw of them holds on the way.
-        data = 8 * task.samples * (here * (task.dim + 1) + 3 * drawn * task.dim)
+        drawn = held if nodes < _MANY else min(held, _AT_ONCE)
+        # The rows, and temporaries of a normal draw of them.
+        data = 8 * task.samples * (held * (task.dim + 1) + 3 * drawn * task.dim)
         numbers, sample = task.dim, task.dim + 1
     elif isinstance(task, Images):
         images = _IMAGES if task.samples is None else min(_IMAGES, nodes * task.samples)
@@ -48,13 +48,13 @@ def needs(sheet: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
     return {
         "graph": _graph(sheet),
         "data": data,
-        "models": 4 * here * numbers * size,  # parameters, gradients, messages, averages
-        "mini-batches": here * picked,
+        "models": 4 * held * numbers * size,  # parameters, gradients, messages, averages
+        "mini-batches": held * picked,
     }
 
 
 def _graph(sheet: ResolvedSpec) -> int:
-    """Matrices [M, M] with the edges as networkx holds them while the graph is drawn, or lists of neighbours."""
+    """Matrices [M, M] plus the edges that networkx holds while the graph is drawn, or neighbour lists."""
     graph, nodes = sheet["graph"], int(sheet["nodes"])
     usual = {"erdos-renyi": graph.get("p", 0) * nodes, "complete": nodes - 1}
     degree = float(usual.get(graph["name"], graph.get("degree", 2)))
@@ -65,7 +65,7 @@ def _graph(sheet: ResolvedSpec) -> int:
 
 
 def check(sheet: ResolvedSpec, host: Host, ranks: int = 1) -> None:
-    """An OutOfMemoryError of one line, with what the run takes, if that is more than this machine has."""
+    """Raise OutOfMemoryError, in one line, if a run takes more memory than this machine has."""
     limit = available()
     if limit is None:
         return
@@ -82,6 +82,6 @@ def check(sheet: ResolvedSpec, host: Host, ranks: int = 1) -> None:
 
 
 def in_bytes(count: int) -> str:
-    """A number of bytes for a person: 2.5 GB."""
+    """A number of bytes for display, such as 2.5 GB."""
     power = min(5, max(0, (len(str(count)) - 1) // 3))
     return f"{count / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"

@@ -1,4 +1,4 @@
-"""What is measured, with the truth at hand: error rates of the verdict, the surviving component, the optimality gap."""
+"""Metrics of a run, computed with the ground truth: error rates of the verdict, the surviving component, optimality gaps."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bymi.training.state import RoundCounts
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
-_SOON = 2  # detections within which an honest node should be back
+_SOON = 2  # detections within which a flagged honest node should be reinstated
 
 SUMMARY_KEYS = (
     "outcome",
@@ -60,41 +60,42 @@ SUMMARY_KEYS = (
     "detection_seconds",
     "seconds",
 )
-"""Keys of summary.json, beside those that say which run it is. What does not apply is null, never missing.
+"""Keys of summary.json, beside those that identify the run. What does not apply is null, never missing.
 
 Error rates and components are those of the last detection; `worst_edge_loss` is over all `detections`, `ever_lost` the share of
-arcs between honest nodes that were cut at any of them, `stuck` of those still cut two detections later, `stuck_nodes` the
-honest nodes of whom most arcs are (their data are extreme, or somebody frames them). `found`: share of the arcs from Byzantine
-to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes, `fused` of messages
-between honest nodes. `gap` and `acc_scc` are of the mean model of the core: all of its `core_size` nodes, of which
-`core_byzantine` are Byzantine; without a detection `gap` is of the mean over honest nodes. `exiled`: honest nodes that most of
-those who could hear them have flagged. `guarded`: verdicts of honest nodes, over all detections, that flagged a majority and
-were cut down to hard evidence. `model_bytes`: size of the files of trained models in the folder; `model_finite`: whether all
-numbers in them are finite. `theory`: what the convergence theorem asks for over the pruned graph, and what the run did
-(bymi.runs.convergence_theory)."""
+arcs between honest nodes that were cut at any of them, `stuck` the share still cut two detections later, `stuck_nodes` the
+number of honest nodes most of whose arcs are stuck (their data are extreme, or Byzantine nodes frame them). `found`: share of
+the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes,
+`fused` of messages between honest nodes (clipped as far out). `gap` and `acc_scc` are of the mean model of the core: all of its
+`core_size` nodes, of which `core_byzantine` are Byzantine; without a detection `gap` is of the mean over honest nodes.
+`exiled`: honest nodes that were flagged by most of the honest nodes that receive from them. `guarded`: verdicts of honest
+nodes, over all detections, that flagged a majority and were reduced to hard evidence. `model_bytes`: size of the files of
+trained models in the folder; `model_finite`: whether all numbers in them are finite. `theory`: what the convergence theorem
+requires over the pruned graph, and what the run did (bymi.runs.convergence_theory).
+"""
 
 
 def false_discoveries(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
     """FDP: the share of honest nodes among those flagged, averaged over honest receivers. Paper: eq:fdptpr."""
-    rows, liars = flagged[~byzantine], graph.look(byzantine).expand_as(flagged)[~byzantine]
-    wrong = (rows & ~liars).sum(1, dtype=torch.float64)
+    rows, byzantine_arcs = flagged[~byzantine], graph.look(byzantine).expand_as(flagged)[~byzantine]
+    wrong = (rows & ~byzantine_arcs).sum(1, dtype=torch.float64)
     return float((wrong / rows.sum(1).clamp_min(1)).mean())
 
 
 def sure_detection(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
-    """P_a: the share of honest receivers that flagged every Byzantine neighbour (true without any). Paper: eq:fdptpr."""
+    """P_a: the share of honest receivers that flagged all their Byzantine neighbours, if any. Paper: eq:fdptpr."""
     missed = graph.hears & graph.look(byzantine) & ~flagged
     return float((~missed[~byzantine].any(1)).to(torch.float64).mean())
 
 
 def share_found(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float | None:
-    """The share of arcs from Byzantine to honest nodes that were flagged; None without any."""
+    """The share of arcs from Byzantine to honest nodes that were flagged; None if there are no such arcs."""
     arcs = (graph.hears & graph.look(byzantine))[~byzantine]
     return int((arcs & flagged[~byzantine]).sum()) / int(arcs.sum()) if bool(arcs.any()) else None
 
 
 def exiled(flagged: Tensor, graph: Graph, byzantine: Tensor) -> int:
-    """How many honest nodes most of the honest ones who could hear them have flagged."""
+    """Number of honest nodes that were flagged by most of the honest nodes that receive from them."""
     arcs = graph.hears & ~byzantine[:, None]
     most = 2 * graph.count(flagged & arcs) > graph.count(arcs)
     return int((most & ~byzantine).sum())
@@ -107,15 +108,15 @@ def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
 
 
 def _between(graph: Graph, chosen: Tensor) -> Tensor:
-    """The arcs among some of the nodes [M] bool."""
+    """Mask of the arcs between the nodes in `chosen` [M]."""
     return graph.hears & graph.look(chosen) & chosen[:, None]
 
 
 class Recorder:
-    """Sees every snapshot of a run, writes a row now and then, and sums up at the end."""
+    """Accumulates metrics over all snapshots of a run, yields the rows of metrics.jsonl, and summarises at the end."""
 
     def __init__(self, evaluator: Evaluator, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
-        self._yardstick, self._graph, self._byzantine = evaluator, graph, byzantine
+        self._evaluator, self._graph, self._byzantine = evaluator, graph, byzantine
         self._honest = (~byzantine).nonzero().flatten()
         self._steps, self._every = steps, every
         self._core: Core | None = None
@@ -135,10 +136,10 @@ class Recorder:
         self.verdict: Verdict | None = None
 
     def theory(self, batch: int) -> dict[str, Any] | None:
-        """What the theorem asks for, with mini-batches of this size, beside what the run did; None without a detection."""
+        """What the theorem requires with mini-batches of size `batch`, beside what the run did; None without a detection."""
         if self._core is None or self._pruned is None:
             return None
-        return theory_of(self._pruned, self._core, self._byzantine, self._looks, self._yardstick.loss, batch)
+        return theory_of(self._pruned, self._core, self._byzantine, self._looks, self._evaluator.loss, batch)
 
     @property
     def diverged(self) -> bool:
@@ -146,11 +147,11 @@ class Recorder:
 
     @property
     def members(self) -> Tensor:
-        """Whose mean model a run stands for [M] bool: that of the core after a detection, of all honest nodes without one."""
+        """Mask [M] of the nodes whose mean model represents the run: the core after a detection, else all honest nodes."""
         return ~self._byzantine if self._core is None else self._core.members
 
     def see(self, snapshot: Snapshot, models: Models | None = None) -> dict[str, Any] | None:
-        """Take in one round; a row for metrics.jsonl if it is recorded, else None. `models`: where the snapshot lacks them."""
+        """Record one round; returns a row for metrics.jsonl if due, else None. `models`: if the snapshot lacks them."""
         counts = snapshot.counts
         if counts is None:
             assert snapshot.inbox is not None
@@ -177,7 +178,7 @@ class Recorder:
             self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
         recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
-        # Elsewhere a look at every round would make the host wait for the device.
+        # On an accelerator, reading norms in every round would make the host wait.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
             return self._row(snapshot, models or Held(snapshot.theta))
         if self._looks and snapshot.step - self._looks[0].step in self._spaced:
@@ -185,16 +186,16 @@ class Recorder:
         return None
 
     def _look(self, step: int, models: Models) -> dict[str, Any]:
-        """What the models are worth and how far apart they are."""
+        """Measures of the models, and how far apart these are."""
         about = None if self._core is None else Average(self._core.members, self._core.perron)
-        averages, apart, distance = look(models, self._yardstick.averages(self._core), ~self._byzantine, about)
-        found: dict[str, Any] = self._yardstick.measure(averages)
-        found.update(consensus=number(apart), distance_weighted=None if distance is None else number(distance))
+        averages, largest_distance, distance = look(models, self._evaluator.averages(self._core), ~self._byzantine, about)
+        measures: dict[str, Any] = self._evaluator.measure(averages)
+        measures.update(consensus=number(largest_distance), distance_weighted=None if distance is None else number(distance))
         if self._core is not None:
-            slope = found["grad_norm_weighted"]
+            slope = measures["grad_norm_weighted"]
             gradient = None if slope is None else slope**2
-            self._looks.append(Look(step, found.get("gap_weighted"), gradient, found["distance_weighted"]))
-        return found
+            self._looks.append(Look(step, measures.get("gap_weighted"), gradient, measures["distance_weighted"]))
+        return measures
 
     def _in_bounds(self, theta: Tensor) -> bool:
         lengths = torch.linalg.vector_norm(theta, dim=1)
@@ -202,12 +203,12 @@ class Recorder:
 
     @staticmethod
     def due(step: int, phase: str, steps: int, every: int) -> bool:
-        """Whether a round is recorded, whatever happened in it."""
+        """Whether a round is recorded whatever happens in it."""
         return not step % every or step == steps or phase == "detection"
 
     def _row(self, snapshot: Snapshot, models: Models) -> dict[str, Any]:
         lengths = torch.linalg.vector_norm(snapshot.theta[self._honest], dim=1)
-        lost = self._honest[~(lengths < RUNAWAY)].tolist()  # NaN compares false, so it is lost, too
+        lost = self._honest[~(lengths < RUNAWAY)].tolist()  # NaN compares false, so it counts as diverged
         if lost:
             self._lost = (
                 f"{len(lost)} of {len(lengths)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
@@ -220,7 +221,7 @@ class Recorder:
         return row
 
     def _rates(self, verdict: Verdict) -> dict[str, float | None]:
-        """What a verdict is worth."""
+        """Error rates of a verdict."""
         assert self._pruned is not None
         return {
             "fdp": false_discoveries(verdict.flagged, self._graph, self._byzantine),
@@ -230,7 +231,7 @@ class Recorder:
         }
 
     def outcome(self) -> Outcome:
-        """How the run ended, the worst thing first."""
+        """How the run ended, the worst ending first."""
         if self._lost is not None:
             return Outcome("diverged", self._lost)
         if self._core is None or self.verdict is None or self._pruned is None:
@@ -239,9 +240,11 @@ class Recorder:
         if 2 * size <= total:
             return Outcome("fragmented", f"the largest component after pruning holds {size} of {total} nodes")
         heard = self._pruned.hears[self._honest].any(1)
-        alone = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
-        if alone:
-            return Outcome("isolated", f"{len(alone)} honest nodes flagged all their neighbours and trained alone: {alone[:5]}")
+        isolated = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
+        if isolated:
+            return Outcome(
+                "isolated", f"{len(isolated)} honest nodes flagged all their neighbours and trained alone: {isolated[:5]}"
+            )
         inside = int((self._core.members & self._byzantine).sum())
         if inside:
             sentence = f"{inside} of the {size} nodes in the core are Byzantine; its mean model counts them in"
@@ -255,10 +258,10 @@ class Recorder:
         return Outcome("finished", "all rounds done")
 
     def summary(self, seconds: float, detection_seconds: float = 0.0) -> dict[str, Any]:
-        """All of SUMMARY_KEYS, and those that the yardstick adds."""
+        """All of SUMMARY_KEYS, and those that the evaluator adds."""
         outcome = self.outcome()
         summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
-        summary.update({key: self._last.get(key) for key in (*SUMMARY_KEYS, *self._yardstick.extra) if key in self._last})
+        summary.update({key: self._last.get(key) for key in (*SUMMARY_KEYS, *self._evaluator.extra) if key in self._last})
         senders = self._unheard.nonzero().flatten().tolist()
         summary.update(
             outcome=outcome.ending,
@@ -288,7 +291,7 @@ class Recorder:
         return summary
 
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that it remembers, as tensors and plain values."""
+        """The recorder's state as tensors and plain values, for a checkpoint."""
         tensors = {name: getattr(self, f"_{name}") for name in _SUMS}
         looks = [[math.nan if value is None else value for value in one] for one in self._looks]
         tensors["looks"] = torch.tensor(looks, dtype=torch.float64).view(-1, len(Look._fields))
@@ -300,9 +303,9 @@ class Recorder:
         return tensors, words
 
     def take_up(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph] | None) -> None:
-        """Go on from what another recorder of the same run kept; a ValueError if it cannot be from the same run.
+        """Continue from what a recorder of the same run stored; raises ValueError if it cannot be from the same run.
 
-        `prune` makes the graph of now from what was flagged; None before the first detection.
+        `prune` makes the current graph from the flags; None before the first detection.
         """
         device = self._byzantine.device
         parts = {name: tensor.to(device) for name, tensor in tensors.items()}
@@ -321,7 +324,8 @@ class Recorder:
         self._looks = [Look(int(step), *(None if math.isnan(one) else one for one in rest)) for step, *rest in looks.tolist()]
         if prune is not None:
             blank = torch.zeros(self._cut_for.shape, dtype=torch.float64, device=device)
-            node, mask = blank.new_zeros(len(blank)), torch.zeros_like(blank, dtype=torch.bool)  # of lists, not as many columns
+            # Neighbour lists have fewer columns than there are nodes.
+            node, mask = blank.new_zeros(len(blank)), torch.zeros_like(blank, dtype=torch.bool)
             why = _like(parts, "verdict.why", mask.to(torch.int8))
             if bool(((why < 0) | (why >= len(REASONS))).any()):
                 raise ValueError("a verdict for reasons that there are not")
@@ -339,8 +343,8 @@ class Recorder:
 
 
 def _like(parts: Mapping[str, Tensor], name: str, pattern: Tensor) -> Tensor:
-    """A stored tensor, which must be of one type and shape with the pattern."""
-    found = parts.get(name)
-    if found is None or found.shape != pattern.shape or found.dtype != pattern.dtype:
+    """A stored tensor, which must have the type and shape of `pattern`."""
+    stored = parts.get(name)
+    if stored is None or stored.shape != pattern.shape or stored.dtype != pattern.dtype:
         raise ValueError(f"{name} is missing, or not {list(pattern.shape)} of {pattern.dtype}")
-    return found
+    return stored

@@ -1,4 +1,4 @@
-"""Averages of models, and how far apart these are: all that a record of a run needs of them."""
+"""Averages of models and distances between models: all that metrics need of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bymi.distributed.gathered_rounds import Models
 
 
 class Average(NamedTuple):
-    """Of some nodes, with equal weights or with those given."""
+    """Average over the nodes in `members`, with equal or given weights."""
 
     members: Tensor  # [M] bool
     weights: Tensor | None = None  # [M]
@@ -25,21 +25,21 @@ class Average(NamedTuple):
 def look(
     models: Models, averages: Sequence[Average], among: Tensor, about: Average | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """Averages of models [D] each, the largest distance of some of them [M] bool to their mean, and a mean squared distance.
+    """Averages of models [D] each, the largest distance of a node in `among` [M] to their mean, and a mean squared distance.
 
-    That is the one of the members of `about` to their average. All in one walk.
+    The latter is that of the members of `about` to their average. One pass over all blocks of coordinates. Collective.
     """
-    found: list[list[Tensor]] = [[] for _ in averages]
-    apart: Tensor | None = None
+    by_average: list[list[Tensor]] = [[] for _ in averages]
+    distances: Tensor | None = None
     squares: Tensor | None = None
     for block in models.blocks():
-        for parts, average in zip(found, averages, strict=True):
+        for parts, average in zip(by_average, averages, strict=True):
             parts.append(average.of(block))
         rows = block[among]
-        away = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
-        apart = away if apart is None else torch.hypot(apart, away)
+        partial = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
+        distances = partial if distances is None else torch.hypot(distances, partial)
         if about is not None:
-            far = (block[about.members] - about.of(block)).square().sum(1, dtype=torch.float64).mean()
-            squares = far if squares is None else squares + far
-    assert apart is not None
-    return [torch.cat(parts) for parts in found], apart.max(), squares
+            square = (block[about.members] - about.of(block)).square().sum(1, dtype=torch.float64).mean()
+            squares = square if squares is None else squares + square
+    assert distances is not None
+    return [torch.cat(parts) for parts in by_average], distances.max(), squares

@@ -1,4 +1,4 @@
-"""How far a run has come, beside its state: what was measured so far, and how long it took."""
+"""Progress of a run beside its state: rows measured so far, and time taken."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProgressLog:
         detecting: float = 0.0,
     ) -> None:
         self.recorder, self.states, self.detecting = recorder, states, detecting
-        self.trained: Trained | None = None  # once the run has ended
+        self.trained: Trained | None = None  # set when the run has ended
         self.rows = bytearray(rows)
         self._start = time.perf_counter() - seconds
 
@@ -42,27 +42,27 @@ class ProgressLog:
         return time.perf_counter() - self._start
 
     def add(self, row: dict[str, Any]) -> bytes:
-        """The line of one more row."""
+        """Append a row; returns its line of JSON."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         self.rows += line
         return line
 
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All of it, as tensors and plain values."""
+        """All of it as tensors and plain values, for a checkpoint."""
         tensors, words = self.recorder.keep()
         rows = torch.from_numpy(np.array(self.rows, dtype=np.uint8))
         return {**tensors, "rows": rows}, {"recorder": words, "seconds": self.seconds, "detecting": self.detecting}
 
     @staticmethod
     def take_up(saved: Saved, scene: RunSetup, recorder: Callable[[], Recorder]) -> ProgressLog:
-        """Go on from what was stored; a ValueError if that cannot be. The states may be those of some nodes only."""
+        """Continue from a stored round, or raise ValueError. The states may be those of some nodes only."""
         words, rows = saved.words, saved.tensors.get("rows")
         times = [words.get("seconds"), words.get("detecting")]
-        if not isinstance(words.get("recorder"), dict) or not all(isinstance(some, (int, float)) for some in times):
+        if not isinstance(words.get("recorder"), dict) or not all(isinstance(seconds, (int, float)) for seconds in times):
             raise ValueError("what was measured is missing")
         if rows is None or rows.dtype != torch.uint8 or not all(isinstance(row, dict) for row in _rows(rows)):
             raise ValueError("the rows of metrics.jsonl are missing")
-        made, judged = recorder(), saved.states[0].judged
+        resumed, judged = recorder(), saved.states[0].judged
 
         def prune(flagged: Tensor) -> Graph:
             assert judged is not None
@@ -70,8 +70,8 @@ class ProgressLog:
             assert isinstance(network, LocalNetwork)
             return network.graph
 
-        made.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
-        return ProgressLog(made, saved.states, rows.numpy().tobytes(), words["seconds"], words["detecting"])
+        resumed.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
+        return ProgressLog(resumed, saved.states, rows.numpy().tobytes(), words["seconds"], words["detecting"])
 
 
 def _rows(stored: Tensor) -> list[Any]:

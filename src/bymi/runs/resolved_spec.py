@@ -1,7 +1,7 @@
-"""What a run needs to know, as plain values: a spec that was checked and written down.
+"""Resolved specs: all settings of a run as plain values.
 
-Specs are checked by pydantic, once, where a person writes them. From here on nothing outside of torch, numpy and networkx is
-needed, so that a file of sheets can be run on a bare machine with an accelerator.
+Specs are validated by pydantic once, where a person writes them. From here on only torch, numpy and networkx are needed, so
+that a file of resolved specs (called sheets in files and messages) runs on a bare machine with an accelerator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bymi.core.graph import EDGE_FILE_LIMIT
 from bymi.runs.foreign_parts import foreign_source
 
 LARGEST_INTEGER, LARGEST_NUMBER, LARGEST_SEED = 10**9, 1e100, 2**63 - 1
-"""Bounds of all integers and numbers in a spec that have no closer ones, and of the seed: squares of the largest are finite."""
+"""Bounds of all integers and numbers in a spec that have no closer ones, and of the seed; their squares are finite."""
 
 _SHEETS_LIMIT = 256 * files.MEBIBYTE
 Made = TypeVar("Made")
@@ -34,7 +34,7 @@ _KEYS = {
 
 @dataclass(frozen=True, eq=False)
 class ResolvedSpec:
-    """All keys of a spec with one method, resolved, as JSON has them."""
+    """All keys of a spec with one method, resolved, as JSON values."""
 
     values: dict[str, Any]
 
@@ -61,7 +61,7 @@ class ResolvedSpec:
 
     @property
     def label(self) -> str:
-        """A short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI for the published detection.
+        """Short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI for the published detection.
 
         With a panel BALANCE-hardened-ByMI; without one, but with gradients at the receiver's point, BALANCE-receiver-ByMI.
         """
@@ -73,15 +73,15 @@ class ResolvedSpec:
 
     @property
     def digest(self) -> str:
-        """A name for exactly this spec: equal specs have equal digests, and nothing else does.
+        """Digest of this spec: equal specs, and no others, have equal digests.
 
-        With parts of the user's own in the tables, it also depends on the source of these.
+        With parts of the user's own, it also depends on their source.
         """
         text = json.dumps(self.values, sort_keys=True)
         return hashlib.sha256(text.encode() + self._graph_file() + foreign_source(self.values)).hexdigest()[:10]
 
     def _graph_file(self) -> bytes:
-        """What is in the edge file, if there is one: the same name with other edges is another experiment."""
+        """Content of the edge file, if there is one: other edges under the same name are another experiment."""
         path = self.values["graph"].get("path")
         if path is None or not Path(path).is_file():
             return b""
@@ -89,13 +89,13 @@ class ResolvedSpec:
 
 
 def make(kind: type[Made], values: Mapping[str, Any]) -> Made:
-    """An object from plain values that fit its annotations; an InputError that names the key if one does not."""
+    """An object from plain values that fit its annotations; raises InputError with the key otherwise."""
     require_types(values, get_type_hints(kind))
     return kind(**values)
 
 
 def require_types(values: Mapping[str, Any], hints: Mapping[str, Any], before: str = "") -> None:
-    """An InputError that names the key if a value does not fit its annotation; keys without one are left alone."""
+    """Raise InputError with the key if a value does not fit its annotation; keys without one are ignored."""
     for key, value in values.items():
         if key in hints and not fits(value, hints[key]):
             allowed = getattr(hints[key], "__name__", str(hints[key]))
@@ -103,9 +103,9 @@ def require_types(values: Mapping[str, Any], hints: Mapping[str, Any], before: s
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a plain value is of an annotated type and, if it is a number, within bounds. No truth value is a number."""
+    """Whether a plain value is of an annotated type and, if a number, within bounds. A bool is not a number."""
     if hint in (int, float):
-        if type(value) is int:  # an integer in place of a number stays one, in squares, too
+        if type(value) is int:  # an integer given for a float stays one, so its square must be finite, too
             return abs(value) <= LARGEST_INTEGER
         return hint is float and isinstance(value, float) and abs(value) <= LARGEST_NUMBER
     if get_origin(hint) in (Union, types.UnionType):
@@ -116,19 +116,19 @@ def fits(value: object, hint: Any) -> bool:
 
 
 def write_sheets(path: Path, sheets: list[ResolvedSpec]) -> None:
-    """A file of sheets, for `python -m bymi.runs`."""
+    """Write a file of resolved specs, for `python -m bymi.runs`."""
     if not path.parent.is_dir() or path.is_dir():
         raise InputError(f"cannot write {path}: {'Is a directory' if path.is_dir() else 'No such file or directory'}")
     files.write_bytes(path, (json.dumps([sheet.values for sheet in sheets]) + "\n").encode())
 
 
 def read_sheets(path: Path) -> list[ResolvedSpec]:
-    """The sheets of a file, each with all keys. What they say was checked when they were written; see `scene.check_sheet`."""
+    """The resolved specs of a file, each with all keys. Their values are checked by `run_setup.check_sheet`."""
     content = files.read_bytes(path, limit=_SHEETS_LIMIT)
     try:
-        found = files.parse_json(content)
-        if not isinstance(found, list) or not all(isinstance(one, dict) and set(one) >= _KEYS for one in found):
+        listed = files.parse_json(content)
+        if not isinstance(listed, list) or not all(isinstance(one, dict) and set(one) >= _KEYS for one in listed):
             raise ValueError(f"expected a list of tables with the keys {', '.join(sorted(_KEYS))}")
-        return [ResolvedSpec(values) for values in found]
+        return [ResolvedSpec(values) for values in listed]
     except (ValueError, TypeError) as problem:
         raise InputError(f"{path} is not a file of sheets: {problem}") from None

@@ -1,9 +1,9 @@
-"""Run folders: what is in them, and when one counts as complete.
+"""Run folders: their files, and when one is complete.
 
-A run is written to a hidden folder beside its place and renamed when everything is in it, so that an interrupted run never
-looks complete; checkpoints of a run under way lie in another hidden folder, until it is complete. A folder is named by method,
-seed and digest of the spec; the same spec finds the same folder again. Its SHA256SUMS has the checksum of each file, as
-`sha256sum -c` reads it: a folder with a damaged file does not count, and the run is made again. No symbolic link is followed.
+A run is written to a hidden folder beside its final place and renamed when everything is in it, so that an interrupted run
+never looks complete; checkpoints lie in another hidden folder until the run is complete. A folder is named by method, seed and
+digest of the spec, so the same spec finds it again. SHA256SUMS has the checksum of each file, as `sha256sum -c` reads it: a
+folder with a damaged file does not count, and the run is repeated. No symbolic link is followed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LARGEST = 4 << 30  # bytes of a file in a run folder
 
 
 class Named(Protocol):
-    """What names a run."""
+    """What identifies a run."""
 
     @property
     def label(self) -> str: ...
@@ -52,17 +52,17 @@ class Named(Protocol):
 
 
 def folder_of(out: Path, run: Named) -> Path:
-    """Where the run of a sheet or spec belongs."""
+    """The folder of a run."""
     return out / f"{run.label.lower()}-seed{run.seed}-{run.digest}"
 
 
 def checkpoints_of(out: Path, run: Named) -> Path:
-    """Where the run is put by while it is under way."""
+    """The folder of a run's checkpoints while it is under way."""
     return out / f".{folder_of(out, run).name}{_CHECKPOINTS}"
 
 
 def is_complete(folder: Path) -> bool:
-    """A run folder is complete when all files are as they were written, the summary has all keys, and it is of this version.
+    """Whether all files are as they were written, the summary has all keys, and the folder is of this version.
 
     All files are read, two small ones are parsed.
     """
@@ -80,7 +80,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def seal(folder: Path) -> None:
-    """Bring all files of a run folder to the disk, with their checksums in one more."""
+    """Flush all files of a run folder to disk and write their checksums to SHA256SUMS."""
     lines = []
     for path in sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS):
         lines.append(f"{_sum(path)}  {path.name}\n")
@@ -90,22 +90,22 @@ def seal(folder: Path) -> None:
 
 
 def _read_sums(path: Path) -> dict[str, str]:
-    """Checksum by name of the file."""
+    """Checksum by file name."""
     lines = files.decode(files.read_bytes(path, limit=files.MEBIBYTE, links=False)).splitlines()
     pairs = (line.split("  ", 1) for line in lines)
-    return {name: found for found, name in pairs if name == Path(name).name}
+    return {name: checksum for checksum, name in pairs if name == Path(name).name}
 
 
 def _sum(path: Path) -> str:
     with files.opened(path, limit=_LARGEST, links=False) as file:
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         while block := file.read(files.MEBIBYTE):
-            found.update(block)
-        return found.hexdigest()
+            digest.update(block)
+        return digest.hexdigest()
 
 
 def prepare(out: Path) -> None:
-    """Make the folder for runs, without the scratch of processes that died in it, or say in one line why it cannot be.
+    """Create the folder for runs and remove the scratch folders of dead processes; raises an error of one line if it cannot.
 
     Checkpoints stay until their run is complete.
     """
@@ -117,22 +117,22 @@ def prepare(out: Path) -> None:
         for scratch in out.glob(f".*-seed*.{platform.node()}.*"):
             if scratch.suffix[1:].isdigit() and not _alive(int(scratch.suffix[1:])):
                 _clear(scratch)
-        for kept in out.glob(f".*{_CHECKPOINTS}"):
-            if is_complete(out / kept.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
-                shutil.rmtree(kept, ignore_errors=True)
+        for checkpoints in out.glob(f".*{_CHECKPOINTS}"):
+            if is_complete(out / checkpoints.name.removeprefix(".").removesuffix(_CHECKPOINTS)):
+                shutil.rmtree(checkpoints, ignore_errors=True)
     except (OSError, ValueError) as problem:  # ValueError: a NUL in the name
-        # A place that cannot be a folder is a mistake in the command; the rest is the disk.
+        # A path that cannot be a folder is a mistake in the command; anything else is the disk.
         wrong = isinstance(problem, (FileExistsError, NotADirectoryError, ValueError))
-        said = f"cannot write to the folder {out}: {getattr(problem, 'strerror', None) or problem}"
-        raise (InputError if wrong else StorageError)(said) from None
+        message = f"cannot write to the folder {out}: {getattr(problem, 'strerror', None) or problem}"
+        raise (InputError if wrong else StorageError)(message) from None
 
 
 @contextmanager
 def writing(out: Path, sheet: ResolvedSpec, *, again: bool = False) -> Iterator[Path]:
-    """A scratch folder for one run; on leaving the block in peace it takes its place, else it is removed.
+    """Yield a scratch folder for one run; it is renamed to its final place if the block succeeds, else removed.
 
-    What was in that place was not complete, and goes. Of a run that another process has completed in the meantime the first
-    folder stays, unless it is made `again`.
+    An incomplete folder in that place is replaced. If another process has completed the same run in the meantime its folder
+    stays, unless `again`.
     """
     place = folder_of(out, sheet)
     files.refuse_link(place)
@@ -154,7 +154,7 @@ def writing(out: Path, sheet: ResolvedSpec, *, again: bool = False) -> Iterator[
 
 
 def _put(scratch: Path, place: Path) -> None:
-    """Put a finished folder in its place. What was there is aside for the moment, where `prepare` finds it after a crash."""
+    """Move a finished folder to its place. The old one is set aside meanwhile, where `prepare` finds it after a crash."""
     aside = place.with_name(f".{place.name}{_ASIDE}.{platform.node()}.{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
     if place.exists():
@@ -164,7 +164,7 @@ def _put(scratch: Path, place: Path) -> None:
 
 
 def _clear(scratch: Path) -> None:
-    """Remove the scratch of a process that died; a folder that it had moved aside goes back if nothing has taken its place."""
+    """Remove the scratch folder of a dead process; a folder that it had set aside goes back if its place is still empty."""
     name, aside, _ = scratch.name.rpartition(f"{_ASIDE}.")
     if aside and not (place := scratch.with_name(name.removeprefix("."))).exists():
         os.replace(scratch, place)
@@ -177,12 +177,12 @@ def _alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
+        return True  # a process of another user
     return True
 
 
 def environment() -> dict[str, Any]:
-    """Versions and machine, for whoever compares numbers later."""
+    """Versions and machine, for comparing results later."""
     return {
         "bymi": bymi.__version__,
         "python": platform.python_version(),
@@ -198,7 +198,7 @@ def environment() -> dict[str, Any]:
 
 
 def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> dict[str, Any]:
-    """Who judged whom and why, one entry a receiver; `byzantine` is the truth of the simulation."""
+    """Verdicts as JSON values, one entry per receiver: who was flagged and why; `byzantine` [M] is the ground truth."""
     receivers = []
     arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
     graph = graph.to("cpu")
@@ -224,7 +224,7 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> 
 
 
 def _plain(value: float) -> float | None:
-    """A JSON number, or null."""
+    """A JSON number, or None (null)."""
     return value if math.isfinite(value) else None
 
 

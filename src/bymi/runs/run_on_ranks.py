@@ -1,4 +1,4 @@
-"""Runs under torchrun: the nodes of one run over all ranks, or whole runs over them."""
+"""Runs under torchrun: each run sharded over all ranks, or whole runs distributed over ranks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from bymi.runs.runner import Progress, Result, follow, run, run_all
 def run_together(
     sheets: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
 ) -> list[Result]:
-    """Run sheets one after the other, the nodes of each spread over all ranks. Rank 0 keeps the books."""
+    """Run specs one after the other, the nodes of each sharded over all ranks; rank 0 returns the results. Collective."""
     out, tell = Path(out), progress or (lambda index, steps: None)
     host = _host(host, group)
     _check(sheets, group)
@@ -36,7 +36,7 @@ def run_together(
 
 
 def _run(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
-    """One run over all ranks. Rank 0 knows whether it is there already: the others may not see its folders."""
+    """One run over all ranks. Rank 0 decides whether it is complete already: the others may not see its folders."""
     if host.again:
         shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
     if group.agree(not host.again and (group.rank > 0 or store.is_complete(store.folder_of(out, sheet)))):
@@ -47,7 +47,7 @@ def _run(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host
     else:
         follow(sheet, host, store.checkpoints_of(out, sheet), plot)
     group.moment = "at the end of a run"
-    group.agree(True)  # nobody removes a checkpoint before the summary is written
+    group.agree(True)  # no checkpoint is removed before the summary is written
     shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
     return result
 
@@ -55,14 +55,14 @@ def _run(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host
 def run_apart(
     sheets: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
 ) -> list[Result]:
-    """Run sheets side by side, each whole on one rank, which writes its folder. All ranks need the same file system."""
+    """Run specs side by side, each whole on one rank, which writes its folder to a shared file system. Collective."""
     host = _host(host, group)
     _check(sheets, group)
     tell = progress or (lambda index, steps: None)
     failed = {}
     while (index := group.take("next run")) < len(sheets):
         group.moment = f"in run {index + 1} of {len(sheets)}"
-        # One after the other, whoever is free takes the next: some runs take longer.
+        # A free rank takes the next run: some take longer than others.
         (result,) = run_all([sheets[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
         if isinstance(result, BymiError):
             failed[str(index)] = [result.exit_code, str(result)]
@@ -71,7 +71,7 @@ def run_apart(
     errors = {int(index): why for words in group.tell(failed) for index, why in words.items()}
     if group.rank:
         return []
-    host = replace(host, again=False)  # they are there now: read
+    host = replace(host, again=False)  # all runs are complete now: read them
     return [error_of(*errors[index]) if index in errors else run(sheet, out, None, host) for index, sheet in enumerate(sheets)]
 
 

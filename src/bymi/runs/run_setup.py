@@ -1,4 +1,4 @@
-"""From a sheet to the objects of a run: roles, graph, problem, adversary, plan."""
+"""From a resolved spec to the objects of a run: Byzantine mask, graph, problem, adversary, plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theor
 
 @dataclass(frozen=True, eq=False)
 class RunSetup:
-    """Everything that a run needs. Only `adversary` and the metrics look at `byzantine`."""
+    """The objects of a run. Only `adversary` and the metrics read `byzantine`."""
 
     byzantine: Tensor  # [M] bool
     graph: Graph
@@ -39,12 +39,12 @@ class RunSetup:
     evaluator: Evaluator
     adversary: Adversary
     plan: Plan
-    layout: ShardLayout | None = None  # who holds which nodes; None: this process all of them, and all at once
+    layout: ShardLayout | None = None  # None: this process computes all nodes at once
 
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A caller's objects in place of parts of a sheet, which names them by their content. None: as the sheet says."""
+    """A caller's objects in place of parts of a spec, which names them by their digests. None: as the spec says."""
 
     task: Task | None = None
     graph: Graph | None = None
@@ -54,9 +54,9 @@ class Given:
 def set_up_run(
     sheet: ResolvedSpec, host: Host | None = None, group: Group | None = None, given: Given | None = None
 ) -> RunSetup:
-    """The scene of a sheet. Each part has its own random stream: a new attack leaves the graph as it was.
+    """The objects of a run. Each part has its own random stream: another attack leaves the graph as it was.
 
-    In a process of a `group` it is a part of it: only its nodes have data. `given`: objects in place of parts of the sheet.
+    In a process of a `group` only its own nodes have data. `given`: objects in place of parts of the spec.
     """
     given = given or Given()
     host = host or Host()
@@ -89,7 +89,7 @@ def set_up_run(
 
 
 def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: ResolvedSpec) -> Adversary:
-    """Attacks on data are done before a run: they leave nothing to do on the wire."""
+    """The adversary of a run. A data attack acts before the run and leaves messages alone."""
     options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
     attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
     sent = None if isinstance(attack, attacks.DataAttack) else attack
@@ -97,7 +97,7 @@ def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: ResolvedSpec) -
 
 
 def _roles_and_graph(sheet: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
-    """floor(ratio m) Byzantine nodes, drawn uniformly before there is a graph or placed on it, unless they are given."""
+    """Mask [M] of floor(ratio m) Byzantine nodes, drawn before the graph or placed on it, unless given; and the graph."""
     nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
     count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)
     recipe: topology.Topology = build_part(topology.TOPOLOGIES, sheet["graph"])
@@ -123,7 +123,7 @@ def _plan(sheet: ResolvedSpec, identification: int, samples: int) -> Plan:
         "panel": None if sheet["panel"] is None else detection.Panel(**sheet["panel"]),
     }
     whole = sheet.method == "drsgd-bymi"
-    alone = None if whole else sheet["alone"]  # steps of a baseline of its own, over all rounds
+    alone = None if whole else sheet["alone"]  # step sizes of a baseline's own, over all rounds
     pace = alone or warm_up
     return Plan(
         steps=sheet.steps,
@@ -158,10 +158,10 @@ _OPTIMISATION = {**get_type_hints(Optimisation), "step_size": float | Literal["t
 
 
 def check_sheet(sheet: ResolvedSpec, where: str, *, imports: bool = False) -> None:
-    """Refuse a sheet that no spec could have written, in one line that begins with `where`: it may come from anywhere.
+    """Raise InputError, in one line that begins with `where`, for a resolved spec that no spec could have given.
 
-    Types, bounds and names of all keys; what depends on data or on the graph shows when the run begins. Unless `imports` are
-    allowed, nothing that it names is imported.
+    Checks types, bounds and names of all keys; what depends on data or on the graph shows when the run begins. Unless `imports`
+    are allowed, nothing that the spec names is imported.
     """
     try:
         require_types(sheet.values, _TYPES)

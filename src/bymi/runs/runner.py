@@ -1,4 +1,4 @@
-"""Runs sheets, one or many, here or over the cores; skips what is complete."""
+"""Runs one or many resolved specs, in this process or in several; skips those that are complete."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from bymi.runs.tasks import TASKS
 from bymi.runs.trained_models import collect, nodes_to_keep, write_models
 
 Progress = Callable[[int, int], None]
-"""(number of the sheet in the list, steps done since the last call)"""
+"""Called with (index of the spec in the list, steps done since the last call)."""
 
 Result = dict[str, Any] | BymiError | None
-"""A summary, why there is none, or None for a run that was not started in time."""
+"""A summary, an error, or None for a run that was not started in time."""
 
-_ON_ONE_GPU = 4  # runs that share one: more gain little and take memory
-_ROOM = 2  # times the memory that runs are known to take, for each of those at a time
-_TELL_EVERY = 0.1  # seconds between two words on progress
-_LONG = 1.0  # seconds of a round after which memory is looked at: in shorter ones that would be felt
+_ON_ONE_GPU = 4  # runs that share one GPU: more gain little and take memory
+_ROOM = 2  # factor on the estimated memory per concurrent run
+_TELL_EVERY = 0.1  # seconds between two progress reports
+_LONG = 1.0  # seconds per round from which on free memory is returned: in shorter rounds that would be noticeable
 _queue: Any = None  # of a worker process only: where it reports its progress
 
 
@@ -56,11 +56,10 @@ def run(
     host: Host | None = None,
     plot: RoleAttack = alone,
 ) -> dict[str, Any]:
-    """One run: its summary. A complete folder is read, not run again; one that was broken off goes on from its checkpoint.
+    """The summary of one run. A complete folder is read, not run again; an interrupted run continues from its checkpoint.
 
-    With `host.again` the run starts from its first round, and replaces a complete folder when it has ended.
-
-    `tell` is called with the number of steps done since its last call. `plot`: who holds the nodes; all in this process.
+    With `host.again` the run starts from its first round, and replaces a complete folder when it has ended. `tell` is called
+    with the number of steps done since its last call. `plot` builds the engine; default: all nodes in this process.
     """
     out = Path(out)
     folder = store.folder_of(out, sheet)
@@ -68,19 +67,19 @@ def run(
     if host.again or not store.is_complete(folder):
         store.prepare(out)
         host = replace(host, threads=host.threads_beside(1))
-        kept = store.checkpoints_of(out, sheet)
+        checkpoint_folder = store.checkpoints_of(out, sheet)
         if host.again:
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(checkpoint_folder, ignore_errors=True)
         with one_thread(), _refusals_of(sheet), store.writing(out, sheet, again=host.again) as scratch:
-            _execute(sheet, scratch, tell or (lambda steps: None), host, kept, plot)
-        shutil.rmtree(kept, ignore_errors=True)
+            _execute(sheet, scratch, tell or (lambda steps: None), host, checkpoint_folder, plot)
+        shutil.rmtree(checkpoint_folder, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
 
 
 @contextmanager
 def _refusals_of(sheet: ResolvedSpec) -> Iterator[None]:
-    """A full disk, a folder that vanished, too little memory: errors of one line that name the run."""
+    """Turn a full disk, a vanished folder or too little memory into errors of one line that name the run."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as problem:
@@ -91,7 +90,7 @@ def _refusals_of(sheet: ResolvedSpec) -> Iterator[None]:
 
 
 def steps_to_do(sheets: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
-    """Rounds that are left to run: those of all sheets without a complete folder, or of all of them `again`."""
+    """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
     return sum(sheet.steps for sheet in sheets if again or not store.is_complete(store.folder_of(Path(out), sheet)))
 
 
@@ -104,35 +103,35 @@ def run_all(
     host: Host | None = None,
     until: float | None = None,
 ) -> list[Result]:
-    """Summaries of many sheets, in order; `jobs` processes at a time (default: one a core).
+    """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
-    A sheet that cannot be run leaves its error in its place. None is started after the time `until`, as time.time() counts.
-    The numbers do not depend on `jobs`.
+    A spec that cannot be run has its error in its place. No run is started after the time `until` (as time.time()). The results
+    do not depend on `jobs`.
     """
     out = Path(out)
     tell = progress or (lambda index, steps: None)
     host = host or Host()
     todo = [i for i, sheet in enumerate(sheets) if host.again or not store.is_complete(store.folder_of(out, sheet))]
-    if todo:  # what is complete can be read where nothing can be written
+    if todo:  # complete folders can be read where nothing can be written
         store.prepare(out)
-    made: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(sheets[index], host)) is not None}
-    todo = [index for index in todo if index not in made]
+    results: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(sheets[index], host)) is not None}
+    todo = [index for index in todo if index not in results]
     jobs = min(len(todo), jobs or _usual_jobs([sheets[index] for index in todo], host))
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
         work = partial(_work, out=out, host=host, until=until)
-        spread = _spread([sheets[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
-        made.update(zip(todo, spread, strict=True))
+        outcomes = _run_in_processes([sheets[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
+        results.update(zip(todo, outcomes, strict=True))
     else:
-        made.update((index, _attempt(sheets[index], out, partial(tell, index), host, until)) for index in todo)
+        results.update((index, _attempt(sheets[index], out, partial(tell, index), host, until)) for index in todo)
     return [
-        made[index] if index in made else _attempt(sheet, out, partial(tell, index), host, None)
+        results[index] if index in results else _attempt(sheet, out, partial(tell, index), host, None)
         for index, sheet in enumerate(sheets)
     ]
 
 
 def _too_large(sheet: ResolvedSpec, host: Host) -> BymiError | None:
-    """Why a run would not fit, before a process is started for it."""
+    """The error of a run that does not fit into memory, before a process is started for it; else None."""
     try:
         footprint.check(sheet, host)
     except BymiError as problem:
@@ -141,7 +140,7 @@ def _too_large(sheet: ResolvedSpec, host: Host) -> BymiError | None:
 
 
 def _usual_jobs(sheets: Sequence[ResolvedSpec], host: Host) -> int:
-    """One run a core, or a few that share a GPU; no more than fit into memory, with room to spare."""
+    """One run per core, or a few that share a GPU; no more than fit into memory, with room to spare."""
     on_gpu = any(host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda" for sheet in sheets)
     cores = os.cpu_count() or 1
     memory, largest = available(), max((sum(footprint.needs(sheet).values()) for sheet in sheets), default=0)
@@ -149,17 +148,17 @@ def _usual_jobs(sheets: Sequence[ResolvedSpec], host: Host) -> int:
     return min(_ON_ONE_GPU if on_gpu else cores, cores, fitting)
 
 
-def _spread(
+def _run_in_processes(
     sheets: Sequence[ResolvedSpec], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
 ) -> list[Result]:
-    """Run sheets in `jobs` processes and pass on their progress."""
+    """Run specs in `jobs` processes and report their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(queue,))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_init_worker, initargs=(queue,))
     before = _stop_on_terminate()
     try:
-        with _interrupts_later():
+        with _block_interrupts():
             futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
         waiting: set[Future[Any]] = set(futures)
         while waiting:
@@ -177,7 +176,7 @@ def _spread(
         for worker in workers:
             worker.join()
         with suppress(BymiError):
-            store.prepare(out)  # takes away what they left half done
+            store.prepare(out)  # removes their scratch folders
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -193,15 +192,15 @@ def _result_of(future: Future[Result]) -> Result:
 
 
 def _stop_on_terminate() -> Any:
-    """Take SIGTERM for an interrupt, or workers would be left behind; what it did before, None where it cannot be changed."""
+    """Treat SIGTERM as an interrupt, so that workers end, too; returns the old handler, None outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Hold back Ctrl-C. Processes started in here never hear it: the terminal sends it to all, and they are not ready yet."""
+def _block_interrupts() -> Iterator[None]:
+    """Block SIGINT. Processes started in here inherit that: the terminal signals all of them, before they are ready for it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -212,10 +211,10 @@ def _interrupts_later() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(queue: Any) -> None:
+def _init_worker(queue: Any) -> None:
     global _queue
     _queue = queue
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all: who started this worker ends it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals all processes: the parent ends this worker
     die_with_parent(lambda: None, 1)
     torch.set_num_threads(1)
     keep_memory()
@@ -234,84 +233,88 @@ def _attempt(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: 
         return problem
 
 
-def _execute(sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, kept: Path, plot: RoleAttack) -> None:
-    course = plot(sheet, host)
+def _execute(
+    sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: RoleAttack
+) -> None:
+    engine = plot(sheet, host)
     with (folder / store.METRICS).open("wb") as metrics:
-        log = _walk(course, sheet, host, kept, tell, metrics.write)
-    scene, recorder = course.scene, log.recorder
+        log = _walk(engine, sheet, host, checkpoint_folder, tell, metrics.write)
+    setup, recorder = engine.scene, log.recorder
     summary = {
         "method": sheet.label,
         "seed": sheet.seed,
         "digest": sheet.digest,
         **recorder.summary(log.seconds, log.detecting),
-        "theory": recorder.theory(scene.plan.optimisation.batch),
+        "theory": recorder.theory(setup.plan.optimisation.batch),
     }
     if log.trained is not None:
         words = {"version": bymi.__version__, "digest": sheet.digest, "mean_of": int(recorder.members.sum())}
-        summary.update(write_models(folder, log.trained, scene.problem, words))
+        summary.update(write_models(folder, log.trained, setup.problem, words))
     if recorder.verdict is not None:
-        verdict = store.verdict_to_json(recorder.verdict, scene.byzantine, scene.graph)
+        verdict = store.verdict_to_json(recorder.verdict, setup.byzantine, setup.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
-    store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(scene), "ranks": course.group.size})
+    store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(setup), "ranks": engine.group.size})
     store.write_json(folder / store.SUMMARY, summary)
 
 
 def follow(sheet: ResolvedSpec, host: Host, kept: Path, plot: RoleAttack) -> None:
-    """The part of a process that holds some nodes of a run and writes nothing down; all of them measure together."""
+    """Compute this rank's part of a run without writing a folder; all ranks measure together. Collective."""
     with one_thread(), _refusals_of(sheet):
         _walk(plot(sheet, host), sheet, host, kept, lambda steps: None, lambda line: None)
 
 
 def _walk(
-    course: Engine,
+    engine: Engine,
     sheet: ResolvedSpec,
     host: Host,
-    kept: Path,
+    checkpoint_folder: Path,
     tell: Callable[[int], None],
     write: Callable[[bytes | bytearray], object],
 ) -> ProgressLog:
-    """All rounds, those before the last checkpoint from there."""
-    scene, size = course.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
-    blank = partial(Recorder, scene.evaluator, scene.graph, scene.byzantine, **size)
-    keeper = Checkpointer(kept, sheet.digest, host.checkpoint_every, frame_of(scene), course.places, course.group)
-    # A closed form needs no derivatives: a tenth less time a round without torch's records of what could need them. They belong
-    # to a thread, and the shards of one process are threads.
-    bare = isinstance(scene.problem, LinearProblem) and isinstance(course, OneProcess)
-    with torch.inference_mode(bare), keeper:
-        log = keeper.newest(lambda saved: ProgressLog.take_up(saved, scene, blank)) or ProgressLog(blank())
+    """Run all rounds, from the newest checkpoint if there is one. Collective."""
+    setup, size = engine.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
+    blank = partial(Recorder, setup.evaluator, setup.graph, setup.byzantine, **size)
+    checkpointer = Checkpointer(
+        checkpoint_folder, sheet.digest, host.checkpoint_every, frame_of(setup), engine.places, engine.group
+    )
+    # A closed form needs no derivatives: without autograd's records a round takes a tenth less time. Inference mode belongs to
+    # a thread, and the shards of one process are threads.
+    bare = isinstance(setup.problem, LinearProblem) and isinstance(engine, OneProcess)
+    with torch.inference_mode(bare), checkpointer:
+        log = checkpointer.newest(lambda saved: ProgressLog.take_up(saved, setup, blank)) or ProgressLog(blank())
         write(log.rows)
-        done, final = 0, None if log.states is None else course.models(log.states)
-        told = before = time.perf_counter()
-        for moment in course.rounds(log.states, keeper.wants):
-            snapshot = moment.snapshot
+        done, final = 0, None if log.states is None else engine.models(log.states)
+        reported = before = time.perf_counter()
+        for gathered in engine.rounds(log.states, checkpointer.wants):
+            snapshot = gathered.snapshot
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
-            row = log.recorder.see(snapshot, moment.models)
+            row = log.recorder.see(snapshot, gathered.models)
             last = snapshot.step == sheet.steps or snapshot.stopped or log.recorder.diverged
-            final = moment.models if last else None
+            final = gathered.models if last else None
             if row is not None:
                 write(log.add(row))
                 if log.recorder.diverged:
                     break
-            if moment.is_kept():
-                keeper.turn(moment.states, log)
+            if gathered.is_kept():
+                checkpointer.turn(gathered.states, log)
             now = time.perf_counter()
-            if now - told > _TELL_EVERY:
+            if now - reported > _TELL_EVERY:
                 tell(snapshot.step - done)
-                done, told = snapshot.step, now
-            del moment, snapshot  # with all messages of a round, while those of the next one come
+                done, reported = snapshot.step, now
+            del gathered, snapshot  # frees the messages of this round before those of the next arrive
             if now - before > _LONG:
                 let_go()
             before = time.perf_counter()
         if final is not None and host.keep_models != "none":
             members = log.recorder.members
-            nodes = nodes_to_keep(members, scene.byzantine, host.keep_models)
-            log.trained = collect(final, members, nodes if course.group.rank == 0 else nodes[:0])  # rank 0 writes them
+            nodes = nodes_to_keep(members, setup.byzantine, host.keep_models)
+            log.trained = collect(final, members, nodes if engine.group.rank == 0 else nodes[:0])  # rank 0 writes them
     tell(sheet.steps - done)
     return log
 
 
-def _where(scene: RunSetup) -> dict[str, Any]:
-    """Where the run happened, and how it computed gradients."""
-    way = scene.problem.way if isinstance(scene.problem, ModuleProblem) else "closed form"
-    return {"device": scene.byzantine.device.type, "gradients": way}
+def _where(setup: RunSetup) -> dict[str, Any]:
+    """Device and gradient backend of a run, for environment.json."""
+    backend = setup.problem.way if isinstance(setup.problem, ModuleProblem) else "closed form"
+    return {"device": setup.byzantine.device.type, "gradients": backend}

@@ -1,6 +1,6 @@
-"""A file of tensors in the layout of safetensors: the length of a header, the header as JSON, the numbers.
+"""Files of tensors in the safetensors format: length of the header, header as JSON, data.
 
-Reading one executes nothing, and believes nothing before it was checked: sizes, layout, checksum.
+Reading executes nothing, and checks sizes, layout and checksum before anything is used.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _TYPES = {
     **{"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64},
 }
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
-_LENGTH = 8  # bytes of the length of the header
-_HEADER = 1 << 20  # bytes of the longest header that is read: far more than ours, far less than what hurts
+_LENGTH = 8  # bytes that hold the length of the header
+_HEADER = 1 << 20  # bytes of the longest header that is read: far more than ours
 _BLOCK = 1 << 22  # bytes hashed at a time
 _WORDS, _SUM = "bymi", "sha256"  # keys beside the tensors
-_NO_SUM = "0" * 64  # in place of the checksum while it is made
+_NO_SUM = "0" * 64  # placeholder while the checksum is computed
 
 
 class UnusableError(ValueError):
-    """Something stored that cannot be used; the text says why."""
+    """A stored file that cannot be used; the text says why."""
 
 
 @dataclass(frozen=True)
 class _Part:
     dtype: torch.dtype
     shape: tuple[int, ...]
-    begin: int  # place in the file
+    begin: int  # offset in the file
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -> int:
-    """Whole or not at all: written beside its place, brought to the disk, renamed. How many bytes it has."""
+    """Write a file atomically (beside its place, fsync, rename); returns the number of bytes."""
     flat = {
         name: tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data for name, tensor in tensors.items()
     }
@@ -55,7 +55,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -
         begin, end = end, end + flat[name].nbytes
         header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # numbers start at a multiple of their size
+    text += b" " * (-len(text) % 8)  # data start at a multiple of their size
     checksum = hashlib.sha256(text)
     for numbers in flat.values():
         checksum.update(numbers)
@@ -68,7 +68,7 @@ def write(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -
 
 
 class TensorFile:
-    """A file that was checked: `words` and, by name, tensors that are read when they are asked for."""
+    """A checked file: `words`, and tensors by name that are read on demand."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -115,7 +115,7 @@ class TensorFile:
         return self._parts[name].dtype
 
     def read(self, name: str) -> Tensor:
-        """One tensor, in memory of its own."""
+        """One tensor, in its own memory."""
         part = self._parts[name]
         count = math.prod(part.shape) * part.dtype.itemsize
         if not count:
@@ -129,7 +129,7 @@ class TensorFile:
         return flat.view(part.dtype).reshape(part.shape)
 
     def _layout(self, header: dict[str, Any], start: int, size: int) -> dict[str, _Part]:
-        """Where tensors lie: one after the other, without a gap, to the end of the file."""
+        """Offsets of the tensors: contiguous, without gaps, to the end of the file."""
         parts, end = {}, 0
         for name, entry in header.items():
             dtype = _TYPES.get(str(entry.get("dtype"))) if isinstance(entry, dict) else None
@@ -151,12 +151,12 @@ class TensorFile:
 
 
 def _parse(text: bytes) -> dict[str, Any]:
-    """A JSON object without the numbers that JSON does not have."""
+    """A JSON object; NaN and infinities are refused."""
 
     def refuse(word: str) -> NoReturn:
         raise ValueError(word)
 
-    found = json.loads(text, parse_constant=refuse)
-    if not isinstance(found, dict):
+    parsed = json.loads(text, parse_constant=refuse)
+    if not isinstance(parsed, dict):
         raise ValueError("no object")
-    return found
+    return parsed

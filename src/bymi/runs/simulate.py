@@ -1,4 +1,4 @@
-"""A plan on a graph some of whose nodes the adversary controls: all nodes in this process, or their shards over ranks."""
+"""Run a plan on a graph with an adversary: all nodes in this process, or sharded over ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from bymi.training.state import Snapshot, State
 def simulate(
     problem: Problem, graph: GraphLike, plan: Plan, adversary: Adversary | None = None, state: State | None = None
 ) -> Iterator[Snapshot]:
-    """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round; after `state`, if given.
+    """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round (after `state`, if given).
 
-    The graph may be a Graph, a SparseGraph, a networkx graph or an adjacency array; it must be connected, and as large as the
-    problem and the adversary's mask.
+    The graph may be a bymi Graph, a networkx graph or an adjacency array; it must be connected, and as large as the problem and
+    the adversary's mask.
     """
     network = local_network(graph, adversary)
     deviation = network.deviation if isinstance(network, SimulatedAdversary) else None
@@ -33,7 +33,7 @@ def simulate(
 
 
 def local_network(graph: GraphLike, adversary: Adversary | None = None) -> LocalNetwork | SimulatedAdversary:
-    """All nodes of a graph in this process, some of them the adversary's."""
+    """The network of all nodes of a graph in this process, wrapped by the adversary if there is one."""
     graph = as_graph(graph)
     check_adversary(adversary, graph.size)
     if adversary is None:
@@ -50,7 +50,7 @@ def sharded_run(
     shards: int = SHARDS,
     layout: ShardLayout | None = None,
 ) -> ShardedRun:
-    """All nodes of a graph over the ranks of a group, some of them the adversary's. `shards`, `layout`: those of Spread."""
+    """A graph's nodes sharded over the ranks of a group, with the adversary if there is one. See ShardedRun."""
     check_adversary(adversary, graph.size)
     if adversary is None:
         return ShardedRun(problem, graph, group, shards=shards, layout=layout)
@@ -64,7 +64,7 @@ def sharded_run(
 
 
 def check_adversary(adversary: Adversary | None, size: int) -> None:
-    """Raise an InputError unless it is an adversary of a graph of so many nodes, or none."""
+    """Raise InputError unless `adversary` is None or has a mask of `size` nodes."""
     if adversary is not None:
         require(isinstance(adversary, Adversary), "adversary", adversary, "an Adversary or None")
         count = len(adversary.members)

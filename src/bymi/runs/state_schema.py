@@ -1,4 +1,4 @@
-"""A State as named tensors and a few words, and back. What comes back is checked against the run that wants to use it."""
+"""A State as named tensors and plain values, and back, checked against the run that is to continue from it."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ AXES: dict[str, tuple[Axis, ...]] = {
     "trail.times": ("column",),
     "trail.refused": ("node", "column"),
 }
-"""What counts the first dimensions of each tensor: nodes, or columns of the inboxes. Those after them are whole.
+"""What the leading dimensions of each tensor count: nodes, or columns of the inboxes; further dimensions are stored whole.
 
-Where rows of arcs are lists of neighbours, what was refused is counted along these lists, too.
+On list graphs "trail.refused" is counted along the neighbour lists.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class StateShape:
-    """What a run expects of its states, whoever holds which of its `size` nodes and `columns` of its inboxes.
+    """The shapes that a run expects of its states, however its `size` nodes and `columns` of inboxes are sharded.
 
-    `arcs`: how many columns the arcs of its network have; fewer than nodes where rows are lists of neighbours.
+    `arcs`: columns of the arc mask; fewer than nodes on list graphs.
     """
 
     plan: Plan
@@ -58,7 +58,7 @@ class StateShape:
 
     @staticmethod
     def of(problem: Problem, network: LocalNetwork | SimulatedAdversary, plan: Plan) -> StateShape:
-        """That of a run in one process."""
+        """The shapes of a run in one process."""
         start = problem.initial(network.nodes[:1])
         columns = network.columns(PARAMETERS) if isinstance(network, SimulatedAdversary) else network.size
         return StateShape(plan, network.size, network.arcs.shape[1], start.shape[1], start.dtype, columns)
@@ -68,7 +68,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by the names in AXES, and plain values."""
     tensors = {key: getattr(state, key) for key in ("theta", "flagged", "tracker", "before", "anchor")}
     words: dict[str, Any] = {key: getattr(state, key) for key in ("step", "phase", "judged", "settled", "stopped")}
-    words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # each node's own one only
+    words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # one tracker entry per node, in place of a row
     if state.record is not None:
         tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
     if state.trail is not None:
@@ -79,7 +79,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: int) -> ShardLayout:
-    """All tensors of a state with such words, of so many nodes and columns; an UnusableError if no state has these words."""
+    """Type and shape of all tensors of a state with these words; raises UnusableError if no state of this run has them."""
     plan, phase = frame.plan, words.get("phase")
     step, judged = words.get("step"), words.get("judged")
     last = plan.steps if plan.detector is None else plan.warm_up_steps
@@ -114,7 +114,7 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
 
 
 def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: StateShape, device: torch.device) -> State:
-    """The state of which `expected` told the parts."""
+    """The state with the parts that `expected` lists."""
     for name in ("record.left", "record.strikes", "trail.times", "trail.refused"):
         if name in tensors and bool((tensors[name] < 0).any()):
             raise UnusableError(f"{name} has counts below zero")

@@ -1,4 +1,4 @@
-"""What is learnt: a problem with its yardstick, from a few parameters. To add one: write it and list it in TASKS."""
+"""Tasks: a problem and its evaluator, from a few parameters. To add one: write a class and list it in TASKS."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from bymi.problems.linear_problem import draw_samples, linear_start
 from bymi.runs.evaluators import Evaluator, ImageEvaluator, LinearEvaluator
 
 _SIDE = 28  # pixels
-_AT_ONCE = 1000  # nodes whose data are put under attack: bounds the copies
+_AT_ONCE = 1000  # nodes whose data are attacked at a time: bounds the copies
 
 
 class Task(Checked, ABC):
-    """Makes the problem of all nodes. `identification` samples of each node serve detection, half of all by default."""
+    """Builds the problem of all nodes. `identification`: samples per node that detection uses, half of all by default."""
 
     gains: ClassVar[bool]
-    """Whether an accelerator pays."""
+    """Whether it is faster on an accelerator."""
 
     dtype: ClassVar[torch.dtype]
-    """Of the models."""
+    """Type of the models."""
 
     kind: ClassVar[type] = object
-    """Of the data, for attacks that rewrite data of one kind."""
+    """Type of the data, for attacks that rewrite one kind of data."""
 
     identification: int | None
 
@@ -46,9 +46,9 @@ class Task(Checked, ABC):
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
     ) -> tuple[Problem, Evaluator]:
-        """The problem of nodes 0..M-1, with the data of `byzantine` [M] under attack, and what to measure with the truth.
+        """The problem of nodes 0..M-1, with the data of `byzantine` [M] under attack, and its evaluator.
 
-        With `blocks` of nodes it is asked about these alone, and need not have the data of others.
+        With `blocks` of nodes the problem is used for these only, and need not have the data of others.
         """
 
     def identification_of(self, samples: int) -> int:
@@ -78,19 +78,19 @@ class Linear(Task):
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
     ) -> tuple[Problem, Evaluator]:
         device = host.place(gains=self.gains)
-        some = [torch.arange(len(byzantine))] if blocks is None else list(blocks)
-        counts = [len(nodes) for nodes in some]
+        node_blocks = [torch.arange(len(byzantine))] if blocks is None else list(blocks)
+        counts = [len(nodes) for nodes in node_blocks]
         rows = torch.empty(sum(counts), self.samples, self.dim + 1, dtype=self.dtype)
-        # Block by block: the bits of a product may depend on how many rows it has.
-        for nodes, part in zip(some, rows.split(counts), strict=True):
+        # Block by block: the bits of a product may depend on its number of rows.
+        for nodes, part in zip(node_blocks, rows.split(counts), strict=True):
             parameter = self._draw(part, nodes, byzantine, attack, seed)
         start = linear_start(self.dim, seed=seed)
-        numbers = None if blocks is None else torch.cat(some).to(device)
+        numbers = None if blocks is None else torch.cat(node_blocks).to(device)
         problem = LinearProblem(rows.to(device), parameter.to(device), start.to(device), numbers)
         return problem, LinearEvaluator(problem, byzantine.to(device))
 
     def _draw(self, rows: Tensor, nodes: Tensor, byzantine: Tensor, attack: Attack, seed: int) -> Tensor:
-        """Put the samples of nodes into rows, those of Byzantine ones under attack. Returns the true parameter."""
+        """Fill rows with the samples of nodes, those of Byzantine nodes under attack; returns the true parameter."""
         shard = draw_samples(rows, nodes, seed=seed)
         if isinstance(attack, DataAttack):
             for places in byzantine[nodes].nonzero().flatten().split(_AT_ONCE):
@@ -106,7 +106,7 @@ class Linear(Task):
 class Images(Task):
     """LeNet on labelled images of 28 x 28, pixels of mean 0 and variance 1.
 
-    `samples` a node (default: all there are), dealt by `partition`: "stratified" (the same labels everywhere),
+    `samples` per node (default: all there are), split by `partition`: "stratified" (the same labels everywhere),
     "dirichlet:dirichlet_alpha=0.5" or "label-shards:shards=2".
     """
 
@@ -147,7 +147,7 @@ class Images(Task):
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
     ) -> tuple[Problem, Evaluator]:
-        # Who has few of the nodes does not keep the images of all for later runs.
+        # A rank with some of the nodes does not cache all images for later runs.
         source = (_read_once if blocks is None else _read)(self.dataset, host.data, os.environ.get("BYMI_DATA"))
         images, device = source.images, host.place(gains=self.gains)
         self._require_usable(source)
@@ -156,7 +156,7 @@ class Images(Task):
         places = places if numbers is None else places[numbers]
 
         def normalised(pixels: Tensor) -> Tensor:
-            # Moved as bytes, scaled there: a quarter of the traffic.
+            # Move bytes, then scale on the device: a quarter of the traffic.
             return pixels.to(device).to(torch.float32).sub_(source.centre).div_(source.spread)
 
         shards = Shards(normalised(images.train_images[places]), images.train_labels[places].to(device))
@@ -179,15 +179,15 @@ class Images(Task):
         )
 
     def _require_usable(self, source: _Source) -> None:
-        """Images that LeNet can take, and that differ at all."""
+        """Raise unless LeNet can take the images and they differ at all."""
         height, width = source.images.train_images.shape[-2:]
-        fits = _SIDE <= min(height, width) <= max(height, width) < _SIDE + 4  # what its two poolings make the same
+        fits = _SIDE <= min(height, width) <= max(height, width) < _SIDE + 4  # sizes that its two poolings map to the same
         require(fits, "data", f"{self.dataset} of {height} x {width} pixels", f"{_SIDE} x {_SIDE}, which LeNet is for")
         require(source.spread > 0, "data", f"{self.dataset} with one grey only", "images with two or more")
 
     @staticmethod
     def _corrupt(shards: Shards, byzantine: Tensor, numbers: Tensor | None, attack: Attack, seed: int) -> None:
-        """Put the data of Byzantine nodes under attack, in place; `numbers`: which nodes the shards are of, None for all."""
+        """Put the data of Byzantine nodes under attack, in place; `numbers`: nodes of the shards, None for all."""
         places = byzantine.nonzero().flatten()
         if not isinstance(attack, DataAttack) or not len(places):
             return
@@ -219,14 +219,14 @@ class Digits(Images):
 
 
 def fetch(name: str, folder: Path | None, progress: datasets.Progress) -> None:
-    """Make sure that the data of a task are here, before anything is run."""
+    """Download the data of a task, if necessary, before anything is run."""
     task = TASKS[name]
     if issubclass(task, Images):
         datasets.load_images(task.dataset, folder, progress)
 
 
 class _Source(NamedTuple):
-    """A set of images, with mean and standard deviation of its training pixels."""
+    """An image set, with mean and standard deviation of its training pixels."""
 
     images: datasets.ImageSet
     centre: float
@@ -234,9 +234,9 @@ class _Source(NamedTuple):
 
 
 def _read(name: str, folder: Path | None, environment: str | None) -> _Source:
-    """`environment` says where `load_images` looks without a folder."""
+    """The image set of a name; `environment`: BYMI_DATA, which `load_images` reads, as a part of the cache key."""
     images = datasets.load_images(name, folder)
-    # From how often each value occurs: as numbers of 64 bits the pixels would take eight times the room.
+    # From the histogram: as float64 the pixels would take eight times the memory.
     counts = torch.bincount(images.train_images.flatten(), minlength=256).to(torch.float64)
     values = torch.arange(256, dtype=torch.float64)
     centre = (counts @ values) / counts.sum()

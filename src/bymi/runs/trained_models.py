@@ -1,7 +1,7 @@
 """Trained models in a run folder: the mean over the core and one honest node's model, or each node's.
 
 `model.safetensors` holds the mean, by the names of a state dict; `nodes.safetensors` holds models of single nodes, stacked:
-their numbers [k] under "nodes", and under "models/NAME" each parameter [k, ...].
+node numbers [k] under "nodes", and each parameter [k, ...] under "models/NAME".
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NUMBERS, _BEFORE = "nodes", "models/"
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What a run ended with."""
+    """The final models of a run."""
 
     mean: Tensor  # [D]
     nodes: Tensor  # [k] node numbers
@@ -36,7 +36,7 @@ class Trained:
 
 
 def nodes_to_keep(members: Tensor, byzantine: Tensor, keep: KeepModels) -> Tensor:
-    """The nodes [k] whose own models are kept: all, or the first honest one of `members` [M] bool."""
+    """The nodes [k] whose own models are stored: all, or the first honest one of `members` [M]."""
     nodes = torch.arange(len(members), device=members.device)
     honest = members & ~byzantine
     return nodes if keep == "all" else nodes[honest if bool(honest.any()) else ~byzantine][:1]
@@ -45,7 +45,7 @@ def nodes_to_keep(members: Tensor, byzantine: Tensor, keep: KeepModels) -> Tenso
 def collect(models: Models, members: Tensor, nodes: Tensor) -> Trained:
     """The mean model of `members` [M] bool, and the models of `nodes` [k].
 
-    Over ranks it is collective: every rank calls it with the same members, and with the nodes whose models it wants.
+    Collective: all ranks must call it with the same members, each with the nodes whose models it wants.
     """
     means, rows = [], []
     for block in models.blocks():
@@ -55,7 +55,7 @@ def collect(models: Models, members: Tensor, nodes: Tensor) -> Trained:
 
 
 def write_models(folder: Path, trained: Trained, problem: Problem, words: Mapping[str, Any]) -> dict[str, Any]:
-    """Write both files; what the summary says of them: bytes in all, and whether all numbers are finite.
+    """Write both files; returns their size in bytes and whether all numbers are finite, for the summary.
 
     The models of a run that diverged are written as they are.
     """
@@ -69,16 +69,16 @@ def write_models(folder: Path, trained: Trained, problem: Problem, words: Mappin
 
 
 def load_model(folder: str | Path, node: int | None = None) -> dict[str, Tensor]:
-    """The model that a run ended with, by parameter name: the mean over its core, or one node's own.
+    """The final model of a run, by parameter name: the mean over its core, or one node's own.
 
-    For a torch module it is a state dict, so that two lines give the trained network back:
+    For a torch module it is a state dict, so that two lines restore the trained network:
 
         net = bymi.problems.lenet()
         net.load_state_dict(bymi.load_model("runs/balance-hardened-bymi-seed0-296dea9736"))
 
-    For the linear model it is {"theta": [d]}. Without a detection the mean is that over all honest nodes. A run keeps the model
-    of one honest node, with `--keep-models all` those of all nodes: `node` is its number. Any reader of safetensors reads the
-    files, too; this one executes nothing and compares checksums.
+    For the linear model it is {"theta": [d]}. Without a detection the mean is over all honest nodes. A run stores the model of
+    one honest node, or of all nodes with `--keep-models all`: `node` is its number. Any safetensors reader can read the files,
+    too; this one executes nothing and verifies checksums.
     """
     require(isinstance(folder, (str, Path)), "folder", folder, "the path of a run folder")
     require(node is None or (is_integer(node) and node >= 0), "node", node, "a node number, or None for the mean")
@@ -91,13 +91,13 @@ def load_model(folder: str | Path, node: int | None = None) -> dict[str, Tensor]
             return {name: file.read(name) for name in file.names}
         numbers = file.read(_NUMBERS).tolist()
         require(node in numbers, "node", node, f"a node whose model was kept, one of {shown(numbers)}")
-        at = numbers.index(node)
+        index = numbers.index(node)
         names = [name for name in file.names if name.startswith(_BEFORE)]
-        return {name.removeprefix(_BEFORE): file.read(name)[at].clone() for name in names}
+        return {name.removeprefix(_BEFORE): file.read(name)[index].clone() for name in names}
     except (UnusableError, KeyError, OSError) as problem:
         raise InputError(f"{path}: not the models of a run ({problem})") from None
 
 
 def _named(problem: Problem, vectors: Tensor) -> dict[str, Tensor]:
-    """Vectors [..., D] by the names of the parameters in them."""
+    """Vectors [..., D] by parameter name."""
     return problem.state_dict(vectors) if isinstance(problem, ModuleProblem) else {"theta": vectors}
