@@ -130,10 +130,19 @@ def test_the_verdict_on_the_page_of_detect_is_what_its_snippet_prints(capsys: py
     assert capsys.readouterr().out == shown
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of a page may end with, as GitHub makes it of the heading."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_exist() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} links to {target}"
+            if anchor and page.name != "CHANGELOG.md":  # which tells of headings of its time
+                assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
 
 
 def test_the_readme_is_short() -> None:
