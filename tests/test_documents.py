@@ -6,6 +6,8 @@ latter on small images.
 
 from __future__ import annotations
 
+import importlib
+import json
 import re
 import runpy
 import shlex
@@ -22,11 +24,13 @@ from bymi.paper import study_scenarios as studies
 from bymi.report.tables import COLUMNS, cells
 from tests.commands import bymi
 from tests.idx_files import write_image_set
+from tests.test_architecture import ROWS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
@@ -126,10 +130,19 @@ def test_the_verdict_on_the_page_of_detect_is_what_its_snippet_prints(capsys: py
     assert capsys.readouterr().out == shown
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link to a heading of a page may end with, as GitHub makes it of the heading."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_exist() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text()):
+            there = page.parent / target if target else page
+            assert there.exists(), f"{page.name} links to {target}"
+            if anchor and page.name != "CHANGELOG.md":  # which tells of headings of its time
+                assert anchor in anchors(there), f"{page.name} links to {target}#{anchor}"
 
 
 def test_the_readme_is_short() -> None:
@@ -147,3 +160,103 @@ def test_the_example_with_a_model_runs(
     assert found is not None
     assert float(found[1]) > 0.9
     assert (tmp_path / found[2] / "summary.json").exists()
+
+
+def measured(name: str) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    return values
+
+
+def time_lines(name: str) -> list[list[str]]:
+    """Beginnings of table rows with times in milliseconds."""
+    rows = [row for row in measured(name)["rows"] if row["seconds"] is not None]
+    return [[row["what"], f"{1000 * row['seconds']:,.{1 if row['seconds'] < 0.1 else 0}f}"] for row in rows]
+
+
+def rank_lines() -> list[list[str]]:
+    found = measured("ranks")
+    keys = ("compute_seconds", "exchange_seconds", *(f"{kind}_gigabytes" for kind in ("lists", "data", "rows", "trail")))
+    lines = [
+        [
+            *(row["what"], str(row["ranks"]), f"{1000 * row['seconds']:.0f}", f"{100 * row['exchange_share']:.0f} %"),
+            *(f"{1000 * row['model_seconds']:.0f}", f"{100 * row['error']:+.0f} %"),
+        ]
+        for row in found["iterations"]
+    ]
+    lines += [
+        [f"{row['seconds']:.0f}", f"{row['detection_seconds']:.0f}", f"{row['times_faster']:.2f}"] for row in found["whole"]
+    ]
+    return lines + [[row["what"], f"{row['nodes']:,}", *(f"{row[key]:.2g}" for key in keys)] for row in found["projected"]]
+
+
+def memory_lines() -> list[list[str]]:
+    return [
+        [
+            *(row["what"], *(f"{max(peaks):,.0f}" for peaks in row["ranks"].values())),
+            *("" if share is None else f"{share:.2f}" for share in row["shares"].values()),
+        ]
+        for row in measured("memory")["rows"]
+    ]
+
+
+def test_the_page_of_benchmarks_shows_the_figures_measured() -> None:
+    """Those of large graphs: tests/test_runs_on_lists.py."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    times = [line for name in ("core", "images-cuda", "images-cpu") for line in time_lines(name)]
+    for line in (*times, *rank_lines(), *memory_lines()):
+        assert f"| {' | '.join(line)} |" in page
+    for name in ("core", "images-cuda", "images-cpu", "ranks", "memory", "large"):
+        assert f"results/{name}.json" in page
+        assert f"bymi {measured(name)['environment']['bymi']}, torch" in page.split(f"results/{name}.json")[1][:60]
+
+
+BY_HAND = [page for page in PAGES if page.name != "CHANGELOG.md" and "results" not in page.parts]
+SOURCE = ROOT / "src" / "bymi"
+ENTRY_POINTS = {"bymi.rules", "bymi.attacks", "bymi.tasks", "bymi.topologies", "bymi.partitions", "bymi.thresholds"}
+
+
+def exists(name: str) -> bool:
+    """Whether a dotted name is a module, or an attribute of one."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        owner, _, last = name.rpartition(".")
+        return exists(owner) and hasattr(resolve(owner), last)
+    return True
+
+
+def resolve(name: str) -> Any:
+    """The module, class or function of a dotted name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError:
+        owner, _, last = name.rpartition(".")
+        return getattr(resolve(owner), last)
+
+
+@pytest.mark.parametrize("page", BY_HAND, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_files_and_tests_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("*.py"))
+    files = {
+        path.name
+        for folder in (SOURCE, ROOT / "tests", ROOT / "examples", ROOT / "benchmarks")
+        for path in folder.rglob("*.py")
+    }
+    for name in set(re.findall(r"\bbymi(?:\.[A-Za-z_]\w*)+", text)) - ENTRY_POINTS:
+        assert exists(name), name
+    for path in set(re.findall(r"[\w/-]+\.py\b", text)):
+        places = (ROOT, SOURCE, ROOT / "src", SOURCE / "detection")
+        assert any((place / path.lstrip("/")).exists() for place in places) or ("/" not in path and path in files), path
+    for path, name in re.findall(r"`([\w/]+)\.py: ([\w.]+)`", text):
+        assert exists(f"bymi.{path.replace('/', '.')}.{name}"), f"{path}.py: {name}"
+    for name in re.findall(r"\b(test_\w+)\b(?!\.py)", text):
+        assert f"def {name}(" in tests or f"{name}.py" in files, name
+
+
+def test_the_table_of_packages_is_the_one_that_is_enforced() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| (\d) \| (\w+) \|", text, re.MULTILINE)
+    assert [{name for row, name in rows if int(row) == number} for number in range(len(ROWS))] == ROWS
+    hops = re.findall(r"^\d+\. `\S+\.py: ", text, re.MULTILINE)
+    assert 15 <= len(hops) <= 25

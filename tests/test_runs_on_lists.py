@@ -140,7 +140,7 @@ def test_two_thousand_nodes(keys: list[str], tmp_path: Path) -> None:
 
 def test_the_page_shows_the_figures_measured() -> None:
     root = Path(__file__).parents[1]
-    page = (root / "docs" / "scale.md").read_text()
+    page = (root / "docs" / "benchmarks.md").read_text()
     for row in read_json(root / "benchmarks" / "results" / "large.json")["rows"]:
         growth = f"{row['times_of_small']:.2f}" if "times_of_small" in row else ""
         figures = [row["seconds"], row["processor_seconds"], row["scene_seconds"], row["detection_seconds"] or 0]
