@@ -41,7 +41,7 @@ class Engine(Protocol):
         ...
 
 
-RoleAttack = Callable[[ResolvedSpec, Host], Engine]
+EngineMaker = Callable[[ResolvedSpec, Host], Engine]
 """Builds the engine of a run."""
 
 

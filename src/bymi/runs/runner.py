@@ -28,7 +28,7 @@ from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
 from bymi.runs.checkpointer import Checkpointer
-from bymi.runs.engine_choice import Engine, OneProcess, RoleAttack, alone, frame_of
+from bymi.runs.engine_choice import Engine, EngineMaker, OneProcess, alone, frame_of
 from bymi.runs.metrics import Recorder
 from bymi.runs.progress import ProgressLog
 from bymi.runs.resolved_spec import ResolvedSpec
@@ -54,7 +54,7 @@ def run(
     out: str | Path = "runs",
     tell: Callable[[int], None] | None = None,
     host: Host | None = None,
-    plot: RoleAttack = alone,
+    plot: EngineMaker = alone,
 ) -> dict[str, Any]:
     """The summary of one run. A complete folder is read, not run again; an interrupted run continues from its checkpoint.
 
@@ -234,7 +234,7 @@ def _attempt(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: 
 
 
 def _execute(
-    sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: RoleAttack
+    sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: EngineMaker
 ) -> None:
     engine = plot(sheet, host)
     with (folder / store.METRICS).open("wb") as metrics:
@@ -257,7 +257,7 @@ def _execute(
     store.write_json(folder / store.SUMMARY, summary)
 
 
-def follow(sheet: ResolvedSpec, host: Host, kept: Path, plot: RoleAttack) -> None:
+def follow(sheet: ResolvedSpec, host: Host, kept: Path, plot: EngineMaker) -> None:
     """Compute this rank's part of a run without writing a folder; all ranks measure together. Collective."""
     with one_thread(), _refusals_of(sheet):
         _walk(plot(sheet, host), sheet, host, kept, lambda steps: None, lambda line: None)
