@@ -1,7 +1,7 @@
 """Checks of the Triton kernels against torch's convolution in float64, on any device that can run them.
 
-`python -m tests.kernel_checks` with TRITON_INTERPRET=1 set runs them on a CPU; tests/test_kernels.py does so, and calls them
-directly where there is CUDA.
+`python -m tests.kernel_checks` with TRITON_INTERPRET=1 set runs them on a CPU; tests/test_triton_kernels.py does so, and calls
+them directly where there is CUDA.
 """
 
 from __future__ import annotations

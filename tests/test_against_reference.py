@@ -11,9 +11,9 @@ import torch
 
 from bymi import BALANCE, IOS, RULES, UBAR, Complete, Graph, LocalNetwork, Round, TrMean
 from bymi.core.topic import PARAMETERS
+from tests.inbox_fixtures import network_of, quadratic
 from tests.reference import graphs, rules
 from tests.reference.scenes import RunSetup, draw_scene
-from tests.rounds import network_of, quadratic
 
 SCENES = [
     pytest.param({"nodes": nodes, "dim": dim, "directed": directed, "losses": losses, "seed": seed}, id=f"{nodes}-{dim}-{seed}")

@@ -24,7 +24,7 @@ from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.checkpoints import Place, Saved
 from bymi.runs.safetensors_file import TensorFile, UnusableError
 from bymi.runs.state_schema import StateShape, pack
-from tests.broken_off import RUNS, assert_same_state, frame_of, state_at, undisturbed
+from tests.interruption_fixtures import RUNS, assert_same_state, frame_of, state_at, undisturbed
 
 EVERY = torch.arange(16)
 WHOLE = Place(EVERY)

@@ -11,7 +11,7 @@ from bymi import Complete, Detector, InputError, Mean, Panel, identify
 from bymi.core.streams import stream
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
-from tests.rounds import Tampering
+from tests.inbox_fixtures import Tampering
 
 
 def limit(scores: list[float], *, fdr_level: float = 0.2, offset: int = 0) -> float:

@@ -14,10 +14,10 @@ from bymi import Detector, Graph, identify
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
 from bymi.runs.metrics import false_discoveries, sure_detection
+from tests.inbox_fixtures import Tampering
 from tests.reference import detection as by_definition
 from tests.reference.rules import TRANSCRIPTIONS
 from tests.reference.scenes import RunSetup, draw_scene
-from tests.rounds import Tampering
 
 # Until it stands still, as its transcription does.
 SETTINGS: dict[str, dict[str, Any]] = {"geometric-median": {"iterations": 3000, "tolerance": 1e-15}}

@@ -29,7 +29,7 @@ from bymi.runs.metrics import SUMMARY_KEYS, Recorder
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import simulate
 from tests.idx_files import write_image_set
-from tests.rounds import Lone, draw_lone
+from tests.inbox_fixtures import Lone, draw_lone
 
 NODES, SAMPLES, TEST = 8, 40, 90
 WORDS = (

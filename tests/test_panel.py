@@ -16,7 +16,7 @@ from bymi.detection import Detector, Panel
 from bymi.detection.noise_edge import NoiseEdge
 from bymi.detection.reasons import HARD, REASONS, SEVERE
 from bymi.detection.score_test import noise_of
-from tests.rooms import MIXED, Hall, draw_hall, evidence_of, heard, reasons_of
+from tests.neighbourhood_fixtures import MIXED, Hall, draw_hall, evidence_of, heard, reasons_of
 
 LIARS = [(), ("shift",) * 4, ("small shift",) * 5, MIXED, ("apart",) * 3, ("plan",) * 5, ("mean", "exact", "same")]
 HALLS = {

@@ -20,10 +20,10 @@ from bymi.detection.spectrum import centred_diagonal, directions, uniform, wides
 from bymi.problems import linear_problem, linear_shard
 from bymi.problems.sample_split import fresh_halves
 from bymi.training.phases import FollowsProtocol, detect_hardened
+from tests.neighbourhood_fixtures import LEVEL, MIXED, Hall, draw_hall, evidence_of, found_in, heard, reasons_of
 from tests.reference import panel as by_definition
 from tests.reference.receiver import Data
 from tests.reference.scenes import draw_scene
-from tests.rooms import LEVEL, MIXED, Hall, draw_hall, evidence_of, found_in, heard, reasons_of
 
 PLOTS: dict[str, tuple[str, ...]] = {
     "nobody": (),

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.broken_off import RUNS, assert_alike, assert_same_state, rounds_of, scene_of, state_at, undisturbed
+from tests.interruption_fixtures import RUNS, assert_alike, assert_same_state, rounds_of, scene_of, state_at, undisturbed
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -13,8 +13,8 @@ from torch import Tensor
 from bymi import RULES, Round
 from bymi.aggregation import WeightedRule
 from bymi.core.message_validity import MAX_NORM_RATIO
+from tests.inbox_fixtures import Lone, draw_lone
 from tests.reference.rules import TRANSCRIPTIONS, Node
-from tests.rounds import Lone, draw_lone
 
 OFFSET, SPREAD = 1e4, 1e-3
 DRAWS = 40

@@ -14,8 +14,8 @@ from torch import Tensor
 from bymi import RULES, Complete, Inbox, LocalNetwork, Round
 from bymi.aggregation import CoordinateRule, WeightedRule
 from bymi.core.topic import PARAMETERS
+from tests.inbox_fixtures import Lone, draw_lone, lone_of, network_of, quadratic, unusable
 from tests.reference.scenes import RunSetup, draw_scene
-from tests.rounds import Lone, draw_lone, lone_of, network_of, quadratic, unusable
 
 # Without shrinking: a seed does not become simpler by becoming smaller.
 quick = settings(max_examples=15, deadline=None, derandomize=True, phases=[Phase.explicit, Phase.generate])

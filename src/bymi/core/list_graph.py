@@ -50,7 +50,7 @@ class ListGraph(Graph):
     def __post_init__(self) -> None:
         parts = (("hears", torch.bool, 2), ("weight", torch.float64, 2), ("self_weight", torch.float64, 1))
         if not isinstance(self.lists, NeighbourLists):
-            raise GraphError(f"lists: got {shown(self.lists)}, allowed: NeighbourLists; ListGraph.of_edges makes a graph from edges")
+            raise GraphError(f"lists: got {shown(self.lists)}, allowed: NeighbourLists; ListGraph.of_edges takes edges")
         for name, dtype, dimensions in parts:
             part, shape = getattr(self, name), self.lists.at.shape[:dimensions]
             if not isinstance(part, Tensor) or part.dtype != dtype or part.shape != shape:

@@ -222,7 +222,7 @@ class LocalNetwork:
     ) -> None:
         graph = as_graph(graph)
         fits = variants is None or isinstance(variants, Variants | ListedVariants)
-        require(fits, "variants", variants, "Faces, ListedFaces or None, such as Adversary.layout gives")
+        require(fits, "variants", variants, "Variants, ListedVariants or None, such as Adversary.layout gives")
         self.graph: Graph = graph
         self.variants = variants
         self._whole = graph if whole is None else whole

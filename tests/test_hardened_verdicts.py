@@ -33,10 +33,10 @@ from bymi.detection.evidence import Evidence, NeighbourIndex
 from bymi.detection.reasons import REASONS
 from bymi.problems.sample_split import fresh_halves
 from bymi.runs.simulate import local_network
-from tests.bench import claims_of, halves_of, parameters, verdict_of
+from tests.detection_fixtures import claims_of, halves_of, parameters, verdict_of
+from tests.inbox_fixtures import Tampering, network_of
+from tests.neighbourhood_fixtures import found_in
 from tests.reference.scenes import draw_scene
-from tests.rooms import found_in
-from tests.rounds import Tampering, network_of
 
 # Seats and evidence
 

@@ -41,9 +41,9 @@ from bymi.runs import (
 from bymi.runs.checkpointer import Checkpointer
 from bymi.runs.checkpoints import Place
 from bymi.runs.run_setup import set_up_run
-from tests.broken_off import RUNS, SMALL, frame_of, state_at
 from tests.commands import bymi, mistake
 from tests.idx_files import write_image_set
+from tests.interruption_fixtures import RUNS, SMALL, frame_of, state_at
 
 OFTEN, NEVER = Host(checkpoint_every=3), Host(checkpoint_every=0)
 

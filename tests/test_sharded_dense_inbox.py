@@ -24,7 +24,7 @@ from bymi.experiment import load
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import sharded_run, simulate
-from tests.rounds import quadratic
+from tests.inbox_fixtures import quadratic
 
 NODES, SHARDS = 13, 4
 DENSE = ErdosRenyi(0.7).draw(NODES, seed=2)

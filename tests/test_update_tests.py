@@ -17,13 +17,13 @@ from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import fused, shorten
 from bymi.detection.reasons import REASONS, SEVERE
 from bymi.detection.update_tests import claim_mismatch, drift_test
-from tests.bench import halves_of, parameters, verdict_of
+from tests.detection_fixtures import halves_of, parameters, verdict_of
+from tests.inbox_fixtures import Tampering, network_of
+from tests.neighbourhood_fixtures import found_in
 from tests.reference import panel as by_definition
 from tests.reference.panel import REACH
 from tests.reference.receiver import centre_of, weights_of
 from tests.reference.scenes import draw_scene
-from tests.rooms import found_in
-from tests.rounds import Tampering, network_of
 
 MEDIAN = GeometricMedian(iterations=3000, tolerance=1e-15)
 SETTINGS = {"smoothing": 1e-6, "iterations": 3000, "tolerance": 1e-15}
