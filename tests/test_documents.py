@@ -47,7 +47,7 @@ def test_python_snippets_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for code in blocks(page.read_text(), "python"):
-        exec(compile(code, str(page), "exec"), {"__name__": "snippet"})
+        exec(compile(code, str(page), "exec", dont_inherit=True), {"__name__": "snippet"})
     if page == ROOT / "README.md":
         flagged = re.search(r"flagged: \[(.*?)\]", capsys.readouterr().out)
         assert flagged is not None
