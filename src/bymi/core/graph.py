@@ -244,11 +244,11 @@ class MatrixGraph(Graph):
         graph = Graph.from_hears(kept)
         if exile is None:
             return graph
-        alone = cut.sum(0) > exile * self.hears.sum(0)
+        exiled = cut.sum(0) > exile * self.hears.sum(0)
         listens = self.hears & ~cut
         rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
         rows = rows + torch.diag(1 - rows.sum(1))
-        return MatrixGraph(torch.where(alone[:, None], listens, kept), torch.where(alone[:, None], rows, graph.mixing))
+        return MatrixGraph(torch.where(exiled[:, None], listens, kept), torch.where(exiled[:, None], rows, graph.mixing))
 
     def core(self) -> Core:
         reached = _reach(self.hears)

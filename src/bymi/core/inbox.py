@@ -151,14 +151,14 @@ class Inbox(ABC):
         own_length = length if stacked is own else norms(own)
         if present is not None:
             length = torch.where(present, length, torch.nan)
-        fine = usable(length, own_length)
-        if fine is None:
+        valid = usable(length, own_length)
+        if valid is None:
             if present is None:
                 return make(messages=stacked, heard=expected, weight=weight, own_column=own_position)
-            fine = present
-        stacked = torch.where(fine[:, None], stacked, torch.zeros_like(stacked))
+            valid = present
+        stacked = torch.where(valid[:, None], stacked, torch.zeros_like(stacked))
         if len(stacked):
-            own_position = torch.where((own_position >= 0) & fine[own_position.clamp_min(0)], own_position, -1)
+            own_position = torch.where((own_position >= 0) & valid[own_position.clamp_min(0)], own_position, -1)
         arcs = heard(length, own_length, expected, lists)
         return make(messages=stacked, heard=arcs, weight=weight * arcs, own_column=own_position)
 
@@ -167,11 +167,11 @@ class Inbox(ABC):
         """Inboxes of one round, aligned: a sender is heard in all of them or in none, and their rows line up."""
         complete = all(inbox.complete for inbox in inboxes)
         # Inboxes with different places have different rows, some perhaps in other processes.
-        alike = all(inbox.has_places_of(inboxes[0]) for inbox in inboxes)
-        if complete and (not alike or all(inbox.own_column is inboxes[0].own_column for inbox in inboxes)):
+        same_places = all(inbox.has_places_of(inboxes[0]) for inbox in inboxes)
+        if complete and (not same_places or all(inbox.own_column is inboxes[0].own_column for inbox in inboxes)):
             return tuple(inboxes)
         own_column = torch.stack([inbox.own_column for inbox in inboxes]).amin(0)
-        places = [own_column if alike else inbox.own_column for inbox in inboxes]
+        places = [own_column if same_places else inbox.own_column for inbox in inboxes]
         if complete:
             return tuple(replace(inbox, own_column=place) for inbox, place in zip(inboxes, places, strict=True))
         heard = torch.stack([inbox.heard for inbox in inboxes]).all(0)
@@ -332,9 +332,9 @@ class Inbox(ABC):
         if self.complete:
             return VectorStack(join(self.messages, self.own if bool(unsent.all()) else self.own[unsent])), position
         # A diverged vector is not used; zero keeps the products of the others finite.
-        sane = norms(self.own[unsent]) < OVERFLOW
-        extra = torch.where(sane[:, None], self.own[unsent], torch.zeros_like(self.own[:1]))
-        return VectorStack(torch.cat([self.messages, extra]), torch.cat([self._present, sane])), position
+        valid = norms(self.own[unsent]) < OVERFLOW
+        extra = torch.where(valid[:, None], self.own[unsent], torch.zeros_like(self.own[:1]))
+        return VectorStack(torch.cat([self.messages, extra]), torch.cat([self._present, valid])), position
 
     @property
     def _present(self) -> Tensor:

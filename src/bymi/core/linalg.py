@@ -41,8 +41,8 @@ def norms_surely_below(vectors: Tensor, bound: float) -> bool:
 def join(above: Tensor, below: Tensor) -> Tensor:
     """Rows `above` and `below` in one tensor [R, D], without a copy if they are adjacent in memory."""
     size, end = above.shape[1], above.data_ptr() + above.numel() * above.element_size()
-    apart = below.data_ptr() != end or not above.is_contiguous() or not below.is_contiguous()
-    if apart or above.untyped_storage().data_ptr() != below.untyped_storage().data_ptr():
+    separate = below.data_ptr() != end or not above.is_contiguous() or not below.is_contiguous()
+    if separate or above.untyped_storage().data_ptr() != below.untyped_storage().data_ptr():
         return torch.cat([above, below])
     return above.as_strided((len(above) + len(below), size), (size, 1))
 
@@ -123,9 +123,9 @@ def inner_of_sets(left: Tensor, left_at: Tensor, right: Tensor, right_at: Tensor
     return total
 
 
-def _gather(vectors: Tensor, at: Tensor) -> Tensor:
-    """Rows `at` [b, n] in float64 [b, n, D]."""
-    return vectors.index_select(0, at.flatten()).view(*at.shape, -1).to(torch.float64)
+def _gather(vectors: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` [b, n] in float64 [b, n, D]."""
+    return vectors.index_select(0, index.flatten()).view(*index.shape, -1).to(torch.float64)
 
 
 def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:

@@ -151,12 +151,12 @@ class ListGraph(Graph):
         weight, self_weight = _metropolis(self.lists, kept)
         if exile is None:
             return ListGraph(self.lists, kept, weight, self_weight)
-        alone = (self.count(cut) > exile * self.count(self.hears))[:, None]
+        exiled = (self.count(cut) > exile * self.count(self.hears))[:, None]
         listens = self.hears & ~cut
         rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
-        weight = torch.where(alone, rows, weight)
-        self_weight = torch.where(alone[:, 0], 1 - rows.sum(1), self_weight)
-        return ListGraph(self.lists, torch.where(alone, listens, kept), weight, self_weight)
+        weight = torch.where(exiled, rows, weight)
+        self_weight = torch.where(exiled[:, 0], 1 - rows.sum(1), self_weight)
+        return ListGraph(self.lists, torch.where(exiled, listens, kept), weight, self_weight)
 
     def core(self) -> Core:
         part = _components(self.lists, self.hears)

@@ -60,16 +60,20 @@ class _ColumnUsage:
     def of(inbox: Inbox, share: Tensor) -> _ColumnUsage:
         expected, heard, receiver_group = inbox.expected, inbox.heard, inbox.receiver_group
         if receiver_group is not None:
-            whole = inbox.complete and bool((share >= 1).logical_or(~expected).all())
-            if receiver_group.agree(whole):  # most rounds: no traffic
+            untouched = inbox.complete and bool((share >= 1).logical_or(~expected).all())
+            if receiver_group.agree(untouched):  # most rounds: no traffic
                 return _ColumnUsage(torch.ones_like(share[0]), torch.ones_like(expected[0]), expected, False)
             packed = torch.stack([share, expected.to(share), heard.to(share)], 1)
             wide = packed.new_zeros(*packed.shape[:2], receiver_group.total).index_copy(2, receiver_group.columns, packed)
             share, expected, heard = receiver_group.gather(wide).unbind(1)
             expected, heard = expected > 0, heard > 0
-        most = expected.sum(0)
-        left = _median_share(share, expected, most)
-        usable = most > 0 if inbox.complete and receiver_group is None else (2 * heard.sum(0) >= most) & (most > 0)
+        receiver_count = expected.sum(0)
+        left = _median_share(share, expected, receiver_count)
+        usable = (
+            receiver_count > 0
+            if inbox.complete and receiver_group is None
+            else (2 * heard.sum(0) >= receiver_count) & (receiver_count > 0)
+        )
         shortened = bool((left < 1).any())
         if receiver_group is None:
             return _ColumnUsage(left, usable, expected, shortened)
@@ -77,16 +81,16 @@ class _ColumnUsage:
         return _ColumnUsage(left[columns], usable[columns], expected[:, columns], shortened)
 
 
-def _median_share(share: Tensor, expected: Tensor, most: Tensor) -> Tensor:
+def _median_share(share: Tensor, expected: Tensor, receiver_count: Tensor) -> Tensor:
     """Lower median share [J] over the receivers that expect each message; sorted only where it is below one."""
-    low = ((share < 1) & expected).sum(0)
-    short = ((2 * low >= most) & (most > 0)).nonzero().flatten()
-    left = torch.ones_like(share[0])
+    clipped_count = ((share < 1) & expected).sum(0)
+    short = ((2 * clipped_count >= receiver_count) & (receiver_count > 0)).nonzero().flatten()
+    shares = torch.ones_like(share[0])
     if not len(short):
-        return left
+        return shares
     parts, valid = share.index_select(1, short).T, expected.index_select(1, short).T
     ordered = ascending(parts.masked_fill(~valid, torch.inf))
-    return left.index_copy(0, short, ordered.gather(1, (most[short, None] - 1) // 2).squeeze(1))
+    return shares.index_copy(0, short, ordered.gather(1, (receiver_count[short, None] - 1) // 2).squeeze(1))
 
 
 def _as_used(inbox: Inbox, fate: _ColumnUsage) -> Tensor:
@@ -118,8 +122,8 @@ def _as_used_by_table(inbox: Inbox, share: Tensor, table: PerArcLists) -> Tensor
     """`_as_used` where all receivers are held here and each variant has one of them."""
     messages, further = inbox.messages, table.further
     part = share.flatten().index_select(0, further.at)
-    most = table.count(table.there, len(messages))[: share.shape[1]]
-    fate = _ColumnUsage(_median_share(share, table.first, most), table.there, table.first, True)
+    receiver_count = table.count(table.there, len(messages))[: share.shape[1]]
+    fate = _ColumnUsage(_median_share(share, table.first, receiver_count), table.there, table.first, True)
     short, clipped = (fate.left < 1).nonzero().flatten(), (part < 1).nonzero().flatten()
     if not len(short) and not len(clipped):
         return messages
@@ -159,19 +163,22 @@ class _Places:
         gathered = receiver_group.gather(torch.stack([number.to(share), share, heard.to(share)], 1))
         number, share, heard = gathered[:, 0].to(torch.int64), gathered[:, 1], gathered[:, 2] > 0
         local = torch.full((receiver_group.total + 1,), -1, device=number.device)  # the last entry is for -1
-        at = local.index_copy(0, receiver_group.kept, torch.arange(len(receiver_group.kept), device=number.device))[number]
+        index = local.index_copy(0, receiver_group.kept, torch.arange(len(receiver_group.kept), device=number.device))[number]
         # Over all messages of the round, so that all processes decide alike: is any median below one?
-        low, expected_count = (
+        clipped_count, expected_count = (
             torch.bincount(number[mask], minlength=receiver_group.total) for mask in ((share < 1) & (number >= 0), number >= 0)
         )
         return _Places(
-            NeighbourLists(at.clamp_min(0), at >= 0), share, heard, bool(((2 * low >= expected_count) & (low > 0)).any())
+            NeighbourLists(index.clamp_min(0), index >= 0),
+            share,
+            heard,
+            bool(((2 * clipped_count >= expected_count) & (clipped_count > 0)).any()),
         )
 
     def usable(self, count: int) -> Tensor:
         """Mask [J] of messages that at least half of their receivers heard."""
-        most = self.arcs.count(self.arcs.there, count)
-        return (2 * self.arcs.count(self.heard, count) >= most) & (most > 0)
+        receiver_count = self.arcs.count(self.arcs.there, count)
+        return (2 * self.arcs.count(self.heard, count) >= receiver_count) & (receiver_count > 0)
 
 
 def _as_used_by_lists(inbox: Inbox, kept: Tensor, places: _Places) -> Tensor:
@@ -182,8 +189,8 @@ def _as_used_by_lists(inbox: Inbox, kept: Tensor, places: _Places) -> Tensor:
     receivers, numbers = arcs.flat
     parts = arcs.flatten(places.share)
     # Where less than half of the receivers clipped a message, the median is one.
-    low = torch.bincount(numbers[parts < 1], minlength=size)
-    short = (2 * low >= arcs.count(arcs.there, size)) & (low > 0)
+    clipped_count = torch.bincount(numbers[parts < 1], minlength=size)
+    short = (2 * clipped_count >= arcs.count(arcs.there, size)) & (clipped_count > 0)
     on_short = short[numbers].nonzero().flatten()
     if not len(on_short) and inbox.receiver_group is None:
         return kept

@@ -22,12 +22,12 @@ def usable(length: Tensor, own_length: Tensor) -> Tensor | None:
     reach = MAX_NORM_RATIO * own_length.clamp_min(1.0)
     if len(length) and bool((length.max() <= reach.min()) & (own_length.max() < OVERFLOW)):
         return None
-    sane = own_length < OVERFLOW  # NaN compares false
-    return length <= (torch.where(sane, reach, -torch.inf).amax() if len(reach) else -torch.inf)
+    finite = own_length < OVERFLOW  # NaN compares false
+    return length <= (torch.where(finite, reach, -torch.inf).amax() if len(reach) else -torch.inf)
 
 
 def heard(length: Tensor, own_length: Tensor, expected: Tensor, lists: NeighbourLists | None) -> Tensor:
     """Mask of expected messages that are heard [B, J], from message norms [J] and own norms [B]; with lists [B, n]."""
-    reach, sane = MAX_NORM_RATIO * own_length.clamp_min(1.0), own_length < OVERFLOW
+    reach, finite = MAX_NORM_RATIO * own_length.clamp_min(1.0), own_length < OVERFLOW
     length = length[None, :] if lists is None else lists.look(length)
-    return expected & (length <= reach[:, None]) & sane[:, None]
+    return expected & (length <= reach[:, None]) & finite[:, None]

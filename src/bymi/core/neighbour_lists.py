@@ -212,11 +212,11 @@ def median_by_number(numbers: Tensor, values: Tensor, size: int, fill: float) ->
     if not len(values):
         return values.new_full((size,), fill)
     counts = torch.bincount(numbers, minlength=size)
-    alone = counts[numbers] == 1  # nothing to sort
-    output = values.new_full((size,), fill).index_copy(0, numbers[alone], values[alone])
-    if bool(alone.all()):
+    single = counts[numbers] == 1  # nothing to sort
+    output = values.new_full((size,), fill).index_copy(0, numbers[single], values[single])
+    if bool(single.all()):
         return output
-    numbers, values, counts = numbers[~alone], values[~alone], torch.where(counts == 1, 0, counts)
+    numbers, values, counts = numbers[~single], values[~single], torch.where(counts == 1, 0, counts)
     order = torch.argsort(values)
     order = order[torch.argsort(numbers[order], stable=True)]
     middle = torch.cumsum(counts, 0) - counts + (counts - 1).clamp_min(0) // 2

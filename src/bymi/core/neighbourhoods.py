@@ -83,9 +83,9 @@ def by_degree(lists: NeighbourLists) -> Iterator[tuple[Tensor, int]]:
 
     Little is padded, and [b, n, n] temporaries stay bounded.
     """
-    there = lists.there
+    filled = lists.there
     # Up to the last non-empty place: a list may have gaps.
-    lengths = (there * torch.arange(1, there.shape[1] + 1, device=there.device)).amax(1) if there.numel() else there.sum(1)
+    lengths = (filled * torch.arange(1, filled.shape[1] + 1, device=filled.device)).amax(1) if filled.numel() else filled.sum(1)
     order = torch.argsort(lengths, stable=True)
     start = 0
     while start < len(order):

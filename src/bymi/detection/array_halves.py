@@ -44,8 +44,8 @@ class ArrayHalves:
         outcasts = {row: _reason(one[row], two[row]) for row in (~(longest <= OVERFLOW)).nonzero().flatten().tolist()}
         rows = [row for row in range(size) if row not in outcasts]
         if len(rows) < _FEWEST:
-            what = f"finite values and a norm up to {OVERFLOW:g}"
-            raise InputError(f"got {len(rows)} of {size} machines with {what}, need {_FEWEST} or more to compare")
+            allowed = f"finite values and a norm up to {OVERFLOW:g}"
+            raise InputError(f"got {len(rows)} of {size} machines with {allowed}, need {_FEWEST} or more to compare")
         if own is not None and own in outcasts:
             raise InputError(f"own: row {own} is {outcasts[own]}, and nothing can be compared with it")
         at = torch.tensor(rows, dtype=torch.int64, device=one.device)

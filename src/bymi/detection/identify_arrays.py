@@ -116,32 +116,32 @@ def _hardened(halves: ArrayHalves, fdr_level: float, panel: Panel) -> _Judgement
     alternatives = [judge(panel.times(factor)).flagged[0] for factor in (_TIGHTER, _WIDER)]
     reasons = [REASONS[code] for code in findings.code[0].tolist()]
     hard = torch.tensor([reason in HARD for reason in reasons], device=flagged.device)
-    left = evidence.without(hard[None])
-    bounds = panel.bounds(float(panel.wider(left.count)))
-    limit = bounds["score"] * _noise(findings.scores[0], left.judged[0])
+    remaining = evidence.without(hard[None])
+    bounds = panel.bounds(float(panel.wider(remaining.count)))
+    limit = bounds["score"] * _noise(findings.scores[0], remaining.judged[0])
     notes: tuple[str, ...] = ()
     if bool(findings.guarded[0]):
         notes = ("a majority looked off, so the estimates cannot be trusted: only flags that need no estimate are left",)
     return _Judgement(
         scores=findings.scores[0],
-        counted=left.judged[0],
+        counted=remaining.judged[0],
         flagged=flagged,
         reasons=reasons,
         statistic=torch.where(flagged, findings.figure[0], torch.nan),
         borderline=(alternatives[0] != flagged) | (alternatives[1] != flagged),
         limit=limit,
-        shift=_smallest_shift(left, findings, limit, bounds["joint score"]),
+        shift=_smallest_shift(remaining, findings, limit, bounds["joint score"]),
         notes=notes,
         bounds=bounds,
     )
 
 
-def _smallest_shift(left: Evidence, findings: Findings, limit: float, enough: float) -> float:
+def _smallest_shift(remaining: Evidence, findings: Findings, limit: float, enough: float) -> float:
     """Norm of the shift at which one row's score reaches the limit and its halves have the cosine that a score needs."""
-    lengths = left.lengths(findings.weights)
-    usual = noise_of(findings.scores / lengths, left.judged)
+    lengths = remaining.lengths(findings.weights)
+    usual = noise_of(findings.scores / lengths, remaining.judged)
     cosine = float(least_cosine(usual, torch.full_like(usual, enough)))
-    noise2 = float(median(lengths, left.judged))
+    noise2 = float(median(lengths, remaining.judged))
     # Halves with noise of norm e and a common shift s have the cosine s^2 / (s^2 + e^2).
     needed = noise2 * cosine / (1 - cosine) if cosine < 1 else math.inf
     return math.sqrt(max(limit, needed))
@@ -162,7 +162,7 @@ def _published(
         scores=scores,
         counted=halves.judged,
         flagged=flagged,
-        reasons=["score" if each else "kept" for each in flagged.tolist()],
+        reasons=["score" if flag else "kept" for flag in flagged.tolist()],
         statistic=torch.full_like(scores, torch.nan),
         borderline=(scores >= _TIGHTER * limit) & (scores < _WIDER * limit),
         limit=float(limit),

@@ -128,24 +128,26 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         middle = _centre(evidence.without(code != 0), panel, centre)
 
     # From here on evidence is soft: it depends on the centre.
-    hard, left = code.clone(), evidence.without(code != 0)
-    wider = panel.wider(left.count)
-    scores = left.scores(middle.weights, cross_fit=cross_fit)
+    hard, remaining = code.clone(), evidence.without(code != 0)
+    wider = panel.wider(remaining.count)
+    scores = remaining.scores(middle.weights, cross_fit=cross_fit)
     if panel.strong is None:
-        limit = threshold(torch.where(left.judged, scores, 0.0), left.judged, fdr_level=fdr_level, offset=offset)
-        units, flagged = scores, left.judged & (scores >= limit[:, None])
+        limit = threshold(torch.where(remaining.judged, scores, 0.0), remaining.judged, fdr_level=fdr_level, offset=offset)
+        units, flagged = scores, remaining.judged & (scores >= limit[:, None])
     else:
         strong, weak = panel.strong * wider, panel.weak * wider
-        lengths = left.lengths(middle.weights)
+        lengths = remaining.lengths(middle.weights)
         enough = weak if panel.dimension_free else None
-        flagged, units = outstanding(scores, lengths, left.judged, fdr_level=fdr_level, strong=strong, weak=weak, enough=enough)
+        flagged, units = outstanding(
+            scores, lengths, remaining.judged, fdr_level=fdr_level, strong=strong, weak=weak, enough=enough
+        )
         note(flagged & (units >= _SEVERE * strong), "extreme score", units)
     note(flagged, "score", units)
     if panel.direction is not None:
         strong, weak = panel.direction * wider, panel.joint * wider
         # Without rows of extreme score, which would raise the number of flags that the rate allows. Half the level, since the
         # direction was selected for its variance.
-        without_extreme = left.without(code == reason_code("extreme score"))
+        without_extreme = remaining.without(code == reason_code("extreme score"))
         if panel.dimension_free:  # with more dimensions than rows, fewer rows have a larger noise edge
             middle = replace(middle, noise=NoiseEdge().noise(without_extreme))
         flagged, z = shifted(
@@ -154,8 +156,8 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
         note(flagged, "direction", z)
     guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
-        code, guarded = _guard(code, hard, screened, left, panel.guard)
-    figure = torch.where((code == 0) & left.judged, units, figure)
+        code, guarded = _guard(code, hard, screened, remaining, panel.guard)
+    figure = torch.where((code == 0) & remaining.judged, units, figure)
     return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded, middle.weights)
 
 

@@ -69,9 +69,9 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
             network = detection.network
             yield replace(detection, state=current)
             del detection
-        left, tracker, settled = range(current.step, end), current.tracker, current.settled
+        remaining, tracker, settled = range(current.step, end), current.tracker, current.settled
         for snapshot in optimise(
-            problem, network, plan, current.theta, deviation, steps=left, tracker=tracker, settled=settled
+            problem, network, plan, current.theta, deviation, steps=remaining, tracker=tracker, settled=settled
         ):
             if current.trail is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)

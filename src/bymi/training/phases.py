@@ -236,14 +236,14 @@ def optimise(
     network. Mutual pruning leaves doubly stochastic weights, for which the tracker would be 1 / M everywhere: there is none.
     """
     nodes, settings = network.nodes, plan.optimisation
-    everything = all_samples(problem, nodes)
+    samples = all_samples(problem, nodes)
     first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
-    even = plan.detector is not None and plan.detector.pruning == "mutual"
+    doubly_stochastic = plan.detector is not None and plan.detector.pruning == "mutual"
     fuse = None if plan.watch is None or plan.watch.fuse is None else SelfCentredClipping(plan.watch.fuse)
     steps = range(first, plan.steps) if steps is None else steps
-    if tracker is None and not even:
+    if tracker is None and not doubly_stochastic:
         tracker, settled = premix(network, settings, step=steps.start)
-    for step, chosen in _draw(everything.warm_up, everything.sizes, nodes, settings.batch, plan.seed, steps):
+    for step, chosen in _draw(samples.warm_up, samples.sizes, nodes, settings.batch, plan.seed, steps):
         rate = settings.step_size.at(step - first, rounds)
         gradient = deviation.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
         adapt_first = settings.order == "adapt-then-combine"
@@ -341,13 +341,13 @@ def _draw(
     `sizes` [B]: number of valid entries per row; None: all.
     """
     high = pool.shape[1] if sizes is None else sizes[:, None]
-    everything = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
+    whole_pool = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
     for start in range(steps.start, steps.stop, _STEPS_AT_ONCE):
         chunk = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
         step_column = torch.arange(chunk.start, chunk.stop, device=nodes.device)[:, None]
         positions = stream(seed, "batch", node=nodes, step=step_column, device=nodes.device).integers(high, batch)
         for step, row in zip(chunk, positions, strict=True):
-            yield step, row if everything else torch.gather(pool, 1, row)
+            yield step, row if whole_pool else torch.gather(pool, 1, row)
 
 
 __all__ = [

@@ -105,8 +105,8 @@ class WarmUp:
         falling = round(self.cool_down * rounds)
         if not falling:
             return 1.0
-        still = min(_STILL, falling)
-        return min(1.0, max(0, rounds - still - step) / max(1, falling - still))
+        zero_rounds = min(_STILL, falling)
+        return min(1.0, max(0, rounds - zero_rounds - step) / max(1, falling - zero_rounds))
 
 
 @dataclass(frozen=True)
