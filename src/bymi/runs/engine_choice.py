@@ -101,11 +101,11 @@ def alone(sheet: ResolvedSpec, host: Host, given: Given | None = None) -> Engine
 
 def lay_out(sheet: ResolvedSpec, host: Host, group: Group) -> Engine:
     """The engine of a run over a group; a single rank that computes all nodes at once uses OneProcess. Collective."""
-    setup = _built_by_all(group, lambda: set_up_run(sheet, host, group))
+    setup = _by_all(group, lambda: set_up_run(sheet, host, group))
     return OneProcess(setup, sheet) if setup.layout is None else ManyProcesses(setup, sheet, group)
 
 
-def _built_by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:
+def _by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:
     """What `build` returns on each process. Collective: an error on one of them, such as in its own data, is raised on all."""
     setup, error = None, None
     try:
