@@ -162,7 +162,7 @@ def test_a_cut_figure_does_not_count_as_done(name: str, share: float, original: 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bymi import files
+from bymi.core import files
 from bymi.report import figures
 real = files.write_bytes
 def cut(path, content):

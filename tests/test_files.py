@@ -201,7 +201,7 @@ def test_devices_pipes_and_folders_are_not_replaced(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bymi import files
+from bymi.core import files
 with files.writing(Path(sys.argv[1])) as file:
     file.write(b"half of it")
     file.flush()

@@ -92,7 +92,7 @@ def judge(room: Room, detector: Detector, monkeypatch: pytest.MonkeyPatch, adver
     network = local_network(Graph.from_hears(room.hears), adversary)
     plan = Plan(steps=3, warm_up_steps=2, detector=detector, identification=IDENTIFICATION)
     with monkeypatch.context() as patch:
-        patch.setattr(phases, "identify_asked", listen)
+        patch.setattr(phases, "judge_replies", listen)
         snapshot = detect_published(room.problem, network, plan, room.split, room.theta, adversary or FollowsProtocol())
     assert snapshot.verdict is not None
     return Judged(snapshot, snapshot.verdict, {reply.receiver: reply for reply in kept})

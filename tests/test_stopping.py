@@ -146,11 +146,11 @@ def test_settings() -> None:
     for words, message in {
         "stop.patience=3": "stop.tolerance: missing",
         "stop.tolerance=0": "stop.tolerance: got 0, allowed: greater than 0",
-        "stop.on=time": "stop.on: got 'time'",
+        "stop.on=time stop.tolerance=0.1": "stop.on: got 'time'",
         "stop=soon": "stop: got 'soon'",
     }.items():
         with pytest.raises(InputError, match=message):
-            load(None, [words])
+            load(None, words.split())
     for how, message in (({"tolerance": 0.0}, "tolerance: got 0.0"), ({"tolerance": 1.0, "patience": 0}, "patience: got 0")):
         with pytest.raises(InputError, match=message):
             Stop(**how)  # type: ignore[arg-type]

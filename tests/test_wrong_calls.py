@@ -287,8 +287,8 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("folder", lambda: bymi.load_model(None)),  # type: ignore[arg-type]
     ("node", lambda: bymi.load_model("runs", node="first")),  # type: ignore[arg-type]
     ("no model.safetensors there", lambda: bymi.load_model("/nowhere")),
-    ("nodes", lambda: outlook.Question("150", 20)),  # type: ignore[arg-type]
-    ("ratio", lambda: outlook.Question(150, 20, NAN)),
+    ("nodes", lambda: power.Setting("150", 20)),  # type: ignore[arg-type]
+    ("ratio", lambda: power.Setting(150, 20, NAN)),
     ("shards", lambda: datasets.LabelShards(2.0)),  # type: ignore[arg-type]
     ("dim", lambda: tasks.Linear(dim=True)),
     ("partition", lambda: tasks.MNIST(partition=3)),  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from bymi.training.algorithm import drsgd_bymi
 from bymi.training.plan import Optimisation, Plan, WarmUp
 
 Build = Callable[[Graph], Sequence[Network]]
-VectorStack = dict[str, Tensor]
+Observations = dict[str, Tensor]
 """Observations of the nodes of a network by name, [B, ...] each."""
 
 _DIM = 5
@@ -67,7 +67,7 @@ def _vectors(nodes: Tensor, number: int, dim: int = _DIM) -> Tensor:
     return torch.sin((1.0 + number + nodes[:, None].double()) * (1.0 + torch.arange(dim)).square())
 
 
-def _seen(inbox: Inbox, network: Network, name: str) -> VectorStack:
+def _seen(inbox: Inbox, network: Network, name: str) -> Observations:
     """Nodes heard, and their messages and weights through random sums, which reveal a wrong message."""
     size = network.size
     weight = _vectors(network.nodes, 0, size)
@@ -83,26 +83,26 @@ def _seen(inbox: Inbox, network: Network, name: str) -> VectorStack:
     }
 
 
-def _exchanged(network: Network, outgoing: dict[Topic, Tensor | Outgoing], step: int = 0) -> VectorStack:
+def _exchanged(network: Network, outgoing: dict[Topic, Tensor | Outgoing], step: int = 0) -> Observations:
     inboxes = network.exchange(step, outgoing)
-    rows: VectorStack = {}
+    rows: Observations = {}
     for topic, inbox in zip(outgoing, inboxes, strict=True):
         rows |= _seen(inbox, network, topic.kind)
     return rows
 
 
-def _arcs(network: Network) -> VectorStack:
+def _arcs(network: Network) -> Observations:
     size = torch.full((len(network.nodes),), network.size)
     return {"size": size, "arcs": network.arcs}
 
 
-def _one_topic(network: Network) -> VectorStack:
+def _one_topic(network: Network) -> Observations:
     return _exchanged(network, {PARAMETERS: _vectors(network.nodes, 1)})
 
 
-def _many_rounds(network: Network) -> VectorStack:
+def _many_rounds(network: Network) -> Observations:
     """Vectors of one round must not arrive in another."""
-    rows: VectorStack = {}
+    rows: Observations = {}
     for step in range(3):
         rows |= {
             f"{key}, round {step}": row
@@ -111,7 +111,7 @@ def _many_rounds(network: Network) -> VectorStack:
     return rows
 
 
-def _lost(network: Network) -> VectorStack:
+def _lost(network: Network) -> Observations:
     """A message lost under one topic counts as lost under the other, too."""
     own = _vectors(network.nodes, 3)
     lost = network.nodes == _LOST
@@ -119,8 +119,8 @@ def _lost(network: Network) -> VectorStack:
     return _exchanged(network, {FIRST_HALF: own + 1, SECOND_HALF: Outgoing(own, sent, ~lost)})
 
 
-def _unusable(value: float) -> Callable[[Network], VectorStack]:
-    def play(network: Network) -> VectorStack:
+def _unusable(value: float) -> Callable[[Network], Observations]:
+    def play(network: Network) -> Observations:
         own = _vectors(network.nodes, 4)
         odd = network.nodes == _LOST
         return _exchanged(network, {PARAMETERS: Outgoing(own, torch.where(odd[:, None], value, own), ~odd)})
@@ -128,13 +128,13 @@ def _unusable(value: float) -> Callable[[Network], VectorStack]:
     return play
 
 
-def _other(network: Network) -> VectorStack:
+def _other(network: Network) -> Observations:
     """Some nodes send a vector other than their own, and keep their own."""
     own, same = _vectors(network.nodes, 5), network.nodes % 3 != 0
     return _exchanged(network, {PARAMETERS: Outgoing(own, torch.where(same[:, None], own, -own), same)})
 
 
-def _asked(network: Network, *, changed: bool = False) -> VectorStack:
+def _asked(network: Network, *, changed: bool = False) -> Observations:
     """Replies at the point of the asker; `changed`: as the asker receives them through the hook `received`."""
     points, who = _vectors(network.nodes, 6), network.nodes != 1
     rows = {"asked": torch.zeros_like(who), "points": torch.zeros_like(points)}
@@ -172,7 +172,7 @@ def _asked(network: Network, *, changed: bool = False) -> VectorStack:
     return rows | _one_topic(network)
 
 
-def _votes(network: Network) -> VectorStack:
+def _votes(network: Network) -> Observations:
     count = len(network.nodes)
     return {
         "agreement of all": torch.full((count,), network.agree(True)),
@@ -191,13 +191,13 @@ def _flags(network: Network) -> Tensor:
     return flagged
 
 
-def _pruned(network: Network) -> VectorStack:
+def _pruned(network: Network) -> Observations:
     after = network.prune(_flags(network))
     return _arcs(after) | _one_topic(after)
 
 
-def _weighed(*, mutual: bool, exile: float | None = None) -> Callable[[Network], VectorStack]:
-    def play(network: Network) -> VectorStack:
+def _weighed(*, mutual: bool, exile: float | None = None) -> Callable[[Network], Observations]:
+    def play(network: Network) -> Observations:
         flags = _flags(network)
         after = network.weigh(flags, mutual=mutual, exile=exile)
         again = after.weigh(flags.roll(1, 1) & network.arcs, mutual=mutual, exile=exile)
@@ -207,10 +207,10 @@ def _weighed(*, mutual: bool, exile: float | None = None) -> Callable[[Network],
     return play
 
 
-def _run(plan: Plan) -> Callable[[Network], VectorStack]:
-    def play(network: Network) -> VectorStack:
+def _run(plan: Plan) -> Callable[[Network], Observations]:
+    def play(network: Network) -> Observations:
         shard = linear_shard(torch.arange(network.size), samples=24, dim=_DIM, seed=0)
-        rows: VectorStack = {}
+        rows: Observations = {}
         for snapshot in drsgd_bymi(linear_problem(shard, seed=0), network, plan):
             rows[f"models after round {snapshot.step} ({snapshot.phase})"] = snapshot.theta
             if snapshot.verdict is not None:
@@ -225,7 +225,7 @@ class _Check:
     """One check: `play` is called with each network, and with a LocalNetwork of all nodes."""
 
     name: str
-    play: Callable[[Network], VectorStack]
+    play: Callable[[Network], Observations]
     symmetric: bool = False  # for undirected graphs only
 
 
@@ -258,10 +258,10 @@ _CHECKS = tuple(_checks())
 
 
 def _side_by_side(
-    networks: Sequence[Network], play: Callable[[Network], VectorStack], timeout: float, name: str
-) -> list[VectorStack]:
+    networks: Sequence[Network], play: Callable[[Network], Observations], timeout: float, name: str
+) -> list[Observations]:
     """Results of `play` on each network, all run concurrently."""
-    results: dict[int, VectorStack] = {}
+    results: dict[int, Observations] = {}
     failures: list[BaseException] = []
 
     def run_one(index: int) -> None:
