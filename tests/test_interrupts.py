@@ -91,8 +91,8 @@ def test_an_interrupt_in_the_middle_of_a_run_stores_it(tmp_path: Path) -> None:
     words = [*LONG, "method=dsgd", "--out", str(tmp_path)]
     ready = tmp_path / "ready"
     prelude = (
-        "from pathlib import Path\nimport bymi.runs.checkpointer as keeper\nwants = keeper.Keeper.wants\n"
-        f"def told(self, *words):\n    Path({str(ready)!r}).touch()\n    return wants(self, *words)\nkeeper.Keeper.wants = told"
+        "from pathlib import Path\nfrom bymi.runs.checkpointer import Checkpointer\nwants = Checkpointer.wants\n"
+        f"def told(self, *words):\n    Path({str(ready)!r}).touch()\n    return wants(self, *words)\nCheckpointer.wants = told"
     )
     code, said = interrupted(words, ready, prelude)
     assert code == 130

@@ -18,7 +18,7 @@ from bymi.core.topology import Complete
 from bymi.detection.update_history import UpdateHistory
 from bymi.distributed import list_shards as strips
 from bymi.distributed import point_queries as inquiry
-from bymi.distributed import router as router
+from bymi.distributed import router
 from bymi.distributed.group import Group
 from bymi.distributed.sharded_list_inbox import ShardedListInbox
 from bymi.distributed.sharded_run import ShardedRun, default_layout
@@ -147,7 +147,10 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
 
 
 IMAGES = [*LENET, "nodes=8", "graph=regular:degree=6", "steps=6", *HARDENED, "attack=ood"]
-BUFFERS = ("engine.inquiry", "engine.strips", "engine.records", "engine.layout", "usage", "runs.yardsticks")
+BUFFERS = (
+    *("distributed.point_queries", "distributed.list_shards", "distributed.gathered_rounds", "distributed.shard_layout"),
+    *("core.message_usage", "runs.evaluators"),
+)
 NODES, DIM = 300, 130
 SIZE = NODES * DIM
 LARGE = [

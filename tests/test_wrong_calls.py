@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 import bymi
-from bymi import attacks, datasets, detection, experiment
-from bymi import power as outlook
+from bymi import attacks, datasets, detection, experiment, power
 from bymi.attacks import Adversary
 from bymi.core.errors import BymiError, GraphError, InputError, is_integer, is_number, shown
 from bymi.core.named_parts import Checked, check_fields, read_value
