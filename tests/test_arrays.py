@@ -118,7 +118,7 @@ def test_a_centre_without_weights_is_cross_fitted_by_its_value_for_second_halves
 
 
 @pytest.mark.parametrize(
-    ("count", "dim", "bad", "shift"), [(12, 40, 2, 20.0), (30, 500, 4, 14.0), (25, 12, 9, 12.0), (40, 300, 6, 60.0)]
+    ("count", "dim", "bad", "shift"), [(12, 40, 2, 20.0), (20, 300, 4, 14.0), (25, 12, 9, 12.0), (24, 200, 4, 60.0)]
 )
 @pytest.mark.parametrize("together", [True, False])
 def test_the_hardened_verdict_is_the_transcribed_panel(count: int, dim: int, bad: int, shift: float, together: bool) -> None:
