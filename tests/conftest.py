@@ -1,6 +1,10 @@
-"""One torch thread a test process: the suite runs in parallel, and sums then come out in one order."""
+"""One thread per test process and per process that it starts: the suite runs in parallel, and sums come out in one order."""
 
 from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy and torch are imported
 
 import pytest
 import torch

@@ -282,7 +282,7 @@ def test_the_estimate_is_no_more_than_what_a_run_takes(words: list[str], tmp_pat
     )
     command = [sys.executable, "-c", program, str(tmp_path), "method=dsgd", "steps=8", "warm_up.steps=2", *words]
     taken, told = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
-    assert told <= 1.1 * taken
+    assert told <= 1.3 * taken
     assert told >= 0.25 * taken
 
 

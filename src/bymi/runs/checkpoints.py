@@ -22,7 +22,7 @@ from bymi.core.files import sync_folder
 from bymi.distributed.group import Group
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.safetensors_file import TensorFile, UnusableError
-from bymi.runs.state_schema import AXES, ShardLayout, StateShape, expected, pack, unpack
+from bymi.runs.state_schema import AXES, StateShape, TensorShapes, expected, pack, unpack
 from bymi.training.state import State
 
 _KEPT = 2  # complete rounds
@@ -195,7 +195,7 @@ def _numbers(shard: TensorFile, name: str, size: int) -> Tensor:
     return numbers
 
 
-def _fit(shard: TensorFile, parts: ShardLayout) -> None:
+def _fit(shard: TensorFile, parts: TensorShapes) -> None:
     """Raise unless a shard has exactly the tensors that its round needs, each of the right type and shape."""
     stored = {name.removeprefix("state.") for name in shard.names if name.startswith("state.")}
     if stored != set(parts):

@@ -20,7 +20,7 @@ from bymi.training.plan import Plan
 from bymi.training.state import State
 
 Axis = Literal["node", "column"]
-ShardLayout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+TensorShapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """Type and shape by name."""
 
 AXES: dict[str, tuple[Axis, ...]] = {
@@ -78,7 +78,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, words
 
 
-def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: int) -> ShardLayout:
+def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: int) -> TensorShapes:
     """Type and shape of all tensors of a state with these words; raises UnusableError if no state of this run has them."""
     plan, phase = frame.plan, words.get("phase")
     step, judged = words.get("step"), words.get("judged")
@@ -92,7 +92,7 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
     if not fits or not all(isinstance(words.get(key), bool) for key in ("settled", "stopped", "entries")):
         raise UnusableError(f"round {step!r} in phase {phase!r} is none of this run")
 
-    parts: ShardLayout = {"theta": (frame.dtype, (nodes, frame.dim))}
+    parts: TensorShapes = {"theta": (frame.dtype, (nodes, frame.dim))}
     if judged is not None:
         parts["flagged"] = (torch.bool, (nodes, frame.arcs))
     if phase == "optimisation" and plan.detector is not None and plan.detector.pruning != "mutual":
