@@ -12,6 +12,14 @@ import torch
 torch.set_num_threads(1)
 
 
+_LONG = ("rank", "same_numbers", "sharded", "launchers", "golden", "documents", "default_experiment", "own_parts", "interrupt")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long come first, so that no worker is left with one of them when the others have ended."""
+    items.sort(key=lambda item: not any(word in item.path.name for word in _LONG))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say so where golden runs whose digests differ are compared by values."""
     from tests.golden import stored

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from bymi import LocalNetwork
-from bymi.aggregation import RULES
 from bymi.core import list_graph as sparse
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX
 from bymi.core.topology import Complete
@@ -27,13 +26,13 @@ from bymi.runs import run_all, write_sheets
 from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run, simulate
-from tests.test_same_numbers import HARDENED, LENET, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
+from tests.test_same_numbers import HARDENED, KINDS_OF_RULES, LENET, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
 WIDE = ["nodes=24", "graph=regular:degree=8"]
 LONG = ["data.dim=150"]
 SENDER = [*HARDENED, "detection.point=sender"]
 CASES: dict[str, list[str]] = {
-    **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in RULES},
+    **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in KINDS_OF_RULES},
     "hardened": [*HARDENED, *WIDE],
     "hardened, at the senders' points": SENDER,
     "paper": PAPER,
