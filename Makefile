@@ -11,7 +11,7 @@ run: $(READY)
 	$(BIN)/bymi run
 
 test: $(READY) check
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Computes the golden runs again, prints what changed and stores it: see tests/golden.
 golden: $(READY)
