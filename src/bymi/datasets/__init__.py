@@ -10,6 +10,7 @@ from pathlib import Path
 from bymi.core.errors import InputError
 from bymi.datasets.digits import load_digits
 from bymi.datasets.download import SOURCES, Progress, RemoteFile, Source, download
+from bymi.datasets.feature_shift import FeatureShift, shift_features
 from bymi.datasets.idx import read_idx
 from bymi.datasets.images import ImageFiles, ImageSet, read_image_set
 from bymi.datasets.locate import cache_folder, find_files
@@ -60,6 +61,7 @@ __all__ = [
     "PARTITIONS",
     "SOURCES",
     "Dirichlet",
+    "FeatureShift",
     "ImageFiles",
     "ImageSet",
     "LabelShards",
@@ -75,4 +77,5 @@ __all__ = [
     "load_images",
     "read_idx",
     "read_image_set",
+    "shift_features",
 ]

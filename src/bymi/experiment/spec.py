@@ -208,8 +208,11 @@ class Spec(Section):
 
     @property
     def sheet(self) -> ResolvedSpec:
-        """The resolved spec. The default threshold is left out: older specs, digests and folders lack that key."""
+        """The resolved spec. Defaults of keys that older specs, digests and folders lack are left out."""
         values = self.model_dump(mode="json")
+        for key, default in _LATER_DATA_KEYS.items():
+            if values["data"].get(key) == default:
+                del values["data"][key]
         if self.detection.threshold == _DEFAULTS["threshold"]:
             del values["detection"]["threshold"]
         return ResolvedSpec(values)
@@ -224,6 +227,7 @@ class Spec(Section):
         return list({spec.digest: spec for spec in specs}.values())
 
 
+_LATER_DATA_KEYS = {"optimum_spread": 0.0, "covariance_spread": 0.0, "feature_shift": "none", "smallest": 1.0}
 _DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detection().threshold}
 
 

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.core.errors import is_integer, require
+from bymi.core.errors import is_integer, is_number, require
 from bymi.core.linalg import check_tensor
 from bymi.core.streams import stream
 from bymi.problems.node_index import check_numbers, places_of
 
 _MANY, _AT_ONCE = 1000, 128  # from _MANY nodes on, samples are copied for _AT_ONCE nodes at a time: these fit a CPU's cache
 _SMALL = 400  # numbers in a node's mini-batch below which numpy is faster
+LARGEST_SPREAD = 10.0
+"""Upper bound of `optimum_spread` and `covariance_spread`: beyond it squares of features overflow."""
 _OFTEN = 4  # points per node from which on its samples are reduced to moments first
 
 
@@ -32,8 +34,8 @@ class LinearShard(NamedTuple):
 class LinearProblem:
     """Least squares: loss (y - x'theta)^2 / 2, y = x'theta* + N(0, 1), x ~ N(0, I), theta* = (1, ..., 1, 0, ..., 0).
 
-    `risk`, `minimiser` and `excess` are exact, over the pooled samples of any set of nodes. With `numbers` the problem has the
-    data of these nodes only, in this order.
+    `risk`, `minimiser` and `excess` are exact, over the pooled samples of any set of nodes, also where the data of nodes
+    differ (`draw_samples`). With `numbers` the problem has the data of these nodes only, in this order.
     """
 
     rows: Tensor  # [M, N, d + 1] float64: per sample its features, then its target
@@ -213,8 +215,14 @@ def _extend(theta: Tensor) -> Tensor:
     return torch.cat([theta, -torch.ones_like(theta[:, :1])], dim=1)
 
 
-def draw_samples(rows: Tensor, nodes: Tensor, *, seed: int) -> LinearShard:
+def draw_samples(
+    rows: Tensor, nodes: Tensor, *, seed: int, optimum_spread: float = 0.0, covariance_spread: float = 0.0
+) -> LinearShard:
     """Clean samples of the given nodes, written into rows [b, N, d + 1]: each node's depend on the seed and its number alone.
+
+    Heterogeneous nodes: with `optimum_spread` tau, node i draws its responses from theta* + tau z_i, z_i ~ N(0, I); with
+    `covariance_spread` s, its k-th feature has standard deviation exp(s w_ik - s^2), w_ik ~ N(0, 1), so that covariances are I
+    on average. Over all nodes, theta* is the optimum of the expected risk for any tau and s.
 
     The result consists of views into `rows`.
     """
@@ -224,17 +232,29 @@ def draw_samples(rows: Tensor, nodes: Tensor, *, seed: int) -> LinearShard:
     # Random draws take memory: in blocks where there are many nodes.
     for block in torch.arange(len(nodes)).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
         features = stream(seed, "features", node=nodes[block]).normal(samples, dim)
+        if covariance_spread:
+            width = stream(seed, "feature widths", node=nodes[block]).normal(dim)
+            features *= (covariance_spread * width - covariance_spread**2).exp()[:, None, :]
         shard.features[block] = features
-        shard.targets[block] = features @ shard.parameter + stream(seed, "noise", node=nodes[block]).normal(samples)
+        targets = features @ shard.parameter + stream(seed, "noise", node=nodes[block]).normal(samples)
+        if optimum_spread:
+            shift = optimum_spread * stream(seed, "node optimum", node=nodes[block]).normal(dim)
+            targets += (features @ shift[:, :, None]).squeeze(2)
+        shard.targets[block] = targets
     return shard
 
 
-def linear_shard(nodes: Tensor, *, dim: int, samples: int, seed: int) -> LinearShard:
-    """Clean samples of the given nodes: each node's depend on the seed and its number alone."""
+def linear_shard(
+    nodes: Tensor, *, dim: int, samples: int, seed: int, optimum_spread: float = 0.0, covariance_spread: float = 0.0
+) -> LinearShard:
+    """Clean samples of the given nodes (`draw_samples`): each node's depend on the seed and its number alone."""
     check_numbers("nodes", nodes)
     require(is_integer(dim) and dim >= 1, "dim", dim, "an integer, 1 or more")
     require(is_integer(samples) and samples >= 1, "samples", samples, "an integer, 1 or more")
-    return draw_samples(torch.empty(len(nodes), samples, dim + 1, dtype=torch.float64), nodes, seed=seed)
+    for name, value in (("optimum_spread", optimum_spread), ("covariance_spread", covariance_spread)):
+        require(is_number(value) and 0 <= value <= LARGEST_SPREAD, name, value, f"0 to {LARGEST_SPREAD}")
+    rows = torch.empty(len(nodes), samples, dim + 1, dtype=torch.float64)
+    return draw_samples(rows, nodes, seed=seed, optimum_spread=optimum_spread, covariance_spread=covariance_spread)
 
 
 def linear_problem(shard: LinearShard, *, seed: int) -> LinearProblem:

@@ -34,7 +34,8 @@ class ModuleProblem:
     mini-batches have one size for all nodes. They belong to nodes 0, 1, 2, ...; with `numbers` [M] to these nodes only.
     Everything lives on the device of the shards, parameters in the model's dtype. `gradients` selects the gradient backend:
     "auto" takes the fastest for the device and falls back, with a warning, when a model does not allow it; a named backend is
-    used or fails. For models whose state is all in their parameters.
+    used or fails. `samples`: least and largest number of samples of all nodes, if `shards` are those of some only. For models
+    whose state is all in their parameters.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ModuleProblem:
         numbers: Tensor | None = None,
         gradients: Path = "auto",
         threads: int | None = None,
+        samples: tuple[int, int] | None = None,
     ) -> None:
         ways = get_args(Path)
         require(isinstance(gradients, str) and gradients in ways, "gradients", gradients, ", ".join(ways))
@@ -67,7 +69,7 @@ class ModuleProblem:
             check_tensor("start", start, (self.dim,))
         self._start = (own if start is None else start).detach().to(device, dtype)
         self._inputs, self._targets = joined
-        self._samples, self.largest = min(counts), max(counts)
+        self._samples, self.largest = (min(counts), max(counts)) if samples is None else samples
         self._counts = torch.tensor(counts, device=device)
         self._first = torch.cumsum(self._counts, 0) - self._counts  # [M] index of each node's first sample
         if numbers is not None:

@@ -17,11 +17,11 @@ from torch.nn import functional as nnf
 from bymi import datasets
 from bymi.attacks import Attack, DataAttack
 from bymi.core.errors import InputError, require
-from bymi.core.named_parts import Checked, Table, build_part, full_name, read_shorthand
+from bymi.core.named_parts import Checked, Table, bounded, build_part, full_name, read_shorthand
 from bymi.core.streams import stream
 from bymi.distributed.host import Host
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
-from bymi.problems.linear_problem import draw_samples, linear_start
+from bymi.problems.linear_problem import LARGEST_SPREAD, draw_samples, linear_start
 from bymi.runs.evaluators import Evaluator, ImageEvaluator, LinearEvaluator
 
 _SIDE = 28  # pixels
@@ -59,7 +59,12 @@ class Task(Checked, ABC):
 
 @dataclass(frozen=True)
 class Linear(Task):
-    """The linear model of the paper's section 5.1: least squares in `dim` dimensions, closed-form optimum."""
+    """The linear model of the paper's section 5.1: least squares in `dim` dimensions, closed-form optimum.
+
+    Nodes with different data: `optimum_spread` tau gives node i the parameter theta* + tau z_i, z_i ~ N(0, I);
+    `covariance_spread` s its k-th feature the standard deviation exp(s w_ik - s^2), w_ik ~ N(0, 1). Gaps are to the exact
+    optimum of the honest nodes' samples.
+    """
 
     gains: ClassVar[bool] = False
     dtype: ClassVar[torch.dtype] = torch.float64
@@ -67,6 +72,8 @@ class Linear(Task):
     dim: int = 30
     samples: int = 100
     identification: int | None = None
+    optimum_spread: float = bounded(0.0, ge=0, le=LARGEST_SPREAD)
+    covariance_spread: float = bounded(0.0, ge=0, le=LARGEST_SPREAD)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +98,8 @@ class Linear(Task):
 
     def _draw(self, rows: Tensor, nodes: Tensor, byzantine: Tensor, attack: Attack, seed: int) -> Tensor:
         """Fill rows with the samples of nodes, those of Byzantine nodes under attack; returns the true parameter."""
-        shard = draw_samples(rows, nodes, seed=seed)
+        spreads = {"optimum_spread": self.optimum_spread, "covariance_spread": self.covariance_spread}
+        shard = draw_samples(rows, nodes, seed=seed, **spreads)
         if isinstance(attack, DataAttack):
             for places in byzantine[nodes].nonzero().flatten().split(_AT_ONCE):
                 attack.require_kind(LinearShard)
@@ -107,7 +115,10 @@ class Images(Task):
     """LeNet on labelled images of 28 x 28, pixels of mean 0 and variance 1.
 
     `samples` per node (default: all there are), split by `partition`: "stratified" (the same labels everywhere),
-    "dirichlet:dirichlet_alpha=0.5" or "label-shards:shards=2".
+    "dirichlet:dirichlet_alpha=0.5" or "label-shards:shards=2". Two more ways in which nodes differ: `feature_shift`
+    "rotated" (node i has all its images turned by i quarter turns) or "inverted" (the images of odd nodes are negatives); test
+    images are shifted in the same parts. `smallest`: a node keeps a share of its samples that is uniform on a log scale between
+    this and 1.
     """
 
     gains: ClassVar[bool] = True
@@ -117,6 +128,8 @@ class Images(Task):
     samples: int | None = None
     identification: int | None = 200
     partition: str = "stratified"
+    feature_shift: datasets.FeatureShift = "none"
+    smallest: float = bounded(1.0, gt=0, le=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -159,24 +172,38 @@ class Images(Task):
             # Move bytes, then scale on the device: a quarter of the traffic.
             return pixels.to(device).to(torch.float32).sub_(source.centre).div_(source.spread)
 
-        shards = Shards(normalised(images.train_images[places]), images.train_labels[places].to(device))
+        nodes = torch.arange(len(byzantine)) if numbers is None else numbers
+        pixels = datasets.shift_features(images.train_images[places], nodes, self.feature_shift)
+        shards = Shards(normalised(pixels), images.train_labels[places].to(device))
         self._corrupt(shards, byzantine if numbers is None else byzantine[numbers], numbers, attack, seed)
         labels = [int(shards.targets.min()), int(shards.targets.max())]
         known = f"labels 0 to {images.classes - 1}, those of {self.dataset}"
         require(labels[0] >= 0 and labels[1] < images.classes, f"attack: {attack} makes labels", labels, known)
         model = lenet(images.classes)
+        sizes = self._sizes(len(byzantine), places.shape[1], seed)
         problem = ModuleProblem(
             model,
             nnf.cross_entropy,
-            shards,
+            shards if sizes is None else _first_of(shards, sizes[nodes].tolist()),
             start=start_of(model, seed=seed),
             numbers=numbers,
             gradients=host.gradients,
             threads=host.threads,
+            samples=None if sizes is None else (int(sizes.min()), int(sizes.max())),
         )
+        tested = datasets.shift_features(images.test_images[:, None], torch.arange(len(images.test_images)), self.feature_shift)
         return problem, ImageEvaluator(
-            problem, normalised(images.test_images), images.test_labels.to(device), byzantine.to(device)
+            problem, normalised(tested.squeeze(1)), images.test_labels.to(device), byzantine.to(device)
         )
+
+    def _sizes(self, nodes: int, most: int, seed: int) -> Tensor | None:
+        """Numbers of samples [M] of all nodes; None if they are equal."""
+        if self.smallest == 1:
+            return None
+        share = self.smallest ** stream(seed, "shard sizes", node=torch.arange(nodes)).uniform(1).squeeze(1)
+        sizes = (share * most).round().long()
+        require(int(sizes.min()) >= 4, "data.smallest", self.smallest, f"4 samples or more per node of {most}")
+        return sizes
 
     def _require_usable(self, source: _Source) -> None:
         """Raise unless LeNet can take the images and they differ at all."""
@@ -198,6 +225,11 @@ class Images(Task):
         touched = Shards(*(values[places.to(device)] for values in shards))
         for values, wrong in zip(shards, attack(touched, stream(seed, "attack", device=device), fresh), strict=True):
             values.index_copy_(0, places.to(device), wrong)
+
+
+def _first_of(shards: Shards, sizes: Sequence[int]) -> list[Shards]:
+    """The first samples of each node."""
+    return [Shards(inputs[:size], targets[:size]) for inputs, targets, size in zip(*shards, sizes, strict=True)]
 
 
 class MNIST(Images):
