@@ -14,7 +14,9 @@ from bymi.core import streams
 from bymi.datasets.partition import PARTITIONS
 from bymi.power import Setting
 from bymi.power import ideal_neighbourhoods as ideal
+from bymi.problems import linear_shard
 from bymi.problems.models import lenet, start_of
+from bymi.runs.tasks import Images
 
 
 @contextmanager
@@ -43,7 +45,9 @@ def first_draws(names: Iterable[str]) -> dict[str, str]:
 
 
 def draw_others() -> None:
-    """Open the streams that no golden run needs: partitions of labelled data, starts of models, power analysis."""
+    """Open the streams that no golden run needs: different data, partitions of labels, starts of models, power analysis."""
+    linear_shard(torch.arange(2), dim=2, samples=4, seed=0, optimum_spread=1.0, covariance_spread=1.0)
+    Images(smallest=0.5).sizes(5, 40, seed=0)
     labels = torch.arange(40) % 4
     for partition in PARTITIONS.values():
         partition().split(labels, 5, seed=0)

@@ -180,7 +180,7 @@ class Images(Task):
         known = f"labels 0 to {images.classes - 1}, those of {self.dataset}"
         require(labels[0] >= 0 and labels[1] < images.classes, f"attack: {attack} makes labels", labels, known)
         model = lenet(images.classes)
-        sizes = self._sizes(len(byzantine), places.shape[1], seed)
+        sizes = self.sizes(len(byzantine), places.shape[1], seed=seed)
         problem = ModuleProblem(
             model,
             nnf.cross_entropy,
@@ -196,7 +196,7 @@ class Images(Task):
             problem, normalised(tested.squeeze(1)), images.test_labels.to(device), byzantine.to(device)
         )
 
-    def _sizes(self, nodes: int, most: int, seed: int) -> Tensor | None:
+    def sizes(self, nodes: int, most: int, *, seed: int) -> Tensor | None:
         """Numbers of samples [M] of all nodes; None if they are equal."""
         if self.smallest == 1:
             return None
