@@ -145,7 +145,8 @@ def test_sheets_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_download_to_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("bymi.datasets.download")  # the package has a function of that name
-    monkeypatch.setattr(module, "_fetch", fail(FULL))
+    monkeypatch.setattr(module, "_fetch", lambda *given: b"x")
+    monkeypatch.setattr(os, "fsync", fail(FULL))
     file = module.RemoteFile("x", 1, "")
     with pytest.raises(StorageError, match="No space left on device"):
         module.download(module.Source("some-set", ("http://127.0.0.1/", "http://127.0.0.1/other/"), (file,)), tmp_path)

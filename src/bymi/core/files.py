@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import stat
 import sys
 import tomllib
@@ -113,9 +114,8 @@ def writing(path: Path) -> Iterator[BinaryIO]:
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "there is something that is not a regular file")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        beside.unlink(missing_ok=True)
         with beside.open("xb") as file:
             yield file
             file.flush()
