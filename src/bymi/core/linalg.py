@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -72,35 +73,34 @@ def lower_median(values: Tensor, among: Tensor) -> Tensor:
     return torch.where(count > 0, median, torch.nan).squeeze(-1).to(values.dtype)
 
 
+def _blocks(origin: Tensor, *stacks: Tensor) -> Iterator[list[Tensor]]:
+    """Blocks of coordinates of each stack of rows, in float64 and minus `origin`: few are converted at a time."""
+    columns = _COLUMNS if origin.device.type == "cpu" else _COLUMNS_AT_ONCE
+    for centre, *parts in zip(origin.split(columns), *(rows.split(columns, dim=1) for rows in stacks), strict=True):
+        yield [part.to(torch.float64) - centre.to(torch.float64) for part in parts]
+
+
+def _zeros(origin: Tensor, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.float64, device=origin.device)
+
+
 def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     """Float64 inner products <left_r - origin, right_s - origin> [R, S], in blocks of coordinates."""
-    columns = _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
-    if left.shape[1] <= columns:  # fast path for short vectors
+    if left.shape[1] <= _COLUMNS:  # short vectors: one block
         first = left.to(torch.float64) - origin.to(torch.float64)
         return first @ (first if right is left else right.to(torch.float64) - origin.to(torch.float64)).T
-    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
-    for start in range(0, left.shape[1], columns):
-        part = slice(start, start + columns)
-        centre = origin[part].to(torch.float64)
-        first = left[:, part].to(torch.float64) - centre
-        second = first if right is left else right[:, part].to(torch.float64) - centre
-        total.addmm_(first, second.T)
+    total = _zeros(origin, len(left), len(right))
+    for block in _blocks(origin, *((left,) if right is left else (left, right))):
+        total.addmm_(block[0], block[-1].T)
     return total
 
 
 def inner_of_both(left: Tensor, right: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`inner` of (left, left), (right, right) and (left, right), converting each row once instead of twice."""
-    count, columns = len(left), _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
-    wide = torch.zeros(
-        count, count + len(right), dtype=torch.float64, device=left.device
-    )  # products of left with left and right
-    rest = torch.zeros(len(right), len(right), dtype=torch.float64, device=left.device)
-    both = torch.empty(wide.shape[1], min(columns, left.shape[1]), dtype=torch.float64, device=left.device)
-    for start in range(0, left.shape[1], columns):
-        part = slice(start, start + columns)
-        rows = both[:, : left[:, part].shape[1]]
-        rows[:count], rows[count:] = left[:, part], right[:, part]
-        rows.sub_(origin[part].to(torch.float64))
+    count = len(left)
+    wide, rest = _zeros(origin, count, count + len(right)), _zeros(origin, len(right), len(right))
+    for block in _blocks(origin, left, right):
+        rows = torch.cat(block)
         wide.addmm_(rows[:count], rows.T)
         rest.addmm_(rows[count:], rows[count:].T)
     return wide[:, :count], rest, wide[:, count:]
@@ -130,27 +130,18 @@ def _gather(vectors: Tensor, index: Tensor) -> Tensor:
 
 def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     """Float64 squared distances |left_r - right_s|^2 [R, S], from products about `origin`, in blocks of coordinates."""
-    total = torch.zeros(len(left), len(right), dtype=torch.float64, device=left.device)
-    lengths = [torch.zeros(len(rows), dtype=torch.float64, device=left.device) for rows in (left, right)]
-    columns = _COLUMNS if left.device.type == "cpu" else _COLUMNS_AT_ONCE
-    for start in range(0, left.shape[1], columns):
-        part = slice(start, start + columns)
-        centre = origin[part].to(torch.float64)
-        first, second = (rows[:, part].to(torch.float64) - centre for rows in (left, right))
-        total.addmm_(first, second.T)
-        for length, rows in zip(lengths, (first, second), strict=True):
+    total, lengths = _zeros(origin, len(left), len(right)), [_zeros(origin, len(left)), _zeros(origin, len(right))]
+    for block in _blocks(origin, left, right):
+        total.addmm_(block[0], block[1].T)
+        for length, rows in zip(lengths, block, strict=True):
             length.add_(torch.linalg.vecdot(rows, rows))
     return (lengths[0][:, None] + lengths[1] - 2 * total).clamp_min(0.0)
 
 
 def dist2_from(vectors: Tensor, at: Tensor, count: int, origin: Tensor) -> Tensor:
     """Squared distances [r, count] of rows `at` [r] to the first `count` rows, converting each row once."""
-    total = torch.zeros(len(at), count, dtype=torch.float64, device=vectors.device)
-    length = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
-    columns = _COLUMNS if vectors.device.type == "cpu" else _COLUMNS_AT_ONCE
-    for start in range(0, vectors.shape[1], columns):
-        part = slice(start, start + columns)
-        rows = vectors[:, part].to(torch.float64) - origin[part].to(torch.float64)
+    total, length = _zeros(origin, len(at), count), _zeros(origin, len(vectors))
+    for (rows,) in _blocks(origin, vectors):
         total.addmm_(rows.index_select(0, at), rows[:count].T)
         length.add_(torch.linalg.vecdot(rows, rows))
     return (length[at][:, None] + length[:count] - 2 * total).clamp_min(0.0)
