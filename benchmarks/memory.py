@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bymi.core.allocator import keep_memory
+from bymi.distributed.allocator import keep_memory
 from bymi.distributed.host import Host
 from bymi.distributed.launch import ranks
 from bymi.experiment import load

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from bymi.core.allocator import keep_memory
 from bymi.core.linalg import norms
+from bymi.distributed.allocator import keep_memory
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.distributed.launch import ranks

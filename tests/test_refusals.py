@@ -20,11 +20,11 @@ import pytest
 import torch
 
 from bymi import BymiError, InputError
-from bymi.core import allocator as memory
 from bymi.core.errors import EXIT_CODES, OutOfMemoryError, RankLostError, StorageError, error_of, system_refusal
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run, run_all
+from bymi.runs import available_memory as memory
 from bymi.runs import engine_choice as course
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store

@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bymi import __version__
-from bymi.core.allocator import keep_memory
 from bymi.core.errors import BymiError, InputError, StorageError, require, system_refusal
 from bymi.core.files import refuse_link
 from bymi.core.interrupts import INTERRUPTED, SENTENCE, raise_again
+from bymi.distributed.allocator import keep_memory
 
 app = typer.Typer(
     add_completion=False,

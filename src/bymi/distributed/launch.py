@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from bymi.core.allocator import keep_memory
 from bymi.core.errors import BymiError, InputError, RankLostError
+from bymi.distributed.allocator import keep_memory
 from bymi.distributed.group import Group
 from bymi.distributed.parent_watchdog import die_with_parent
 

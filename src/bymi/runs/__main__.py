@@ -11,9 +11,9 @@ import sys
 import time
 from pathlib import Path
 
-from bymi.core.allocator import keep_memory
 from bymi.core.errors import BymiError
 from bymi.core.interrupts import INTERRUPTED, SENTENCE
+from bymi.distributed.allocator import keep_memory
 from bymi.distributed.host import Host
 from bymi.distributed.launch import ranks
 from bymi.runs import read_sheets, run_all

@@ -20,13 +20,14 @@ from typing import Any
 import torch
 
 import bymi
-from bymi.core.allocator import available, keep_memory, let_go
 from bymi.core.errors import BymiError, OutOfMemoryError, system_refusal
+from bymi.distributed.allocator import keep_memory, let_go
 from bymi.distributed.host import Host, one_thread
 from bymi.distributed.parent_watchdog import die_with_parent
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
+from bymi.runs.available_memory import available
 from bymi.runs.checkpointer import Checkpointer
 from bymi.runs.engine_choice import Engine, EngineMaker, OneProcess, alone, frame_of
 from bymi.runs.metrics import Recorder
