@@ -19,7 +19,7 @@ ROWS = [
     {"training"},
     {"distributed", "testing"},
     {"runs", "power"},
-    {"experiment", "report"},
+    {"experiment", "report", "node"},
     {"paper"},
     {"cli"},
 ]
@@ -82,7 +82,7 @@ def names_given(path: Path) -> set[str]:
     return found
 
 
-UNAWARE = {"core", "aggregation", "detection", "training", "distributed"}
+UNAWARE = {"core", "aggregation", "detection", "training", "distributed", "node"}
 
 
 @pytest.mark.parametrize("package", sorted(UNAWARE))

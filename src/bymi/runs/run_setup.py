@@ -83,7 +83,7 @@ def set_up_run(
         problem=problem,
         evaluator=evaluator,
         adversary=_adversary(byzantine, attack, sheet),
-        plan=_plan(sheet, task.identification_of(problem.samples), problem.samples),
+        plan=make_plan(sheet, task.identification_of(problem.samples), problem.samples),
         layout=None if layout is None else layout.to(device),
     )
 
@@ -110,7 +110,8 @@ def _roles_and_graph(sheet: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
     return byzantine, given.graph or recipe.draw(nodes, seed=seed, must_connect=~byzantine)
 
 
-def _plan(sheet: ResolvedSpec, identification: int, samples: int) -> Plan:
+def make_plan(sheet: ResolvedSpec, identification: int, samples: int) -> Plan:
+    """The plan of a resolved spec, where nodes have `samples` samples and use `identification` of them in detection."""
     warm_up, judging, optimisation = sheet["warm_up"], sheet["detection"], dict(sheet["optimisation"])
     if isinstance(judging["sample"], int):
         require(judging["sample"] <= samples, "detection.sample", judging["sample"], f"2 to {samples}, all that a node has")
@@ -184,7 +185,7 @@ def check_sheet(sheet: ResolvedSpec, where: str, *, imports: bool = False) -> No
         for table, part in ((attacks.ATTACKS, "attack"), (TASKS, "data"), (topology.TOPOLOGIES, "graph")):
             make(table[sheet[part]["name"]], {key: value for key, value in sheet[part].items() if key != "name"})
         _adversary(torch.zeros(2, dtype=torch.bool), build_part(attacks.ATTACKS, sheet["attack"]), sheet)
-        _plan(sheet, 2, 4 if sheet["detection"]["sample"] in ("identification", "all") else sheet["detection"]["sample"])
+        make_plan(sheet, 2, 4 if sheet["detection"]["sample"] in ("identification", "all") else sheet["detection"]["sample"])
         sheet.digest  # noqa: B018 - names the method and its rule, too
         sheet.label  # noqa: B018
     except BymiError as problem:

@@ -1,0 +1,379 @@
+"""Rounds of one node with its neighbours: pull with deadlines, suspicion, reuse, commitments, questions."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from bymi.core.graph import MatrixGraph
+from bymi.node.identity import Identity
+from bymi.node.outbox import GoneError, Message
+from bymi.node.peer import Peer
+from bymi.node.roster import Limits, Member
+from bymi.node.transport import LoopThread, Miss, Sizes, Tell, Transport
+from bymi.node.wire import (
+    ASK,
+    GET,
+    NONCE,
+    STATUS,
+    WORDS_LIMIT,
+    Expected,
+    Refused,
+    Request,
+    Tag,
+    body_limit,
+    commitment,
+    decode,
+    encode,
+    open_commitment,
+)
+
+QUESTION, ANSWER, COMMIT, REACHED = "question", "answer", "commitment of ", "reached "
+_BUDGET = 16  # largest bodies that a neighbour may pull between two messages of this node
+_DIGITS = 10
+
+
+class BehindError(Exception):
+    """Most neighbours have passed the round that this node is in. `step`: median of the rounds in which they say they are."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What a session needs to know of a run. `hears`: rows are receivers, columns are senders."""
+
+    node: int
+    identity: Identity
+    members: Sequence[Member]
+    graph: MatrixGraph
+    run_id: str
+    limits: Limits
+    dim: int
+    dtype: torch.dtype
+
+
+@dataclass(eq=False)
+class _Questions:
+    """Questions of one detection: what answers them, who has asked what, and the sealed answers."""
+
+    answer: Callable[[int, Tensor], bytes]
+    message: Message
+    asked: dict[int, bytes] = field(default_factory=dict)  # digest of the question by asker
+    commitments: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
+
+
+class Session:
+    """Communication of one node. Methods are called from one thread, which waits for the event loop in another."""
+
+    def __init__(self, setting: Setting, loop: LoopThread, tell: Tell) -> None:
+        self.setting, self.loop, self.tell = setting, loop, tell
+        graph, node, limits = setting.graph, setting.node, setting.limits
+        near = graph.hears[node] | graph.hears[:, node]
+        members = {number: setting.members[number] for number in near.nonzero().flatten().tolist()}
+        self.senders: list[int] = graph.hears[node].nonzero().flatten().tolist()
+        self.peers = {number: Peer(number, member.name, limits.strikes) for number, member in members.items()}
+        largest = {"a": (setting.dtype, setting.dim), "b": (setting.dtype, setting.dim), "c": (torch.float64, graph.size)}
+        sizes = Sizes(body_limit(largest) + NONCE, body_limit({"point": (setting.dtype, setting.dim)}) + WORDS_LIMIT + 2)
+        self.transport = Transport(
+            setting.identity,
+            members,
+            setting.run_id,
+            sizes,
+            tell,
+            self._on_question,
+            hold=2 * limits.deadline,
+            budget=_BUDGET * sizes.body,
+        )
+        self.step = 0
+        self.started = False  # all neighbours were heard once, or waited for long enough
+        self._numbers: Counter[str] = Counter()
+        self._exchanges: Counter[str] = Counter()
+        self._questions: dict[Tag, _Questions] = {}
+        self._probes: set[asyncio.Task[None]] = set()
+        self._probed: set[int] = set()
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="bymi answers")
+
+    def start(self, listen: str) -> int:
+        """Listen at HOST:PORT; returns the port. Port 0: any that is free."""
+        return self.loop.wait(self.transport.start(listen))
+
+    def connect(self, endpoints: Mapping[int, str] | None = None) -> None:
+        """Open a channel to every node that this one hears."""
+
+        async def open_channels() -> None:
+            for number in self.senders:
+                given = self.setting.members[number].endpoint if endpoints is None else endpoints[number]
+                self.transport.connect(number, given)
+
+        self.loop.wait(open_channels())
+
+    def close(self) -> None:
+        """Close server and channels."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+        self.loop.wait(self._close())
+
+    async def _close(self) -> None:
+        for probe in self._probes:
+            probe.cancel()
+        await self.transport.close()
+
+    def move_to(self, step: int) -> None:
+        """Continue at a round, after a restart."""
+        self.step, self._numbers = step, Counter()
+        self.loop.call(self.transport.outbox.move_to, step)
+
+    def tag(self, kind: str, step: int | None = None) -> Tag:
+        """The name of the next message of a kind."""
+        if step is not None and step != self.step:
+            self.step, self._numbers = step, Counter()
+        number = self._numbers[kind]
+        self._numbers[kind] += 1
+        return Tag(kind, self.step, number)
+
+    # One exchange.
+
+    def exchange(
+        self, tag: Tag, body: bytes | dict[int, bytes], expected: Expected, senders: Sequence[int], *, sealed: bool, reuse: bool
+    ) -> dict[int, dict[str, Tensor] | None]:
+        """Vectors of each sender under a tag, None for no message that can be used, while others pull `body`.
+
+        Neighbours that are not among the senders are waited for as well: one that this node does not hear may hear this node,
+        and must not be left behind.
+        """
+        self._exchanges[tag.kind] += 1
+        if sealed:
+            bodies = self.loop.wait(self._swap_sealed(tag, bytes(body), senders))
+        else:
+            bodies = self.loop.wait(self._swap(tag, body, senders))
+        self._require_level(bodies)
+        return {number: self._read(number, tag, answer, expected, reuse=reuse) for number, answer in bodies.items()}
+
+    def _require_level(self, bodies: Mapping[int, bytes | Miss | Refused]) -> None:
+        """Raise a BehindError if more than half of the senders have passed the round."""
+        ahead = [miss.step for miss in bodies.values() if isinstance(miss, Miss) and miss.reason == "gone"]
+        steps = [step for step in ahead if step is not None]
+        if 2 * len(steps) > len(self.senders):
+            raise BehindError(int(statistics.median_low(steps)))
+
+    def _read(
+        self, number: int, tag: Tag, answer: bytes | Miss | Refused, expected: Expected, *, reuse: bool
+    ) -> dict[str, Tensor] | None:
+        """The vectors of one answer; those of an earlier one where none came in time; None for none that can be used."""
+        peer, exchange = self.peers[number], self._exchanges[tag.kind]
+        if isinstance(answer, bytes):
+            try:
+                vectors = decode(answer, expected)
+                if not all(bool(torch.isfinite(vector).all()) for vector in vectors.values()):
+                    raise Refused("not finite")
+            except Refused as refused:
+                answer = refused
+            else:
+                peer.counts["heard"] += 1
+                peer.heard_at = max(peer.heard_at, tag.step)
+                if reuse:
+                    peer.keep(tag.kind, exchange, vectors)
+                return vectors
+        if isinstance(answer, Refused):
+            peer.counts["refused messages"] += 1
+            peer.counts[f"refused: {answer.reason}"] += 1
+            self.tell("refused message", peer=number, reason=answer.reason, kind=tag.kind, step=tag.step)
+            return None
+        peer.counts["missing"] += 1
+        earlier = peer.reusable(tag.kind, exchange, self.setting.limits.reuse) if reuse and not peer.banned else None
+        if earlier is not None:
+            peer.counts["reused"] += 1
+        event = "reused message" if earlier is not None else "missing message"
+        self.tell(event, peer=number, reason=answer.reason, kind=tag.kind, step=tag.step)
+        return earlier
+
+    async def _swap(
+        self, tag: Tag, body: bytes | dict[int, bytes], senders: Sequence[int]
+    ) -> dict[int, bytes | Miss | Refused]:
+        self.transport.outbox.publish(tag, body)
+        return await self._pull_level(tag, senders)
+
+    async def _pull_level(self, tag: Tag, senders: Sequence[int]) -> dict[int, bytes | Miss | Refused]:
+        """Answers of senders, once other neighbours have reached this point, too, or their time is over."""
+        reached = Tag(REACHED + tag.kind, tag.step, tag.number)
+        self.transport.outbox.publish(reached, b"1")
+        others = [number for number in self.senders if number not in senders]
+        answers, _ = await asyncio.gather(self._pull(tag, senders), self._pull(reached, others))
+        return answers
+
+    async def _swap_sealed(self, tag: Tag, body: bytes, senders: Sequence[int]) -> dict[int, bytes | Miss | Refused]:
+        """Commitments of all, then openings. Nothing is opened before all commitments are here or their time is over."""
+        opening = os.urandom(NONCE) + body
+        mine = commitment(self.setting.run_id, tag, self.setting.identity.fingerprint, opening)
+        message = self.transport.outbox.publish(tag, opening, sealed=True, keep=2)
+        before = Tag(COMMIT + tag.kind, tag.step, tag.number)
+        self.transport.outbox.publish(before, mine, keep=2)
+        try:
+            committed = await self._pull_level(before, senders)
+        finally:
+            message.opened.set()
+        return await self._open(tag, committed)
+
+    async def _open(self, tag: Tag, committed: Mapping[int, bytes | Miss | Refused]) -> dict[int, bytes | Miss | Refused]:
+        """Bodies of the senders that committed to one, checked; others stay as they are."""
+        known = {number: answer for number, answer in committed.items() if isinstance(answer, bytes)}
+        opened = await self._pull(tag, list(known))
+        bodies = {**committed, **opened}
+        for number, opening in opened.items():
+            if isinstance(opening, bytes):
+                sender = self.setting.members[number].fingerprint
+                try:
+                    bodies[number] = open_commitment(opening, known[number], self.setting.run_id, tag, sender)
+                except Refused as refused:
+                    bodies[number] = refused
+        return bodies
+
+    async def _pull(
+        self, tag: Tag, senders: Sequence[int], method: str = GET, body: bytes = b""
+    ) -> dict[int, bytes | Miss | Refused]:
+        """Answers of senders, all called at once."""
+        answers = await asyncio.gather(*(self._fetch(self.peers[number], tag, method, body) for number in senders))
+        self.started = True
+        return dict(zip(senders, answers, strict=True))
+
+    async def _fetch(self, peer: Peer, tag: Tag, method: str, body: bytes) -> bytes | Miss | Refused:
+        """One answer, waited for up to two deadlines if the neighbour says that it is alive, one if it is silent."""
+        if peer.banned:
+            return Miss("banned")
+        if peer.suspected:
+            if method == GET and peer.probe_due():
+                self._probe(peer, tag)
+            return Miss("suspected")
+        limits, loop = self.setting.limits, asyncio.get_running_loop()
+        if not self.started and tag.step == 0:
+            end = loop.time() + limits.start_wait
+            while (left := end - loop.time()) > 0:
+                answer = await self.transport.fetch(peer.number, method, tag, left, body)
+                if isinstance(answer, bytes) or not answer.late:
+                    break
+        else:
+            for _ in range(2):
+                answer = await self.transport.fetch(peer.number, method, tag, limits.deadline, body)
+                if isinstance(answer, bytes) or not answer.late:
+                    break
+                if peer.strike():
+                    self.tell("suspected", peer=peer.number, reason=answer.reason, step=tag.step)
+                    break
+                if answer.reason != "pending":
+                    break
+        if isinstance(answer, bytes):
+            peer.in_time()
+            return answer
+        if answer.step is not None:
+            peer.step = answer.step
+        return Refused(answer.reason) if answer.reason == "too large" else answer
+
+    def _probe(self, peer: Peer, tag: Tag) -> None:
+        """Look in the background whether a suspect answers within a full deadline."""
+        if peer.number in self._probed:
+            return
+
+        async def probe() -> None:
+            try:
+                answer = await self.transport.fetch(peer.number, GET, tag, self.setting.limits.deadline)
+                if isinstance(answer, bytes) or answer.reason == "gone":
+                    peer.readmit()
+                    self.tell("readmitted", peer=peer.number, step=tag.step)
+            finally:
+                self._probed.discard(peer.number)
+
+        self._probed.add(peer.number)
+        task = asyncio.get_running_loop().create_task(probe())
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
+
+    # Questions.
+
+    def open_questions(self, tag: Tag, answer: Callable[[int, Tensor], bytes]) -> _Questions:
+        """Answer the questions of neighbours under a tag from now on, with `answer(asker, point)`."""
+
+        async def begin() -> _Questions:
+            message = self.transport.outbox.publish(Tag(ANSWER, tag.step, tag.number), {}, sealed=True, keep=1)
+            questions = _Questions(answer, message)
+            self._questions = {tag: questions}  # late questions of the last detection are not answered any more
+            self.transport.outbox.move_to(tag.step)
+            return questions
+
+        return self.loop.wait(begin())
+
+    def ask(
+        self, tag: Tag, questions: _Questions, point: Tensor | None, expected: Expected
+    ) -> dict[int, dict[str, Tensor] | None]:
+        """Answers of all neighbours at this node's point, opened once all have committed to theirs. None: ask nothing."""
+        if point is None:
+            self.loop.call(questions.message.opened.set)
+            return {}
+        self._exchanges[ANSWER] += 1
+        bodies = self.loop.wait(self._ask(tag, questions, encode({"point": point})))
+        answers = Tag(ANSWER, tag.step, tag.number)
+        return {number: self._read(number, answers, answer, expected, reuse=False) for number, answer in bodies.items()}
+
+    async def _ask(self, tag: Tag, questions: _Questions, body: bytes) -> dict[int, bytes | Miss | Refused]:
+        try:
+            committed = await self._pull(tag, self.senders, ASK, body)
+        finally:
+            questions.message.opened.set()
+        return await self._open(Tag(ANSWER, tag.step, tag.number), committed)
+
+    async def _on_question(self, asker: int, request: Request) -> bytes:
+        """The commitment to the answer to a question. Each neighbour may ask one question per detection."""
+        tag = request.tag
+        if tag.kind != QUESTION:
+            raise Refused("wrong words")
+        while (questions := self._questions.get(tag)) is None:
+            if self.transport.outbox.has_passed(Tag(ANSWER, tag.step, tag.number)):
+                raise GoneError(tag)
+            await self.transport.outbox.news()
+        digest = hashlib.sha256(request.body).digest()
+        if questions.asked.setdefault(asker, digest) != digest:
+            raise Refused("asked twice")
+        if asker not in questions.commitments:
+            # Its own task: a caller that hangs up does not cancel it, and gets the same commitment when it calls again.
+            task = asyncio.get_running_loop().create_task(self._answer(asker, request, questions))
+            questions.commitments[asker] = task
+        return await asyncio.shield(questions.commitments[asker])
+
+    async def _answer(self, asker: int, request: Request, questions: _Questions) -> bytes:
+        setting, tag = self.setting, Tag(ANSWER, request.tag.step, request.tag.number)
+        point = decode(request.body, {"point": (setting.dtype, setting.dim)})["point"]
+        if not bool(torch.isfinite(point).all()):
+            raise Refused("not finite")
+        announced = self.peers[asker].last.get("parameters")
+        heard = self.peers[asker].heard_at == tag.step and announced is not None
+        if heard and announced is not None and not torch.equal(announced[1]["parameters"], point):
+            raise Refused("a point other than its parameters")
+        body = await asyncio.get_running_loop().run_in_executor(self._worker, questions.answer, asker, point)
+        opening = os.urandom(NONCE) + body
+        assert isinstance(questions.message.body, dict)
+        questions.message.body[asker] = opening
+        self.transport.outbox.move_to(tag.step)
+        return commitment(setting.run_id, tag, setting.identity.fingerprint, opening)
+
+    # Where others are.
+
+    def neighbour_steps(self, seconds: float) -> list[int]:
+        """Rounds in which neighbours say they are, of those that answer in time."""
+        tag = Tag(STATUS, 0, 0)
+
+        async def collect() -> list[bytes | Miss]:
+            peers = [number for number in self.senders if not self.peers[number].banned]
+            return await asyncio.gather(*(self.transport.fetch(number, GET, tag, seconds) for number in peers))
+
+        found = [answer for answer in self.loop.wait(collect()) if isinstance(answer, bytes)]
+        return [int(text) for text in found if text.isdigit() and len(text) <= _DIGITS]

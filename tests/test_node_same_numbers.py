@@ -1,0 +1,97 @@
+"""Real nodes over mutual TLS get the numbers of the simulator, and pass the conformance test for networks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bymi import Graph, LocalNetwork, Plan, Snapshot, drsgd_bymi
+from bymi.core.network import Network
+from bymi.problems import LinearProblem, linear_problem, linear_shard
+from bymi.testing import check_network
+from bymi.training.plan import Optimisation, StepSize, WarmUp
+from tests.peer_networks import Nodes
+
+NODES, STEPS, WARM_UP = 6, 60, 15
+RULES = ("balance", "ios", "median")
+METHODS: dict[str, Any] = {
+    "published": lambda **given: Plan.paper(STEPS, WARM_UP, identification=20, **given),
+    "receiver": lambda **given: Plan.paper(STEPS, WARM_UP, identification=20, detection={"point": "receiver"}, **given),
+    "hardened": lambda **given: Plan.hardened(STEPS, WARM_UP, **given),
+}
+
+
+@pytest.fixture
+def built() -> Iterator[list[Nodes]]:
+    """Nodes that a test builds, closed at its end."""
+    nodes: list[Nodes] = []
+    yield nodes
+    for one in nodes:
+        one.close()
+
+
+def test_conformance(built: list[Nodes]) -> None:
+    def build(graph: Graph) -> list[Any]:
+        while built:
+            built.pop().close()
+        built.append(Nodes(graph).connect())
+        return built[0].networks
+
+    check_network(build)
+
+
+def problem() -> LinearProblem:
+    """Least squares; the targets of the last node are wrong, so that there is something to find."""
+    shard = linear_shard(torch.arange(NODES), samples=40, dim=10, seed=1)
+    shard.targets[-1].mul_(-8).sub_(20)
+    return linear_problem(shard, seed=1)
+
+
+def play(network: Network, plan: Plan) -> list[Snapshot]:
+    return [replace(snapshot, inbox=None, network=None, state=None) for snapshot in drsgd_bymi(problem(), network, plan)]
+
+
+def side_by_side(networks: list[Any], plan: Plan) -> list[list[Snapshot]]:
+    """Snapshots of each node, each in a thread of its own."""
+    rows: dict[int, list[Snapshot]] = {}
+
+    def run(index: int) -> None:
+        rows[index] = play(networks[index], plan)
+
+    threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(networks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    return [rows[index] for index in range(len(networks))]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("method", METHODS)
+def test_same_numbers(method: str, rule: str) -> None:
+    """Parameters to 1e-12 in float64 after every round, the same verdicts with the same reasons."""
+    warm_up = WarmUp(rule, StepSize(0.05, "sqrt"), batch=8)  # type: ignore[arg-type]
+    plan = METHODS[method](warm_up=warm_up, optimisation=Optimisation(premix_rounds=12))
+    graph = Graph.from_hears(~torch.eye(NODES, dtype=torch.bool))
+    expected = play(LocalNetwork(graph), plan)
+    with Nodes(graph, dim=10) as nodes:
+        parts = side_by_side(nodes.networks, plan)
+        assert nodes.events == []
+    flagged = 0
+    for number, one in enumerate(expected):
+        rows = [part[number] for part in parts]
+        assert {(row.step, row.phase) for row in rows} == {(one.step, one.phase)}
+        torch.testing.assert_close(torch.cat([row.theta for row in rows]), one.theta, rtol=0, atol=1e-12)
+        if one.verdict is not None:
+            for key in ("flagged", "why"):
+                observed: list[Tensor] = [getattr(row.verdict, key) for row in rows]
+                assert torch.equal(torch.cat(observed), getattr(one.verdict, key))
+            flagged += int(one.verdict.flagged[:-1, -1].sum())
+    assert expected[-1].step == STEPS
+    assert flagged >= NODES - 1  # every node found the last one
