@@ -201,7 +201,7 @@ def looks(device: str) -> Iterator[Row]:
         def look(stage: Stage = stage) -> None:
             record = Suspensions.blank(network.arcs, plan.watch.longest)  # type: ignore[union-attr]
             detect_hardened(
-                stage.problem, network, plan, stage.theta, FollowsProtocol(), step=30, trail=UpdateHistory(), record=record
+                stage.problem, network, plan, stage.theta, FollowsProtocol(), step=30, history=UpdateHistory(), record=record
             )
 
         used[way] = seconds(look, device, 1, warm=0), seconds(stage.gradient, device, 10)

@@ -35,7 +35,7 @@ def measure(nodes: int, keys: list[str], steps: int) -> Row:
     spec = load(None, [f"nodes={nodes}", f"steps={steps}", *SHAPE, *keys])
     with tempfile.TemporaryDirectory() as out:
         start, used = time.perf_counter(), time.process_time()
-        summary = run(spec.sheet, out)
+        summary = run(spec.resolved, out)
         wall, used = time.perf_counter() - start, time.process_time() - used
         (folder,) = Path(out).iterdir()
         rows = read_rows(folder / "metrics.jsonl")

@@ -2,8 +2,8 @@
 
 Each row is a short run, in one process and over 2 and 4 ranks of one thread each, with the peak of memory of the rank that has
 most. A run of eight nodes shows what a rank takes before it has anything: the interpreter, torch, the transport. What a rank
-has beyond that falls with the number of ranks as far as it is data, models and trails of its own nodes, and its strips of what
-is heard. Lists of the whole graph, and buffers of one turn of a detection or one pass over images, do not.
+has beyond that falls with the number of ranks as far as it is data, models and update histories of its own nodes, and its
+strips of what is heard. Lists of the whole graph, and buffers of one turn of a detection or one pass over images, do not.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def measure(words: list[str], note: str) -> None:
     with tempfile.TemporaryDirectory() as out, ranks() as group:
         if group is None:
             keep_memory()  # as on ranks, and as the command line does
-            run(spec.sheet, out, host=Host(device="cpu", threads=1))
+            run(spec.resolved, out, host=Host(device="cpu", threads=1))
         else:
-            run_together([spec.sheet], out, group, host=Host(device="cpu", threads=1))
+            run_together([spec.resolved], out, group, host=Host(device="cpu", threads=1))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     Path(f"{note}-{os.environ.get('RANK', '0')}").write_text(json.dumps(peak))
 

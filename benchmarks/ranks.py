@@ -70,11 +70,11 @@ def keys_of(recipe: str, nodes: int, dim: int) -> tuple[str | None, list[str]]:
 def walk(case: str) -> Row | None:
     """The time of a round, its median over all that count, and what each look at the constants found; on rank 0 a row."""
     recipe, keys = keys_of(*CASES[case])
-    sheet, host = load(recipe, keys).sheet, Host(device="cpu", threads=1)
+    resolved, host = load(recipe, keys).resolved, Host(device="cpu", threads=1)
     torch.set_num_threads(1)
     with ranks(120, device="cpu") as group:
         look = Look(group)
-        course = alone(sheet, host) if group is None else lay_out(sheet, host, group)
+        course = alone(resolved, host) if group is None else lay_out(resolved, host, group)
         rounds, looks, before = [], [], None
         for moment in course.rounds(None, lambda step, phase: False):
             now = _mark(course.group)
@@ -123,7 +123,7 @@ def usual(work: Callable[[], object], group: Group | None, repeats: int = 7) -> 
     times, count = [], math.ceil(_STRETCH / _slowest(time.perf_counter() - start, group))
     for _ in range(repeats):
         if group is not None:
-            group.agree(True)
+            group.all_agree(True)
         start = time.perf_counter()
         for _ in range(count):
             work()
@@ -142,14 +142,14 @@ class Look:
         self._group, self._gradients = group, {}
         for recipe, nodes, dim in (("mnist", 50, 61706), ("linear", 150, 2000)):
             name, keys = keys_of(recipe, nodes, dim)
-            scene = set_up_run(load(name, keys).sheet, Host(device="cpu", threads=1))
+            scene = set_up_run(load(name, keys).resolved, Host(device="cpu", threads=1))
             batch = scene.plan.warm_up.batch
             everybody, chosen = torch.arange(nodes), torch.randint(0, scene.problem.samples, (nodes, batch))
             # At points of their own: at a common one several are worked out together.
             theta = scene.problem.initial(everybody)
             theta = theta + 1e-3 * torch.randn(theta.shape, dtype=theta.dtype)
             self._gradients[recipe] = partial(scene.problem.gradient, theta, everybody, chosen), nodes
-        self._tiny = load(None, ["nodes=8", "graph=complete", *keys_of("linear", 8, 4)[1][1:], "data.dim=4"]).sheet
+        self._tiny = load(None, ["nodes=8", "graph=complete", *keys_of("linear", 8, 4)[1][1:], "data.dim=4"]).resolved
 
     def __call__(self) -> Row:
         group = self._group
@@ -189,9 +189,9 @@ def predicted(machine: Machine, recipe: str, nodes: int, dim: int, size: int, ca
 
     Each rank has B = m / P nodes and hears all m. Distances are float64 products of B and m rows, mixing the same in the
     precision of the model. Passes over memory, counted in the code: over rows that are heard lengths, conversion and, on two
-    ranks, what came, and lengths about the origin in float64; over rows that are held the step, the liars and what they keep,
-    and on ranks what is sent and told. With two ranks rows travel; with more slices, there and back, and what is heard is a
-    slice of all.
+    ranks, what came, and lengths about the origin in float64; over rows that are held the step, the Byzantine nodes and what
+    they keep, and on ranks what is sent and told. With two ranks rows travel; with more slices, there and back, and what is
+    heard is a slice of all.
     """
     here, bytes_ = nodes / size, 4 if recipe == "mnist" else 8
     products = 2 * here * nodes * dim
@@ -217,10 +217,10 @@ def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int)
     """One iteration of BALANCE on a random regular graph over lists, a rank a core, with the cores measured here.
 
     Bytes of a machine. Long rows stay: strips go there and back, with distances and weights of all arcs; a rank has six times
-    its own rows at a time (models, gradients, what is sent, strips, what came back, what liars keep), and trails of its own
-    nodes in float64, as seen and as they were. Short ones travel: a rank hears m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others.
-    It has the lists of the whole graph, 60 bytes an arc, with strips once more in the order of shards and with the weights of
-    a round, 101 bytes; and the data of its own nodes.
+    its own rows at a time (models, gradients, what is sent, strips, what came back, what Byzantine nodes keep), and update
+    histories of its own nodes in float64, as seen and as they were. Short ones travel: a rank hears
+    m (1 - 1/P) (1 - (1 - 1/P)^20) rows of others. It has the lists of the whole graph, 60 bytes per arc, with strips once
+    more in the order of shards and with the weights of a round, 101 bytes; and the data of its own nodes.
     """
     size, bytes_ = MACHINES * HERE, 4 if recipe == "mnist" else 8
     here, arcs = nodes / size, DEGREE * nodes
@@ -228,13 +228,13 @@ def projected(machine: Machine, recipe: str, nodes: int, dim: int, samples: int)
     compute = here * machine.gradient[recipe] + 3 * DEGREE * here * dim * bytes_ / machine.passes + machine.rest
     if dim > FEW:
         sent, calls, lists = 2 * here * dim * bytes_ + 16 * arcs, 8, 101 * arcs
-        rows, trail = 6 * here * dim * bytes_, 16 * here * dim
+        rows, history = 6 * here * dim * bytes_, 16 * here * dim
     else:
         sent, calls, lists = heard * dim * bytes_, 4, 60 * arcs
-        rows, trail = (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
+        rows, history = (heard + 2 * here) * dim * bytes_, 8 * (heard + here) * dim
     exchange = HERE * sent / NETWORK + calls * AWAY
     data = here * samples * (8 * (dim + 1) if recipe == "linear" else 4 * 784)
-    parts = {"lists": lists, "data": data, "rows": rows, "trail": trail}
+    parts = {"lists": lists, "data": data, "rows": rows, "history": history}
     return {
         "what": f"{'LeNet' if recipe == 'mnist' else 'linear'}, d = {dim:,}",
         "nodes": nodes,
@@ -276,9 +276,9 @@ def iterations() -> list[Row]:
 
 def run_recipe() -> Row | None:
     """The recipe mnist from start to end, on all ranks or in this process, with one thread each."""
-    sheets, host = [load("mnist", []).sheet], Host(device="cpu", threads=1, checkpoint_every=0)
+    specs, host = [load("mnist", []).resolved], Host(device="cpu", threads=1, checkpoint_every=0)
     with tempfile.TemporaryDirectory() as out, ranks(600, device="cpu") as group:
-        found = run_all(sheets, out, jobs=1, host=host) if group is None else run_together(sheets, out, group, host=host)
+        found = run_all(specs, out, jobs=1, host=host) if group is None else run_together(specs, out, group, host=host)
     return {key: found[0][key] for key in ("seconds", "detection_seconds", "acc_scc")} if found else None
 
 
@@ -333,10 +333,17 @@ def show(made: Row) -> None:
         for row in made["iterations"]
     ]
     console.print(plain_table(["one iteration", "ranks", "ms", "model ms", "error", "exchange"], lines))
-    columns = ("compute_seconds", "exchange_seconds", "lists_gigabytes", "data_gigabytes", "rows_gigabytes", "trail_gigabytes")
+    columns = (
+        "compute_seconds",
+        "exchange_seconds",
+        "lists_gigabytes",
+        "data_gigabytes",
+        "rows_gigabytes",
+        "history_gigabytes",
+    )
     lines = [[row["what"], f"{row['nodes']:,}", *(f"{row[key]:.2g}" for key in columns)] for row in made["projected"]]
     title = f"{MACHINES} machines of {HERE} cores and {GIGABYTES} GB, 10 Gbit/s, degree {DEGREE}: an iteration, GB a machine"
-    headings = ["model", "nodes", "compute s", "exchange s", "lists", "data", "rows", "trails"]
+    headings = ["model", "nodes", "compute s", "exchange s", "lists", "data", "rows", "history"]
     console.print(plain_table(headings, lines, title))
     for row in made["whole"]:
         console.print(f"bymi run mnist, {row['ranks']} process(es) of one thread: {row['seconds']:.0f} s")

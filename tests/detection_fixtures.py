@@ -21,7 +21,7 @@ def verdict_of(
     receivers: Tensor,
     first: Tensor,
     second: Tensor,
-    trail: UpdateHistory | None,
+    history: UpdateHistory | None,
     *,
     suspended: Tensor | None = None,
     probed: tuple[Tensor, Tensor] | None = None,
@@ -34,7 +34,7 @@ def verdict_of(
         there = claims_of(network.exchange(0, dict(zip((FIRST_HALF, SECOND_HALF), probed, strict=True))))
     suspended = torch.zeros_like(network.arcs) if suspended is None else suspended
     return judge_neighbours(
-        receivers, network.arcs, network.nodes, claims_of(inboxes), there, trail, suspended, detector, Watch()
+        receivers, network.arcs, network.nodes, claims_of(inboxes), there, history, suspended, detector, Watch()
     )
 
 

@@ -32,7 +32,7 @@ RUNS: dict[str, tuple[str, ...]] = {
 
 @cache
 def scene_of(name: str) -> RunSetup:
-    return set_up_run(load(None, [*SMALL, *RUNS[name]]).sheet)
+    return set_up_run(load(None, [*SMALL, *RUNS[name]]).resolved)
 
 
 def frame_of(name: str) -> StateShape:
@@ -66,7 +66,7 @@ def tensors_in(value: object) -> dict[str, torch.Tensor]:
     for name, part in vars(value).items():
         if isinstance(part, torch.Tensor):
             found[name] = part
-        elif name in ("record", "trail", "verdict") and part is not None:
+        elif name in ("record", "history", "verdict") and part is not None:
             found.update({f"{name}.{inner}": tensor for inner, tensor in tensors_in(part).items()})
     return found
 
@@ -85,6 +85,6 @@ def assert_same_state(one: State | None, two: State) -> None:
     assert_alike(one, two)
     for key in ("step", "phase", "judged", "settled", "stopped"):
         assert getattr(one, key) == getattr(two, key)
-    if two.trail is not None:
-        assert one.trail is not None
-        assert (one.trail.rounds, one.trail.steps) == (two.trail.rounds, two.trail.steps)
+    if two.history is not None:
+        assert one.history is not None
+        assert (one.history.rounds, one.history.steps) == (two.history.rounds, two.history.steps)

@@ -1,7 +1,7 @@
 """A stand-in for torchrun in tests: reads once what takes long to read, then starts ranks in an instant.
 
 `python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line on so many ranks, or {"size",
-"sheets", "out"}, many runs one after the other in one group with a checkpoint "every" so many rounds, and a file of what each
+"specs", "out"}, many runs one after the other in one group with a checkpoint "every" so many rounds, and a file of what each
 rank sent, or {"size", "golden", "out"}, golden runs by name, and a file of what each rank saw of them. "breaks": [what, rank,
 name, time] does something to one rank when it sends something of that name, or is about to store a "checkpoint", for the nth
 time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on. "said": a file for what is written to
@@ -40,7 +40,7 @@ from bymi.core.errors import BymiError
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host, one_thread
 from bymi.distributed.launch import ranks
-from bymi.runs import read_sheets
+from bymi.runs import read_resolved_specs
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.run_on_ranks import run_apart, run_together
 from tests.golden.record import play
@@ -87,12 +87,12 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
             module, constant = name.rsplit(".", 1)
             assert hasattr(importlib.import_module(module), constant)
             setattr(importlib.import_module(module), constant, value)
-        if "sheets" in job:
+        if "specs" in job:
             with ranks() as group, Largest() if job.get("largest") else nullcontext() as seen:
                 assert group is not None
                 spread = run_apart if job.get("apart") else run_together
                 spread(
-                    read_sheets(Path(job["sheets"])),
+                    read_resolved_specs(Path(job["specs"])),
                     job["out"],
                     group,
                     host=Host(device="cpu", checkpoint_every=job.get("every")),

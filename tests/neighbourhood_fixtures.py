@@ -49,7 +49,7 @@ class Hall:
         return Hall(np.vstack([first, self.first]), np.vstack([second, self.second]))
 
 
-def draw_hall(*, neighbours: int, dim: int, seed: int, liars: Sequence[str] = (), noise: float = 1.0) -> Hall:
+def draw_hall(*, neighbours: int, dim: int, seed: int, byzantine: Sequence[str] = (), noise: float = 1.0) -> Hall:
     """Honest halves about one mean; the first rows lie in the ways named."""
     random = np.random.default_rng(seed)
     mean, direction = random.standard_normal((2, dim))
@@ -57,7 +57,7 @@ def draw_hall(*, neighbours: int, dim: int, seed: int, liars: Sequence[str] = ()
     first, second = (mean + noise * random.standard_normal((neighbours + 1, dim)) for _ in range(2))
     plan = random.standard_normal((2, dim))
     usual = noise * np.sqrt(dim)
-    for row, how in enumerate(liars):
+    for row, how in enumerate(byzantine):
         other = random.standard_normal((2, dim)) / np.sqrt(dim)
         if how == "shift":
             first[row] += 3 * usual * direction

@@ -117,7 +117,7 @@ class QueueNetwork:
 
         return iter([NeighbourhoodReply(0, columns, points[0], read)])
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         return all(self._to_all(flag))
 
     def count(self, mask: Tensor) -> int:
@@ -127,7 +127,7 @@ class QueueNetwork:
         graph = self.whole.prune(torch.cat(self._to_all(flagged)))
         return QueueNetwork(self.node, graph, graph, self.queues)
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> QueueNetwork:
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> QueueNetwork:
         flags = torch.cat(self._to_all(flagged))
         graph = self.whole.prune_mutually(flags, exile=exile) if mutual else self.whole.prune(flags)
         return QueueNetwork(self.node, graph, self.whole, self.queues)

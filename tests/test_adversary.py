@@ -143,7 +143,7 @@ DETECTS = "method=drsgd-bymi warm_up.steps=6 optimisation.premix_rounds=0"
 
 def scene_of(*words: str) -> RunSetup:
     settings = ("nodes=20", "steps=20", "data.dim=5", "data.samples=40", "byzantine_mixing=rule", "byzantine_pruning=rule")
-    return set_up_run(load(None, [*settings, *words]).sheet)
+    return set_up_run(load(None, [*settings, *words]).resolved)
 
 
 def rounds(scene: RunSetup, adversary: Adversary | None) -> list[Snapshot]:

@@ -1,4 +1,4 @@
-"""What a process has to be told so that simulated liars can lie: no more than their lies are made from."""
+"""What a process has to be told so that simulated Byzantine nodes can lie: no more than their lies are made from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SEES: dict[str, tuple[list[str], str]] = {
 
 
 def scene_of(words: Sequence[str]) -> RunSetup:
-    return set_up_run(load(None, [*WORDS, *words]).sheet)
+    return set_up_run(load(None, [*WORDS, *words]).resolved)
 
 
 @pytest.mark.parametrize("name", SEES)

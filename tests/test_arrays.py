@@ -259,7 +259,7 @@ def test_the_table_has_a_line_for_every_machine_with_flagged_ones_first() -> Non
     verdict = identify(first, second, names=names)
     lines = verdict.table().splitlines()
     assert lines[0] == "3 of 40 machines flagged in 100 dimensions (hardened, level 0.2)"
-    assert lines[1].split() == ["machine", "verdict", "noise", "units", "p", "why"]
+    assert lines[1].split() == ["machine", "verdict", "noise", "units", "p", "reason"]
     machines = [line.split()[0] for line in lines[2:42]]
     assert set(machines[:3]) == set(names[:3])
     assert set(machines) == set(names)

@@ -44,7 +44,7 @@ def test_no_rank_has_all_models_at_once(numbers: int, monkeypatch: pytest.Monkey
     """Rounds over four shards: blocks are as large as allowed, and together they are what the shards hold."""
     monkeypatch.setattr(records, "_NUMBERS", numbers)
     words = ["nodes=10", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=20", "data.dim=6"]
-    scene = set_up_run(load(None, ["method=drsgd-bymi", "profile=paper", *words]).sheet)
+    scene = set_up_run(load(None, ["method=drsgd-bymi", "profile=paper", *words]).resolved)
     spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=4)
     seen = 0
     for moment in whole_rounds(
@@ -66,7 +66,7 @@ def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkey
         monkeypatch.setattr(sparse, "LISTS_FROM", 1)
         monkeypatch.setattr(sparse, "_SHORT", 0)
     keys = ["nodes=20", "steps=9", "warm_up.steps=2", "data.samples=20", "data.dim=6", "watch.every=3", "attack=parameter"]
-    scene = set_up_run(load(None, ["method=drsgd-bymi", *keys, *words]).sheet)
+    scene = set_up_run(load(None, ["method=drsgd-bymi", *keys, *words]).resolved)
     assert isinstance(scene.graph, ListGraph) == ("regular" in words[0])
 
     def ends() -> tuple[list[Tensor], int]:

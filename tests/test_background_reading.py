@@ -110,4 +110,4 @@ def test_a_hardened_run_whose_answers_are_long(monkeypatch: pytest.MonkeyPatch) 
     assert len(verdicts[0]) > 1
     for one, other in zip(*verdicts, strict=True):
         torch.testing.assert_close(one.scores, other.scores, rtol=1e-9, atol=1e-9, equal_nan=True)
-        assert torch.equal(one.why, other.why)
+        assert torch.equal(one.reason, other.reason)

@@ -1,4 +1,4 @@
-"""`python -m bymi.runs`: sheets run where pydantic, typer, rich, matplotlib, sklearn and jinja2 are not installed."""
+"""`python -m bymi.runs`: specs run where pydantic, typer, rich, matplotlib, sklearn and jinja2 are not installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run_all
-from bymi.runs import ResolvedSpec, __main__, read_sheets, write_sheets
+from bymi.runs import ResolvedSpec, __main__, read_resolved_specs, write_resolved_specs
 from bymi.runs import run_folder as store
 from bymi.runs.metrics import SUMMARY_KEYS
 from tests.commands import dates_in, only_line
@@ -52,7 +52,7 @@ def call(*words: object) -> int:
 class Bare:
     """Sheets that were run, two at a time, by an interpreter without the packages in MISSING."""
 
-    sheets: Path
+    specs: Path
     out: Path
     data: Path
     answer: Answer
@@ -65,16 +65,16 @@ class Bare:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
     place = tmp_path_factory.mktemp("bare")
     write_image_set(place / "data" / "mnist", train=120, test=50)
-    sheets = place / "sheets.json"
-    write_sheets(sheets, [spec.sheet for spec in specs()])
+    specs = place / "specs.json"
+    write_resolved_specs(specs, [spec.resolved for spec in specs()])
     # Read at the start of every interpreter, those of the worker processes as well.
     (place / "lacks").mkdir()
     (place / "lacks" / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({MISSING!r}))\n")
     path = os.pathsep.join([str(place / "lacks"), os.environ.get("PYTHONPATH", "")])
     settings = {"PYTHONPATH": path, "BYMI_DATA": str(place / "data")}
-    words = [sys.executable, "-m", "bymi.runs", str(sheets), "--out", str(place / "out"), "--jobs", "2", "--device", "cpu"]
+    words = [sys.executable, "-m", "bymi.runs", str(specs), "--out", str(place / "out"), "--jobs", "2", "--device", "cpu"]
     done = subprocess.run(words, cwd=place, env={**os.environ, **settings}, text=True, capture_output=True, timeout=120)
-    return Bare(sheets, place / "out", place / "data", Answer(done.returncode, done.stdout, done.stderr))
+    return Bare(specs, place / "out", place / "data", Answer(done.returncode, done.stdout, done.stderr))
 
 
 def test_the_packages_are_really_missing(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_the_packages_are_really_missing(tmp_path: Path) -> None:
     assert "ModuleNotFoundError" in done.stderr
 
 
-def test_sheets_run_without_them(bare: Bare) -> None:
+def test_resolved_specs_run_without_them(bare: Bare) -> None:
     assert bare.answer.err == ""
     assert bare.answer.code == 0
     assert bare.answer.out.splitlines()[-1] == "3 of 3 runs are there, 0 left, 0 failed"
@@ -96,7 +96,7 @@ def test_sheets_run_without_them(bare: Bare) -> None:
         assert set(summary) == {"method", "seed", "digest", *SUMMARY_KEYS}
         assert (summary["digest"], summary["method"]) == (spec.digest, spec.label)
         assert summary["steps_done"] == spec.steps
-        assert store.read_json(folder / store.SPEC) == spec.sheet.values
+        assert store.read_json(folder / store.SPEC) == spec.resolved.values
     where = [store.read_json(folder / store.ENVIRONMENT) for folder in bare.folders()]
     assert [(entry["device"], entry["gradients"]) for entry in where] == [("cpu", "closed form")] * 2 + [("cpu", "stacked")]
 
@@ -128,17 +128,17 @@ def test_the_numbers_are_those_of_a_run_in_this_process(bare: Bare, tmp_path: Pa
 
 def test_a_second_call_runs_nothing(bare: Bare, capsys: pytest.CaptureFixture[str]) -> None:
     before = dates_in(bare.out)
-    assert call(bare.sheets, "--out", bare.out) == 0
+    assert call(bare.specs, "--out", bare.out) == 0
     assert capsys.readouterr().out == "3 of 3 runs are there, 0 left, 0 failed\n"
     assert dates_in(bare.out) == before
 
 
 def test_without_time_nothing_is_started(bare: Bare, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(bare.sheets, "--out", tmp_path / "new", "--seconds", 0, "--jobs", 1) == 0
+    assert call(bare.specs, "--out", tmp_path / "new", "--seconds", 0, "--jobs", 1) == 0
     assert capsys.readouterr().out == "0 of 3 runs are there, 3 left, 0 failed\n"
     assert list((tmp_path / "new").iterdir()) == []
     # What is complete still counts.
-    assert call(bare.sheets, "--out", bare.out, "--seconds", 0) == 0
+    assert call(bare.specs, "--out", bare.out, "--seconds", 0) == 0
     assert capsys.readouterr().out == "3 of 3 runs are there, 0 left, 0 failed\n"
 
 
@@ -147,32 +147,32 @@ def test_one_run_that_cannot_be_does_not_spoil_the_others(
 ) -> None:
     """Without its data a run has an error of one line; the exit code says so."""
     (tmp_path / "empty").mkdir()
-    assert call(bare.sheets, "--out", tmp_path / "out", "--data", tmp_path / "empty", "--jobs", 1) == 2
+    assert call(bare.specs, "--out", tmp_path / "out", "--data", tmp_path / "empty", "--jobs", 1) == 2
     said = capsys.readouterr()
     assert said.out.splitlines()[-1] == "2 of 3 runs are there, 0 left, 1 failed"
     assert "train-images-idx3-ubyte" in only_line(said.err)
 
 
-def test_sheets_are_read_as_they_were_written(tmp_path: Path) -> None:
-    written = [spec.sheet for spec in specs()]
-    write_sheets(tmp_path / "sheets.json", written)
-    read = read_sheets(tmp_path / "sheets.json")
-    assert [sheet.values for sheet in read] == [sheet.values for sheet in written]
-    assert [sheet.digest for sheet in read] == [spec.digest for spec in specs()]
-    for sheet, spec in zip(read, specs(), strict=True):
+def test_resolved_specs_are_read_as_they_were_written(tmp_path: Path) -> None:
+    written = [spec.resolved for spec in specs()]
+    write_resolved_specs(tmp_path / "specs.json", written)
+    read = read_resolved_specs(tmp_path / "specs.json")
+    assert [resolved.values for resolved in read] == [resolved.values for resolved in written]
+    assert [resolved.digest for resolved in read] == [spec.digest for spec in specs()]
+    for resolved, spec in zip(read, specs(), strict=True):
         for key in ("method", "seed", "steps", "warm_up_steps", "label"):
-            assert getattr(sheet, key) == getattr(spec, key)
+            assert getattr(resolved, key) == getattr(spec, key)
     assert ResolvedSpec({**read[0].values, "seed": 1}).digest != read[0].digest
 
 
 BAD: list[Any] = [
-    ("[", "is not a file of sheets"),
-    ("", "is not a file of sheets"),
-    ("null", "is not a file of sheets"),
-    (b"\xa3\x00", "is not a file of sheets"),
-    ('{"method": "dsgd"}', "is not a file of sheets"),
-    ("[1, 2]", "is not a file of sheets"),
-    ("[{}]", "is not a file of sheets"),
+    ("[", "is not a file of resolved specs"),
+    ("", "is not a file of resolved specs"),
+    ("null", "is not a file of resolved specs"),
+    (b"\xa3\x00", "is not a file of resolved specs"),
+    ('{"method": "dsgd"}', "is not a file of resolved specs"),
+    ("[1, 2]", "is not a file of resolved specs"),
+    ("[{}]", "is not a file of resolved specs"),
 ]
 
 
@@ -191,8 +191,8 @@ def test_a_bad_file_gives_one_line(text: str | bytes, said: str, tmp_path: Path,
     ("words", "said"),
     [
         (("nowhere.json",), "cannot read nowhere.json: No such file or directory"),
-        (("sheets.json", "--device", "tpu"), "device: got 'tpu', allowed: auto, cpu, cuda"),
-        (("sheets.json", "--out", "sheets.json"), "cannot write to the folder sheets.json"),
+        (("specs.json", "--device", "tpu"), "device: got 'tpu', allowed: auto, cpu, cuda"),
+        (("specs.json", "--out", "specs.json"), "cannot write to the folder specs.json"),
     ],
 )
 def test_a_bad_word_gives_one_line(
@@ -203,6 +203,6 @@ def test_a_bad_word_gives_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("sheets.json").write_text(json.dumps([specs()[0].sheet.values]))
+    Path("specs.json").write_text(json.dumps([specs()[0].resolved.values]))
     assert call(*words) == 2
     assert only_line(capsys.readouterr().err).startswith(said)

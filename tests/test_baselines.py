@@ -26,7 +26,7 @@ ALONE = Plan(30, 10, WarmUp(Average(), StepSize(0.1, "sqrt"), 4), detector=None,
 
 
 def plan_of(*words: str) -> Plan:
-    return set_up_run(load(None, ["nodes=20", *words]).sheet).plan
+    return set_up_run(load(None, ["nodes=20", *words]).resolved).plan
 
 
 def test_steps_round_by_round() -> None:
@@ -110,4 +110,4 @@ def test_without_attackers_the_baselines_do_as_well_as_the_method(tmp_path: Path
 
 def test_a_spec_says_whether_baselines_have_steps_of_their_own() -> None:
     assert Spec().alone is None
-    assert load(None, ["alone.batch=9"]).sheet["alone"] == {"step_size": 0.05, "schedule": "sqrt", "batch": 9}
+    assert load(None, ["alone.batch=9"]).resolved["alone"] == {"step_size": 0.05, "schedule": "sqrt", "batch": 9}

@@ -134,7 +134,7 @@ def test_the_largest_and_the_smallest_numbers_are_refused_or_run(key: str, tmp_p
     for value in ("1e100", "5e-324"):
         try:
             spec = load(None, [*whole, f"{key}{value}"])
-            summary = run(spec.sheet, tmp_path, host=Host(checkpoint_every=0))
+            summary = run(spec.resolved, tmp_path, host=Host(checkpoint_every=0))
             ended = str(summary["outcome"])
         except BymiError as problem:
             ended = "refused" if "allowed: " in str(problem) else str(problem)
@@ -154,7 +154,7 @@ def test_the_largest_integers_are_refused_or_run(key: str, tmp_path: Path, monke
     monkeypatch.setattr("bymi.runs.memory_estimate.available", lambda: 10**10)
     try:
         spec = load(None, [*SMALL, "attack=ipm", "method=drsgd-bymi", f"{key}1000000000"])
-        summary = run(spec.sheet, tmp_path, host=Host(checkpoint_every=0))
+        summary = run(spec.resolved, tmp_path, host=Host(checkpoint_every=0))
         ended = f"{summary['steps_done']} rounds"
     except BymiError as problem:
         ended = str(problem)
@@ -163,7 +163,7 @@ def test_the_largest_integers_are_refused_or_run(key: str, tmp_path: Path, monke
 
 def test_the_largest_seed_runs(tmp_path: Path) -> None:
     spec = load(None, [*SMALL, "method=dsgd"], seed=2**63 - 1)
-    assert run(spec.sheet, tmp_path)["seed"] == 2**63 - 1
+    assert run(spec.resolved, tmp_path)["seed"] == 2**63 - 1
     with pytest.raises(InputError, match=f"seed: got {2**63}, allowed: less than or equal to {2**63 - 1}"):
         load(None, [], seed=2**63)
 
@@ -175,7 +175,7 @@ def test_the_parameters_of_a_partition_have_bounds_too(partition: str, tmp_path:
     write_image_set(tmp_path / "mnist", train=120, test=20)
     words = [*SMALL, "data=mnist:samples=12,identification=4", "attack=ipm", "method=dsgd"]
     with pytest.raises(InputError, match=r"partition|shards"):
-        set_up_run(load(None, [*words, f"data.partition='{partition}'"]).sheet, Host(device="cpu", data=tmp_path))
+        set_up_run(load(None, [*words, f"data.partition='{partition}'"]).resolved, Host(device="cpu", data=tmp_path))
 
 
 def test_a_spec_made_in_python_has_the_same_bounds() -> None:

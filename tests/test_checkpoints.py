@@ -57,13 +57,13 @@ def part_of(state: State, place: Place) -> State:
     rows = {
         key: None if getattr(state, key) is None else getattr(state, key)[nodes] for key in ("flagged", "tracker", "before")
     }
-    trail = state.trail.copy()
-    if trail.rounds:
-        columns = torch.arange(len(trail.times)) if place.columns is None else place.columns
-        trail.messages, trail.times = trail.messages[columns], trail.times[columns]
-        trail.own, trail.refused = trail.own[nodes], trail.refused[nodes][:, columns]
+    history = state.history.copy()
+    if history.rounds:
+        columns = torch.arange(len(history.times)) if place.columns is None else place.columns
+        history.messages, history.times = history.messages[columns], history.times[columns]
+        history.own, history.refused = history.own[nodes], history.refused[nodes][:, columns]
     record = Suspensions(state.record.left[nodes], state.record.strikes[nodes], state.record.longest)
-    return replace(state, theta=state.theta[nodes], record=record, trail=trail, **rows)
+    return replace(state, theta=state.theta[nodes], record=record, history=history, **rows)
 
 
 def places(numbers: Sequence[Sequence[int]], columns: Sequence[Tensor | None] | None = None) -> list[Place]:
@@ -138,32 +138,32 @@ def test_processes_that_hold_some_columns_only(tmp_path: Path) -> None:
     """Each stores the messages that it hears. Who refused a message that never came its way has a count of zero."""
     state = state_at("hardened", 12)
     refused = torch.arange(256, dtype=torch.int32).reshape(16, 16)
-    state = replace(state, trail=replace(state.trail, refused=refused))
+    state = replace(state, history=replace(state.history, refused=refused))
     halves = places([range(8), range(8, 16)], [torch.arange(12), torch.tensor([15, 14, 13, 12, 11, 10, 0])])
     for place in halves:
         save(tmp_path, part_of(state, place), place)
     found = Reader(tmp_path).newest()
     known = refused.clone()
     known[:8, 12:], known[8:, 1:10] = 0, 0
-    assert torch.equal(found.trail.refused, known)
-    assert torch.equal(found.trail.messages, state.trail.messages)
+    assert torch.equal(found.history.refused, known)
+    assert torch.equal(found.history.messages, state.history.messages)
     crossed = Place(torch.tensor([9, 3]), columns=torch.tensor([11, 2, 15]))
-    assert Reader(tmp_path).newest(crossed).trail.refused.tolist() == [[155, 0, 159], [59, 50, 0]]
+    assert Reader(tmp_path).newest(crossed).history.refused.tolist() == [[155, 0, 159], [59, 50, 0]]
 
 
 def test_lists_of_neighbours_and_entries_of_the_tracker(tmp_path: Path) -> None:
     """On large graphs what is said of arcs has as many places as a node has neighbours, and a tracker one entry a node."""
     state = state_at("hardened, directed", 12)
-    trail = replace(state.trail, refused=state.trail.refused[:, :5] + 3)
+    history = replace(state.history, refused=state.history.refused[:, :5] + 3)
     record = Suspensions(state.record.left[:, :5], state.record.strikes[:, :5], 16)
     entries = torch.linspace(0, 1, 16, dtype=torch.float64)
-    state = replace(state, flagged=state.flagged[:, :5], record=record, trail=trail, tracker=entries, settled=True)
+    state = replace(state, flagged=state.flagged[:, :5], record=record, history=history, tracker=entries, settled=True)
     for rank, nodes in enumerate(place.nodes for place in FOUR):
         part = replace(
             state,
             **{key: getattr(state, key)[nodes] for key in ("theta", "flagged", "tracker", "before")},
             record=Suspensions(record.left[nodes], record.strikes[nodes], 16),
-            trail=replace(trail, own=trail.own[nodes], refused=trail.refused[nodes]),
+            history=replace(history, own=history.own[nodes], refused=history.refused[nodes]),
         )
         save(tmp_path, part, Place(nodes, rank, 4))
     reader = Reader(tmp_path, "hardened, directed")
@@ -193,7 +193,7 @@ def test_a_round_counts_if_it_does_for_all_processes(tmp_path: Path) -> None:
         save(tmp_path, state_at("hardened", step))
     said: list[str] = []
     group, answers = Group(rank=1), iter([False, True])
-    group.agree = lambda flag: flag and next(answers)  # type: ignore[method-assign]
+    group.all_agree = lambda flag: flag and next(answers)  # type: ignore[method-assign]
     found = checkpoints.newest(
         tmp_path, "digest", frame_of("hardened"), [WHOLE], lambda saved: saved.states[0], said.append, group
     )
@@ -344,9 +344,9 @@ LIES: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], None]] = {
     "flat flags": changed("state.flagged", lambda flags: flags.flatten()),
     "flags as numbers": changed("state.flagged", lambda flags: flags.to(torch.int64)),
     "negative counts": changed("state.record.strikes", lambda counts: counts - 1),
-    "counts that are no numbers": changed("state.trail.times", lambda counts: torch.full((16,), torch.nan)),
-    "more columns than messages": changed("state.trail.refused", lambda counts: counts.repeat(1, 2)),
-    "no trail": lambda tensors, words: tensors.pop("state.trail.own"),
+    "counts that are no numbers": changed("state.history.times", lambda counts: torch.full((16,), torch.nan)),
+    "more columns than messages": changed("state.history.refused", lambda counts: counts.repeat(1, 2)),
+    "no update history": lambda tensors, words: tensors.pop("state.history.own"),
     "a tracker that is not used": lambda tensors, words: tensors.update({"state.tracker": torch.eye(16)}),
     "no nodes": lambda tensors, words: tensors.pop("nodes"),
     "nodes as fractions": changed("nodes", lambda nodes: nodes.to(torch.float64)),
@@ -361,8 +361,8 @@ LIES: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], None]] = {
     "a detection that is not in the plan": said("judged", 5),
     "a phase that is not": said("phase", "party"),
     "a phase as a list": said("phase", [[]]),
-    "a trail without end": said("rounds", 10**9),
-    "a trail of half rounds": said("rounds", 2.5),
+    "an update history without end": said("rounds", 10**9),
+    "an update history of half rounds": said("rounds", 2.5),
     "steps below zero": said("steps", -1.0),
     "settled perhaps": said("settled", "perhaps"),
     "a tracker of what": said("entries", None),
@@ -439,7 +439,7 @@ def test_the_frame_knows_how_many_messages_there_are() -> None:
     tensors, _ = pack(state_at(name, 12))
     frame = frame_of(name)
     assert isinstance(frame, StateShape)
-    assert frame.columns == len(tensors["trail.messages"]) > 16
+    assert frame.columns == len(tensors["history.messages"]) > 16
 
 
 def test_every_fault_in_the_docs_has_its_test() -> None:

@@ -104,7 +104,7 @@ def test_the_verdict_file_gives_the_error_rates_of_the_summary(experiment: Exper
         limit = float("inf") if judge["threshold"] is None else judge["threshold"]
         above = [node for node, score in zip(judge["neighbours"], judge["scores"], strict=True) if score >= limit]
         assert judge["flagged"] == above
-        assert [why == "score" for why in judge["why"]] == [node in above for node in judge["neighbours"]]
+        assert [reason == "score" for reason in judge["reasons"]] == [node in above for node in judge["neighbours"]]
 
 
 def test_figures_are_pictures(experiment: Experiment) -> None:

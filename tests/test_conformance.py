@@ -79,7 +79,7 @@ class Deaf(QueueNetwork):
 class Hasty(QueueNetwork):
     """Takes its own vote for that of all."""
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         return flag
 
 
@@ -93,8 +93,8 @@ class Lenient(QueueNetwork):
 class Cutting(QueueNetwork):
     """Does not listen any more to nodes that lost their weight."""
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> QueueNetwork:
-        found = super().weigh(flagged, mutual=mutual, exile=exile)
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> QueueNetwork:
+        found = super().reweight(flagged, mutual=mutual, exile=exile)
         return replace(found, whole=found.graph_here)
 
 
@@ -113,10 +113,10 @@ class Silent(QueueNetwork):
         (Apart, "exchange with a lost message"),
         (Truthful, "exchange with a lost message"),
         (Deaf, "answers as received"),
-        (Hasty, "agree and count"),
+        (Hasty, "all_agree and count"),
         (Lenient, "prune"),
-        (Cutting, "weigh"),
-        (Silent, "agree and count: networks .* have not come to an end within 2 seconds"),
+        (Cutting, "reweight"),
+        (Silent, "all_agree and count: networks .* have not come to an end within 2 seconds"),
     ],
 )
 def test_mistakes_are_found(kind: type[QueueNetwork], what: str) -> None:

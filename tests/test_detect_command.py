@@ -24,7 +24,7 @@ from bymi.experiment import matrix_files
 from tests.commands import bymi, mistake
 from tests.pages import are_pictures
 
-LIARS = [3, 8, 11, 20, 27]
+BYZANTINE = [3, 8, 11, 20, 27]
 NAMES = [f"host-{place}" for place in range(30)]
 Pair = tuple[np.ndarray, np.ndarray]
 
@@ -37,7 +37,7 @@ def halves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
     random = np.random.default_rng(0)
     pair = random.standard_normal((30, 4)), random.standard_normal((30, 4))
     for name, half in zip(("first", "second"), pair, strict=True):
-        half[LIARS] += 8
+        half[BYZANTINE] += 8
         np.save(f"{name}.npy", half)
         np.savez(f"{name}.npz", gradients=half)
         np.savetxt(f"{name}.csv", half, delimiter=",", fmt="%.17g")
@@ -86,7 +86,7 @@ def test_files_of_every_kind_give_the_verdict_of_identify(halves: Pair, suffixes
     expected = identify(*halves)
     assert by_row(verdict, "score") == expected.scores.tolist()
     assert verdict["threshold"] == float(expected.threshold)
-    assert verdict["flagged"] == expected.flagged.nonzero().flatten().tolist() == LIARS
+    assert verdict["flagged"] == expected.flagged.nonzero().flatten().tolist() == BYZANTINE
 
 
 @pytest.mark.parametrize("kind", ["named.npz", "unnamed.npz", "squeezed.npz", "both.pt", "both.safetensors"])
@@ -127,7 +127,7 @@ def test_names_from_a_file_an_archive_and_a_column(halves: Pair) -> None:
         Path(f"{name}-titled.csv").write_text("\n".join([heading, *rows]))
         Path(f"{name}-named.csv").write_text("\n".join(rows))
         Path(f"{name}-index.csv").write_text("\n".join([",0,1,2,3", *rows]))  # as pandas writes it
-    expected = [NAMES[row] for row in LIARS]
+    expected = [NAMES[row] for row in BYZANTINE]
     calls = [("first.npy", "second.npy", "--names", "names.txt"), ("both.npz",)]
     calls += [(f"first-{kind}.csv", f"second-{kind}.csv") for kind in ("titled", "named", "index")]
     for words in calls:
@@ -135,14 +135,14 @@ def test_names_from_a_file_an_archive_and_a_column(halves: Pair) -> None:
         assert verdict["flagged_names"] == expected, words
         assert by_row(verdict, "machine") == NAMES
         assert by_row(verdict, "score") == identify(first, second).scores.tolist()
-    assert judge("first.npy", "second.npy")["flagged_names"] == [str(row) for row in LIARS]
+    assert judge("first.npy", "second.npy")["flagged_names"] == [str(row) for row in BYZANTINE]
 
 
 def test_a_line_of_headings_without_names(halves: Pair) -> None:
     for name, half in zip(("first", "second"), halves, strict=True):
         np.savetxt(f"{name}.csv", half, delimiter=",", fmt="%.17g", header="a,b,c,d", comments="")
     verdict = judge("first.csv", "second.csv")
-    assert verdict["flagged"] == LIARS
+    assert verdict["flagged"] == BYZANTINE
     assert (verdict["n"], verdict["d"]) == (30, 4)
 
 
@@ -170,7 +170,7 @@ def test_machines_that_are_not_finite_are_flagged_and_the_rest_judged(halves: Pa
     verdict = judge("first.npy", "second.npy", "--profile", profile)
     reasons = by_row(verdict, "reason")
     assert (reasons[0], reasons[5]) == ("not finite", "not finite")
-    assert {0, 5, *LIARS} <= set(verdict["flagged"])
+    assert {0, 5, *BYZANTINE} <= set(verdict["flagged"])
     assert "NaN or Inf" in bymi("detect", "first.npy", "second.npy").out
     lines = Path("first.csv").read_text().splitlines()
     lines[0] = "1.0,,2.0,3.0"  # a missing number
@@ -211,7 +211,7 @@ def test_every_centre_and_scale_is_the_one_of_the_library(halves: Pair, centre: 
     verdict = judge("first.npy", "second.npy", "--profile", "published", "--centre", centre, "--scale", scale)
     expected = identify(*halves, profile="published", centre=CENTRES[centre](), scale=SCALES[scale]())
     assert by_row(verdict, "score") == expected.scores.tolist()
-    assert set(LIARS) <= set(verdict["flagged"])
+    assert set(BYZANTINE) <= set(verdict["flagged"])
 
 
 def test_level_offset_and_cross_fit_reach_the_threshold(halves: Pair) -> None:
@@ -255,8 +255,8 @@ def test_the_answer_in_json_is_complete(halves: Pair) -> None:
     }
     assert len(verdict["machines"]) == 30
     for machine in verdict["machines"]:
-        assert (machine["verdict"] == "flagged") == (machine["row"] in LIARS) == (machine["reason"] is not None)
-        assert (machine["explanation"] != "") == (machine["row"] in LIARS)
+        assert (machine["verdict"] == "flagged") == (machine["row"] in BYZANTINE) == (machine["reason"] is not None)
+        assert (machine["explanation"] != "") == (machine["row"] in BYZANTINE)
         assert 0 <= machine["p"] <= 1
     assert [machine["row"] for machine in judge("first.npy", "second.npy", "--flagged-only")["machines"]] == [
         machine["row"] for machine in verdict["machines"][:5]
@@ -278,7 +278,7 @@ def test_an_exit_code_tells_whether_a_machine_is_flagged(halves: Pair) -> None:
     assert "5 of 30 machines flagged" in answer.out
     assert bymi("detect", "first.npy", "second.npy", "--fail-if-flagged", "--json").code == 7
     for name, half in zip(("first", "second"), halves, strict=True):
-        half[LIARS] -= 8
+        half[BYZANTINE] -= 8
         np.save(f"{name}.npy", half)
     assert bymi("detect", "first.npy", "second.npy", "--fail-if-flagged").code == 0
 
@@ -520,11 +520,11 @@ def test_a_file_beyond_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_directory_that_lies_about_sizes_gives_no_more_than_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = io.BytesIO()
     np.lib.format.write_array(packed, np.zeros((30, 5_000)))
-    with zipfile.ZipFile("liar.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile("wrong-size.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("array.npy", packed.getvalue())
-    data = Path("liar.npz").read_bytes()
-    Path("liar.npz").write_bytes(data.replace(struct.pack("<I", 1_200_128), struct.pack("<I", 2_000)))
-    assert mistake("detect", "liar.npz", "second.npy").startswith("liar.npz is not a readable .npz matrix: ")
+    data = Path("wrong-size.npz").read_bytes()
+    Path("wrong-size.npz").write_bytes(data.replace(struct.pack("<I", 1_200_128), struct.pack("<I", 2_000)))
+    assert mistake("detect", "wrong-size.npz", "second.npy").startswith("wrong-size.npz is not a readable .npz matrix: ")
 
 
 @pytest.mark.parametrize("centre", CENTRES)
@@ -534,7 +534,7 @@ def test_enormous_values_get_a_verdict_or_one_line(halves: Pair, centre: str) ->
             np.save(f"{name}.npy", half * scale)
         words = ("first.npy", "second.npy", "--profile", "published", "--centre", centre)
         if bymi("detect", *words).code == 0:
-            assert set(LIARS) <= set(judge(*words)["flagged"])
+            assert set(BYZANTINE) <= set(judge(*words)["flagged"])
         else:
             mistake("detect", *words)
 

@@ -151,7 +151,7 @@ def test_receivers_judge_what_they_heard_and_flag_what_they_did_not() -> None:
     receivers = torch.arange(4, 19)
     assert verdict.flagged[receivers][:, :4].all()
     assert verdict.flagged[receivers][:, 19].all()
-    assert (verdict.why[receivers][:, 19] == 2).all()
+    assert (verdict.reason[receivers][:, 19] == 2).all()
     assert verdict.scores[receivers][:, 19].isnan().all()
     assert not verdict.flagged.diagonal().any()
     assert verdict.scores.diagonal().isnan().all()

@@ -70,7 +70,7 @@ def test_verdicts(centre: str, scale: str, nodes: int, dim: int, directed: bool,
         unheard = {j for j in scene.lost if scene.hears[i, j]}
         assert set(verdict.flagged[i].nonzero().flatten().tolist()) == by_score | unheard
         why = [2 if j in unheard else int(j in by_score) for j in range(nodes)]
-        assert verdict.why[i].tolist() == why
+        assert verdict.reason[i].tolist() == why
         flags += len(by_score)
     assert 0 < flags < scene.hears.sum()  # agreement on nobody, or on everybody, would say little
 
@@ -193,12 +193,12 @@ def test_error_rates() -> None:
         flagged = scene.hears & (random.random((15, 15)) < np.where(byzantine, 0.8, 0.3))
         sets = [set(np.flatnonzero(row).tolist()) for row in flagged]
         neighbours = [set(np.flatnonzero(row).tolist()) for row in scene.hears]
-        liars = set(np.flatnonzero(byzantine).tolist())
+        attackers = set(np.flatnonzero(byzantine).tolist())
         graph = Graph.from_hears(torch.from_numpy(scene.hears))
         tensors = torch.from_numpy(flagged), graph, torch.from_numpy(byzantine)
-        expected = by_definition.false_discovery_proportion(sets, liars)
+        expected = by_definition.false_discovery_proportion(sets, attackers)
         assert false_discoveries(*tensors) == pytest.approx(expected, abs=1e-12)
-        expected = by_definition.sure_detection(sets, neighbours, liars)
+        expected = by_definition.sure_detection(sets, neighbours, attackers)
         assert sure_detection(*tensors) == pytest.approx(expected, abs=1e-12)
         sure.append(expected)
     assert 0 < min(sure) < max(sure)  # not the same answer every time

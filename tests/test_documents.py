@@ -175,7 +175,7 @@ def time_lines(name: str) -> list[list[str]]:
 
 def rank_lines() -> list[list[str]]:
     found = measured("ranks")
-    keys = ("compute_seconds", "exchange_seconds", *(f"{kind}_gigabytes" for kind in ("lists", "data", "rows", "trail")))
+    keys = ("compute_seconds", "exchange_seconds", *(f"{kind}_gigabytes" for kind in ("lists", "data", "rows", "history")))
     lines = [
         [
             *(row["what"], str(row["ranks"]), f"{1000 * row['seconds']:.0f}", f"{100 * row['exchange_share']:.0f} %"),

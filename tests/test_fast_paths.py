@@ -106,7 +106,7 @@ def test_trails_by_a_table_are_those_by_lists(seed: int) -> None:
     places = usage._Places.of(inbox, share, table)
     assert places is not None
     torch.testing.assert_close(used, usage._as_used_by_lists(inbox, messages, places), rtol=1e-12, atol=1e-12)
-    assert torch.equal(heard, places.usable(len(messages)))
+    assert torch.equal(heard, places.acceptable(len(messages)))
 
 
 def test_rows_that_lie_one_above_the_other_are_not_copied() -> None:

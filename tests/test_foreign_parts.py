@@ -79,8 +79,8 @@ def define(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Define:
     return make
 
 
-def sheet(**parts: Any) -> ResolvedSpec:
-    values = json.loads(json.dumps(load(None, list(SMALL)).sheet.values))
+def resolved(**parts: Any) -> ResolvedSpec:
+    values = json.loads(json.dumps(load(None, list(SMALL)).resolved.values))
     for key, value in parts.items():
         section, _, name = key.partition("__")
         if name:
@@ -92,13 +92,13 @@ def sheet(**parts: Any) -> ResolvedSpec:
 
 def with_rule(entry: type, monkeypatch: pytest.MonkeyPatch) -> ResolvedSpec:
     monkeypatch.setitem(RULES, "nearest", entry)
-    return sheet(warm_up__rule={"name": "nearest", "k": 4})
+    return resolved(warm_up__rule={"name": "nearest", "k": 4})
 
 
 def test_the_name_of_a_run_of_our_own_parts_is_that_of_its_spec_alone() -> None:
     for spec in (recipe() for recipe in RECIPES.values()):
-        assert foreign_source(spec.sheet.values) == b""
-        text = json.dumps(spec.sheet.values, sort_keys=True)
+        assert foreign_source(spec.resolved.values) == b""
+        text = json.dumps(spec.resolved.values, sort_keys=True)
         assert spec.digest == hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
@@ -118,7 +118,7 @@ def test_a_changed_rule_is_another_run(change: str, define: Define, monkeypatch:
     before = with_rule(define(RULE), monkeypatch).digest
     assert with_rule(define(RULE.replace(*CHANGES[change])), monkeypatch).digest != before
     assert with_rule(define(RULE), monkeypatch).digest == before, "in another module, from another file"
-    assert sheet().digest != before
+    assert resolved().digest != before
 
 
 def test_what_the_rule_does_not_use_is_no_part_of_it(define: Define, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,25 +155,25 @@ def test_so_is_a_run_with_any_other_part_of_ones_own(name: str, define: Any, mon
     digests = []
     for text in (source, source.replace("x = 1", "x = 2"), source):
         monkeypatch.setitem(table, "own", define(text, "Own"))
-        digests.append(sheet(**parts).digest)
+        digests.append(resolved(**parts).digest)
     assert digests[0] == digests[2] != digests[1]
 
 
 def test_one_of_ours_that_was_replaced_is_foreign(define: Define, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = sheet(warm_up__rule={"name": "mean"}).digest
+    before = resolved(warm_up__rule={"name": "mean"}).digest
     monkeypatch.setitem(RULES, "mean", define(RULE))
-    assert sheet(warm_up__rule={"name": "mean"}).digest != before
+    assert resolved(warm_up__rule={"name": "mean"}).digest != before
 
 
 def test_without_its_source_a_part_is_new_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     space: dict[str, Any] = {"__name__": "nowhere"}
     exec("from bymi import Mean\nclass Own(Mean):\n    pass", space)
     monkeypatch.setitem(RULES, "own", space["Own"])
-    here = sheet(warm_up__rule={"name": "own"}).digest
-    assert sheet(warm_up__rule={"name": "own"}).digest == here
+    here = resolved(warm_up__rule={"name": "own"}).digest
+    assert resolved(warm_up__rule={"name": "own"}).digest == here
     monkeypatch.setattr(foreign, "_WITHOUT_SOURCE", "another process")
     foreign.sources_of.cache_clear()
-    assert sheet(warm_up__rule={"name": "own"}).digest != here
+    assert resolved(warm_up__rule={"name": "own"}).digest != here
 
 
 def test_a_file_that_changes_while_its_code_runs_changes_nothing(define: Define, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ from bymi.problems import linear_problem, linear_shard
 from bymi.training import phases as phases_module
 from bymi.training.phases import FollowsProtocol, optimise, warm_up
 
-NODES, LIARS, DIM, SAMPLES = 50, 10, 10, 100
+NODES, BYZANTINE, DIM, SAMPLES = 50, 10, 10, 100
 DETECTOR = Detector(point="receiver", cross_fit=True, panel=Panel(), probe=True, sample="all", pruning="mutual")
 PLAN = Plan(
     steps=400,
@@ -51,7 +51,7 @@ def stage(seed: int) -> tuple[LinearProblem, Graph]:
     return linear_problem(shard, seed=seed), ErdosRenyi(0.7).draw(NODES, seed=seed)
 
 
-def members(seed: int, count: int = LIARS) -> Tensor:
+def members(seed: int, count: int = BYZANTINE) -> Tensor:
     chosen = stream(seed, "liars").permutation(NODES)[:count]
     return torch.zeros(NODES, dtype=torch.bool).index_fill(0, chosen, True)
 
@@ -59,14 +59,14 @@ def members(seed: int, count: int = LIARS) -> Tensor:
 @dataclass(frozen=True)
 class Run:
     seed: int
-    liars: Tensor
+    byzantine: Tensor
     theta: Tensor
     detections: list[Snapshot]
 
     @property
     def gap(self) -> float:
         """Mean excess risk of the honest nodes over the best parameter for their pooled samples."""
-        problem, honest = stage(self.seed)[0], (~self.liars).nonzero().flatten()
+        problem, honest = stage(self.seed)[0], (~self.byzantine).nonzero().flatten()
         best = problem.minimiser(honest)
         return sum(float(problem.excess(self.theta[node], best, honest)) for node in honest.tolist()) / len(honest)
 
@@ -77,16 +77,16 @@ class Run:
 
     def arcs(self, senders: Tensor) -> Tensor:
         """Arcs from such senders to honest receivers."""
-        return stage(self.seed)[1].hears & ~self.liars[:, None] & senders[None, :]
+        return stage(self.seed)[1].hears & ~self.byzantine[:, None] & senders[None, :]
 
     def found(self, place: int) -> float:
-        """The share of arcs from liars that were flagged."""
-        arcs = self.arcs(self.liars)
+        """The share of arcs from Byzantine nodes that were flagged."""
+        arcs = self.arcs(self.byzantine)
         return float((self.verdicts()[place].flagged & arcs).sum() / arcs.sum())
 
     def lost(self, place: int) -> float:
         """The share of arcs between honest nodes that were flagged."""
-        arcs = self.arcs(~self.liars)
+        arcs = self.arcs(~self.byzantine)
         return float((self.verdicts()[place].flagged & arcs).sum() / arcs.sum())
 
 
@@ -96,12 +96,12 @@ def walk(seed: int, plan: Plan, adversary: Adversary | None) -> Iterator[Snapsho
 
 
 def run(seed: int, attack: str | None = None, plan: Plan = PLAN, **how: Any) -> Run:
-    liars = members(seed, LIARS if attack else 0)
-    adversary = Adversary(liars, ATTACKS[attack](), **how) if attack else None
+    byzantine = members(seed, BYZANTINE if attack else 0)
+    adversary = Adversary(byzantine, ATTACKS[attack](), **how) if attack else None
     snapshots = list(walk(seed, plan, adversary))
     detections = [snapshot for snapshot in snapshots if snapshot.phase == "detection"]
     assert [snapshot.step for snapshot in detections] == plan.detections
-    return Run(seed, liars, snapshots[-1].theta, detections)
+    return Run(seed, byzantine, snapshots[-1].theta, detections)
 
 
 @cache
@@ -149,20 +149,20 @@ def test_a_sleeper_is_out_by_the_second_detection_after_it_wakes() -> None:
 
 def test_nan_is_harmless() -> None:
     finished = loosely(0, "nan")
-    assert bool(torch.isfinite(finished.theta[~finished.liars]).all())
+    assert bool(torch.isfinite(finished.theta[~finished.byzantine]).all())
     for verdict in finished.verdicts():
-        codes = verdict.why[finished.arcs(finished.liars)].unique().tolist()
+        codes = verdict.reason[finished.arcs(finished.byzantine)].unique().tolist()
         assert {REASONS[code] for code in codes} <= {"not heard"}
 
 
 def test_two_faces() -> None:
-    """Sign flip shown to half of the honest nodes: those who see it flag it. To the others liars are nodes like any other.
+    """Sign flip shown to half of the honest nodes, which flag it; to the others Byzantine nodes are nodes like any other.
 
     So their samples are in the mean: 4.7 times the gap was measured, 10 times is what counts as harmless.
     """
     finished = run(0, "sign-flip", faces="two")
-    fooled = Adversary(finished.liars, ATTACKS["sign-flip"](), faces="two").fooled
-    seen = finished.arcs(finished.liars) & fooled[:, None]
+    fooled = Adversary(finished.byzantine, ATTACKS["sign-flip"](), faces="two").fooled
+    seen = finished.arcs(finished.byzantine) & fooled[:, None]
     for place, verdict in enumerate(finished.verdicts()):
         assert bool(verdict.flagged[seen].all())
         assert finished.lost(place) < 0.05
@@ -178,7 +178,7 @@ def test_whoever_is_flagged_by_mistake_is_back_at_the_next_detection(monkeypatch
         calls.append(1)
         if len(calls) == 1:
             verdict.flagged[:, 7] = arguments[1][:, 7]
-            verdict.why[:, 7] = arguments[1][:, 7].to(torch.int8) * REASONS.index("score")
+            verdict.reason[:, 7] = arguments[1][:, 7].to(torch.int8) * REASONS.index("score")
         return verdict
 
     monkeypatch.setattr(phases_module, "judge_neighbours", mistaken)
@@ -203,13 +203,13 @@ def test_weights_are_doubly_stochastic_outside_exiled_rows() -> None:
         assert snapshot.verdict is not None
         cut = snapshot.verdict.flagged & graph.hears
         exiled = cut.sum(0) > 0.5 * graph.hears.sum(0)
-        assert torch.equal(exiled, finished.liars)
+        assert torch.equal(exiled, finished.byzantine)
         mixing = snapshot.network.graph.mixing  # type: ignore[union-attr]
         even = graph.prune_mutually(snapshot.verdict.flagged).mixing
         assert torch.allclose(even.sum(0), ones, atol=1e-12)
         assert torch.allclose(even.sum(1), ones, atol=1e-12)
         assert torch.equal(mixing[~exiled], even[~exiled])
-        # Nobody honest hears a liar: their own block is doubly stochastic by itself.
+        # Nobody honest hears a Byzantine node: their own block is doubly stochastic by itself.
         block = mixing[~exiled][:, ~exiled]
         assert torch.allclose(block.sum(0), ones[: len(block)], atol=1e-12)
 
@@ -220,9 +220,9 @@ def test_the_same_run_twice_gives_the_same_bits(attack: str | None) -> None:
     one, two = (run(2, attack, short) for _ in range(2))
     assert torch.equal(one.theta, two.theta)
     for left, right in zip(one.verdicts(), two.verdicts(), strict=True):
-        assert torch.equal(left.why, right.why)
+        assert torch.equal(left.reason, right.reason)
         assert torch.equal(left.scores.nan_to_num(7.0), right.scores.nan_to_num(7.0))
-        assert torch.equal(left.figure.nan_to_num(7.0), right.figure.nan_to_num(7.0))
+        assert torch.equal(left.statistic.nan_to_num(7.0), right.statistic.nan_to_num(7.0))
 
 
 def test_one_detection_and_the_other_switches() -> None:

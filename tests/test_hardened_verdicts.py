@@ -177,9 +177,9 @@ def test_answers(dim: int) -> None:
     claims = QueriedHalfGradients(network.ask(0, theta, answer, asks))
     for receivers in asks.nonzero().flatten().split(6):
         seats = NeighbourIndex.of(graph.hears, network.nodes, receivers)
-        evidence, crossed, trail = claims.before(seats, None)
+        evidence, crossed, history = claims.before(seats, None)
         assert crossed is None
-        assert trail is None
+        assert history is None
         for place, receiver in enumerate(receivers.tolist()):
             order = [*graph.hears[receiver].nonzero().flatten().tolist(), receiver]
             halves = [
@@ -193,7 +193,7 @@ def test_answers(dim: int) -> None:
 
 
 def test_nobody_sits() -> None:
-    """No receiver asks, as where a process holds liars only: an empty verdict, no exception."""
+    """No receiver asks, as where a process holds Byzantine nodes only: an empty verdict, no exception."""
     network = LocalNetwork(Complete().draw(12))
     verdict = verdict_of(network, torch.arange(0), *halves_of(12), None)
     assert not bool(verdict.flagged.any())
@@ -210,19 +210,19 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     first, second = halves_of(size)
     first[:4] += 6.0
     second[:4] += 6.0
-    network, trail = LocalNetwork(directed(size, 4)), UpdateHistory()
+    network, history = LocalNetwork(directed(size, 4)), UpdateHistory()
     for step, theta in enumerate(parameters(size, 6, 10)):
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
-        trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
-    whole = verdict_of(network, torch.arange(size), first, second, trail)
+        history.see(inbox, 1e-3, *shorten(inbox, 3.0))
+    whole = verdict_of(network, torch.arange(size), first, second, history)
     assert 0 < int(whole.flagged.sum()) < size * size / 4
     monkeypatch.setattr(claims_room, "_RECEIVERS", 7)
-    grouped = verdict_of(network, torch.arange(size), first, second, trail)
+    grouped = verdict_of(network, torch.arange(size), first, second, history)
     some = torch.tensor([3, 9, 20])
-    part = verdict_of(network, some, first, second, trail)
-    assert torch.equal(grouped.why, whole.why)
+    part = verdict_of(network, some, first, second, history)
+    assert torch.equal(grouped.reason, whole.reason)
     assert torch.allclose(grouped.scores, whole.scores, rtol=1e-9, equal_nan=True)
-    assert torch.equal(part.why[some], whole.why[some])
+    assert torch.equal(part.reason[some], whole.reason[some])
     others = torch.ones(size, dtype=torch.bool).index_fill(0, some, False)
     assert not bool(part.flagged[others].any())
 
@@ -235,20 +235,20 @@ def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -
     It is far off as a receiver, too: what messages come to there is nothing to the others.
     """
     size, dim, drifter = 40, 20, 30
-    network, trail = LocalNetwork(Complete().draw(size)), UpdateHistory()
+    network, history = LocalNetwork(Complete().draw(size)), UpdateHistory()
     for step, theta in enumerate(parameters(size, dim, 60, noise=1e-2)):
         theta = theta.clone()
         theta[drifter] += 0.01
         theta[wild] += far
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
         share, far_out = shorten(inbox, 3.0)
-        trail.see(inbox, 1e-3, share, far_out & (torch.arange(size) == wild))
-    verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
+        history.see(inbox, 1e-3, share, far_out & (torch.arange(size) == wild))
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), history)
     others = [node for node in range(size) if node not in (drifter, wild)]
-    assert {REASONS[code] for code in verdict.why[others, drifter].tolist()} == {"drift"}
-    assert float((verdict.why[others][:, others] != 0).double().mean()) < 0.03
+    assert {REASONS[code] for code in verdict.reason[others, drifter].tolist()} == {"drift"}
+    assert float((verdict.reason[others][:, others] != 0).double().mean()) < 0.03
     if far:
-        assert {REASONS[code] for code in verdict.why[others, wild].tolist()} == {"fuse"}
+        assert {REASONS[code] for code in verdict.reason[others, wild].tolist()} == {"fuse"}
 
 
 @pytest.mark.parametrize("faces", [1, 2])
@@ -258,37 +258,37 @@ def test_deeds_of_each_seat(faces: int) -> None:
     lied = adversary.members[None, :] & adversary.fooled[:, None]
     if faces == 1:
         lied = adversary.members.expand(12, -1)
-        liars = adversary.members.nonzero().flatten().tolist()
-        network = Tampering(network.graph, lambda vectors, *_: {node: -vectors[node] for node in liars})
-    trail = UpdateHistory()
+        byzantine = adversary.members.nonzero().flatten().tolist()
+        network = Tampering(network.graph, lambda vectors, *_: {node: -vectors[node] for node in byzantine})
+    history = UpdateHistory()
     theta = stream(2, "theta").normal(12, 4)
     (inbox,) = network.exchange(0, {PARAMETERS: theta})
-    trail.see(inbox, 0.5, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
+    history.see(inbox, 0.5, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
     seats = NeighbourIndex.of(network.arcs, network.nodes, torch.arange(12))
-    deeds = tribunal._UpdateTests(trail)
+    deeds = tribunal._UpdateTests(history)
     rows = deeds.rows(seats)
     for receiver in range(12):
         for seat in seats.taken[receiver].nonzero().flatten().tolist():
             node = int(seats.nodes[receiver, seat])
             lies = bool(lied[receiver, node]) and node != receiver
             expected = theta[node] / 0.5
-            assert torch.allclose(trail.vectors()[rows[receiver, seat]], -expected if lies else expected, rtol=1e-12)
+            assert torch.allclose(history.vectors()[rows[receiver, seat]], -expected if lies else expected, rtol=1e-12)
 
 
 def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
     """More than a share of the rounds refused: flagged; less: not."""
     size = 24
-    network, trail = LocalNetwork(Complete().draw(size)), UpdateHistory()
+    network, history = LocalNetwork(Complete().draw(size)), UpdateHistory()
     for step, theta in enumerate(parameters(size, 6, 20)):
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
         far_out = torch.zeros(size, size, dtype=torch.bool)
         far_out[:, 3] = step < 5  # a quarter
         far_out[:, 4] = step < 4  # a fifth, not more
-        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), far_out & network.arcs)
-    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+        history.see(inbox, 0.01, torch.ones_like(inbox.weight), far_out & network.arcs)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), history)
     others = [node for node in range(size) if node not in (3, 4)]
-    assert {REASONS[code] for code in verdict.why[others, 3].tolist()} == {"fuse"}
-    assert "fuse" not in {REASONS[code] for code in verdict.why[others, 4].tolist()}
+    assert {REASONS[code] for code in verdict.reason[others, 3].tolist()} == {"fuse"}
+    assert "fuse" not in {REASONS[code] for code in verdict.reason[others, 4].tolist()}
 
 
 @pytest.mark.parametrize(
@@ -296,15 +296,15 @@ def test_a_silent_neighbour_is_flagged_by_its_refusals() -> None:
 )
 def test_few_rounds_count_as_ten(rounds: int, refused: int, flagged: bool) -> None:
     size = 24
-    network, trail = LocalNetwork(Complete().draw(size)), UpdateHistory()
+    network, history = LocalNetwork(Complete().draw(size)), UpdateHistory()
     for step, theta in enumerate(parameters(size, 6, rounds)):
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
         far_out = torch.zeros(size, size, dtype=torch.bool)
         far_out[:, 3] = step < refused
-        trail.see(inbox, 0.01, torch.ones_like(inbox.weight), far_out & network.arcs)
-    verdict = verdict_of(network, torch.arange(size), *halves_of(size), trail)
+        history.see(inbox, 0.01, torch.ones_like(inbox.weight), far_out & network.arcs)
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size), history)
     others = [node for node in range(size) if node != 3]
-    assert ("fuse" in {REASONS[code] for code in verdict.why[others, 3].tolist()}) == flagged
+    assert ("fuse" in {REASONS[code] for code in verdict.reason[others, 3].tolist()}) == flagged
 
 
 def test_whoever_serves_time_is_in_no_estimate() -> None:
@@ -318,22 +318,22 @@ def test_whoever_serves_time_is_in_no_estimate() -> None:
     left = [node for node in range(size) if node not in out]
 
     def judged(nodes: list[int], suspended: list[int]) -> Verdict:
-        network, trail = LocalNetwork(Complete().draw(len(nodes))), UpdateHistory()
+        network, history = LocalNetwork(Complete().draw(len(nodes))), UpdateHistory()
         for step, theta in enumerate(thetas):
             (inbox,) = network.exchange(step, {PARAMETERS: theta[nodes]})
-            trail.see(inbox, 1e-3, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
+            history.see(inbox, 1e-3, torch.ones_like(inbox.weight), torch.zeros_like(inbox.expected))
         some = torch.zeros_like(network.arcs)
         some[:, suspended] = network.arcs[:, suspended]
         halves = (first[nodes], second[nodes])
         there = (probed[0][nodes], probed[1][nodes])
-        return verdict_of(network, torch.arange(len(nodes)), *halves, trail, suspended=some, probed=there)
+        return verdict_of(network, torch.arange(len(nodes)), *halves, history, suspended=some, probed=there)
 
     whole, alone = judged(list(range(size)), out), judged(left, [])
     assert not bool(whole.flagged[:, out].any())
-    assert bool((whole.why[:, out] == 0).all())
-    assert torch.equal(whole.why[left][:, left], alone.why)
+    assert bool((whole.reason[:, out] == 0).all())
+    assert torch.equal(whole.reason[left][:, left], alone.reason)
     assert bool(alone.flagged[:, :2].any())
-    assert torch.equal(whole.guarded[left], alone.guarded)
+    assert torch.equal(whole.guard_acted[left], alone.guard_acted)
     assert torch.allclose(whole.scores[left][:, left], alone.scores, rtol=1e-6, atol=1e-9, equal_nan=True)
 
 
@@ -349,13 +349,13 @@ def test_both_points_together_have_a_guard() -> None:
         for halves, found in ((here, range(7)), (there, range(7, 14))):
             verdict = verdict_of(network, others, *halves, None, panel=panel)
             assert all(rows >= set(found) for rows in found_in(verdict.flagged[others]))
-            assert not bool(verdict.guarded.any())
+            assert not bool(verdict.guard_acted.any())
     free = verdict_of(network, others, *here, None, probed=(there[0], there[1]), panel=Panel(guard=None))
     assert bool(free.flagged[others][:, :14].all())
     guarded = verdict_of(network, others, *here, None, probed=(there[0], there[1]))
-    assert bool(guarded.guarded[others].all())
+    assert bool(guarded.guard_acted[others].all())
     kept = {"kept", "inconsistent", "alike", "too good", "absurd", "duplicate", "not heard"}
-    assert {REASONS[code] for code in guarded.why[others].unique().tolist()} <= kept
+    assert {REASONS[code] for code in guarded.reason[others].unique().tolist()} <= kept
     assert not bool(guarded.flagged[others][:, :14].any())
 
 

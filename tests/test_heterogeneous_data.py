@@ -126,7 +126,7 @@ def test_unequal_shards_are_beginnings_of_equal_ones() -> None:
 def test_keys_of_the_spec() -> None:
     """New keys at their defaults leave digests as they were; wrong ones are one line."""
     plain = read_spec({"data": "linear"})
-    assert "optimum_spread" not in plain.sheet["data"]
+    assert "optimum_spread" not in plain.resolved["data"]
     assert read_spec({"data": "linear:optimum_spread=0.0"}).digest == plain.digest
     assert read_spec({"data": "linear:optimum_spread=0.5"}).digest != plain.digest
     images = {"attack": "ipm"}

@@ -31,9 +31,9 @@ def follow(spec: Spec, **attack: Any) -> tuple[RunSetup, list[Snapshot], Recorde
 
     `attack`: parameters of the attack that no spec would allow.
     """
-    sheet = spec.sheet
-    sheet.values["attack"].update(attack)
-    scene = set_up_run(sheet)
+    resolved = spec.resolved
+    resolved.values["attack"].update(attack)
+    scene = set_up_run(resolved)
     recorder = Recorder(scene.evaluator, scene.graph, scene.byzantine, steps=spec.steps, every=1)
     snapshots = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     for snapshot in snapshots:
@@ -55,7 +55,7 @@ def assert_refused(scene: RunSetup, snapshots: list[Snapshot], recorder: Recorde
 
     verdict = snapshots[3].verdict
     assert verdict is not None
-    assert torch.equal(verdict.why[honest] == NOT_HEARD, bad_arcs[honest])
+    assert torch.equal(verdict.reason[honest] == NOT_HEARD, bad_arcs[honest])
     assert bool(verdict.flagged[honest][bad_arcs[honest]].all())
     summary = recorder.summary(seconds=0.0)
     # Three rounds of warm-up and one detection, in which the two halves of a sender count once.
@@ -154,7 +154,7 @@ def test_a_node_that_overflows_is_no_more_than_silent_to_a_detector(how: str, di
     wild, silent = (verdict_of(*how.split(), dim, held) for held in (WILD[value], None))
     assert torch.equal(wild.flagged[1:], silent.flagged[1:])
     assert torch.allclose(wild.scores[1:], silent.scores[1:], rtol=1e-6, atol=1e-6, equal_nan=True)
-    assert bool((wild.why[1:, 0] == NOT_HEARD)[round_of(dim, 0.0, None).expected[1:, 0]].all())
+    assert bool((wild.reason[1:, 0] == NOT_HEARD)[round_of(dim, 0.0, None).expected[1:, 0]].all())
 
 
 @pytest.mark.parametrize(

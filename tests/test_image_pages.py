@@ -119,7 +119,7 @@ def pretend(folder: Path, spec: Spec, **values: Any) -> None:
     summary.update(acc_all=0.5, acc_normal=0.9, grad_norm=0.0625, acc_scc=0.975 if detected else None)
     summary.update(fdp=0.04 if detected else None, pa=1.0 if detected else None)
     summary.update(values)
-    store.write_json(place / store.SPEC, spec.sheet.values)
+    store.write_json(place / store.SPEC, spec.resolved.values)
     store.write_json(place / store.SUMMARY, summary)
     made = {"bymi": package.__version__, "torch": "2.9", "cores": 2, "gpu": "a GPU" if spec.seed else None}
     store.write_json(place / store.ENVIRONMENT, made)

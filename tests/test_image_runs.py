@@ -63,7 +63,7 @@ def tiny(*words: str, seed: int = 0) -> Spec:
 
 
 def scene_of(spec: Spec, data: Path) -> RunSetup:
-    return set_up_run(spec.sheet, Host(device="cpu", data=data, threads=1))
+    return set_up_run(spec.resolved, Host(device="cpu", data=data, threads=1))
 
 
 def inputs_of(scene: RunSetup) -> Tensor:
@@ -147,7 +147,7 @@ def test_another_folder_in_the_variable_is_another_data_set(tmp_path: Path, monk
     for seed in (0, 1):
         write_image_set(tmp_path / str(seed) / "mnist", train=NODES * SAMPLES, test=10, seed=seed)
         monkeypatch.setenv("BYMI_DATA", str(tmp_path / str(seed)))
-        found.append(inputs_of(set_up_run(tiny("attack=ipm", "method=dsgd").sheet, Host(device="cpu", threads=1))))
+        found.append(inputs_of(set_up_run(tiny("attack=ipm", "method=dsgd").resolved, Host(device="cpu", threads=1))))
     tasks._read_once.cache_clear()
     assert not torch.equal(*found)
 
@@ -299,7 +299,7 @@ def test_the_push_of_the_gradient_attack_is_drawn_once_a_run() -> None:
 
 
 LENGTH, CLOSE = 10.0, 1e-4
-FOLLOWERS = {"average", "mean"}  # any liar that is heard moves them
+FOLLOWERS = {"average", "mean"}  # any Byzantine node that is heard moves them
 
 
 def near_consensus(seed: int, dim: int = 2000) -> Lone:
@@ -325,7 +325,7 @@ def nothing(lone: Lone) -> Lone:
 
 
 def twins(lone: Lone) -> Lone:
-    """Two identical liars, each as long as the others."""
+    """Two identical Byzantine nodes, each as long as the others."""
     message = lone.own.flip(0)
     return lone.with_message(2, message).with_message(5, message)
 
@@ -336,7 +336,7 @@ def echo(lone: Lone) -> Lone:
 
 
 def all_one(lone: Lone) -> Lone:
-    """Perfect consensus, and one liar."""
+    """Perfect consensus, and one Byzantine node."""
     return replace(lone, messages=[lone.own.clone() for _ in lone.messages]).with_message(2, torch.zeros_like(lone.own))
 
 
@@ -346,8 +346,8 @@ WILD: dict[Any, tuple[int, ...]] = {huge: (2,), almost_absurd: (2,), nothing: (2
 DECIDERS = [
     (name, circumstance)
     for name in RULES
-    for circumstance, liars in WILD.items()
-    if name not in FOLLOWERS or circumstance is huge or not liars
+    for circumstance, attacks in WILD.items()
+    if name not in FOLLOWERS or circumstance is huge or not attacks
 ]
 
 
@@ -355,7 +355,7 @@ DECIDERS = [
 def test_no_wild_message_is_accepted_through_cancellation(name: str, circumstance: Any) -> None:
     """The output stays with the good: no farther from their mean than twice the farthest of them, plus rounding.
 
-    Weighted rules that choose give a liar no weight at all; geometric median and filtering next to none. Float32 holds a
+    Weighted rules that choose give an attacker no weight at all; geometric median and filtering next to none. Float32 holds a
     vector of length 10 to about 5e-7, far less than the 1e-4 between good ones.
     """
     rule = RULES[name]()

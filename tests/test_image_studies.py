@@ -288,14 +288,14 @@ def test_runs_that_cannot_be_are_counted_and_the_rest_is_drawn(small_world: tupl
     assert [row[2] for row in page_rows(tmp_path / "runs" / "reproduce-mnist")] == ["undefended"]
 
 
-def test_a_fast_study_is_exported_as_sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_study_is_exported_as_resolved_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    answer = bymi("reproduce", "table-mnist", "--fast", "--export", "sheets.json")
+    answer = bymi("reproduce", "table-mnist", "--fast", "--export", "specs.json")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.words == "Wrote 5 runs to sheets.json: python -m bymi.runs sheets.json --out runs/reproduce-mnist"
-    sheets = json.loads(Path("sheets.json").read_text())
-    assert sheets == [spec.sheet.values for spec in build_image_study("table-mnist", fast=True).specs]
-    assert [path.name for path in tmp_path.iterdir()] == ["sheets.json"], "nothing is run"
+    assert answer.words == "Wrote 5 runs to specs.json: python -m bymi.runs specs.json --out runs/reproduce-mnist"
+    specs = json.loads(Path("specs.json").read_text())
+    assert specs == [spec.resolved.values for spec in build_image_study("table-mnist", fast=True).specs]
+    assert [path.name for path in tmp_path.iterdir()] == ["specs.json"], "nothing is run"
 
 
 @pytest.mark.parametrize(

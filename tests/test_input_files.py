@@ -20,9 +20,9 @@ from bymi.datasets import idx, read_idx
 from bymi.distributed.host import Host
 from bymi.experiment import load
 from bymi.power import cache
-from bymi.runs import ResolvedSpec, __main__, read_sheets
+from bymi.runs import ResolvedSpec, __main__, read_resolved_specs
 from bymi.runs import safetensors_file as tensorfile
-from bymi.runs.run_setup import check_sheet, set_up_run
+from bymi.runs.run_setup import check_resolved_spec, set_up_run
 from bymi.runs.safetensors_file import TensorFile, UnusableError
 from tests.commands import TINY, mistake, only_line
 from tests.idx_files import write_image_set
@@ -155,7 +155,7 @@ def test_a_compressed_idx_file_is_unpacked_up_to_a_largest_size(tmp_path: Path, 
 def images(tmp_path: Path, *words: str, side: int = 28) -> None:
     write_image_set(tmp_path / "mnist", train=120, test=20, side=side)
     base = ["data=mnist:samples=12,identification=4", "nodes=8", "graph=complete", "steps=4", "warm_up.steps=2", "method=dsgd"]
-    set_up_run(load(None, [*base, *words]).sheet, Host(device="cpu", data=tmp_path))
+    set_up_run(load(None, [*base, *words]).resolved, Host(device="cpu", data=tmp_path))
 
 
 @pytest.mark.parametrize("side", [1, 2, 8, 27, 32])
@@ -173,7 +173,7 @@ def test_images_of_one_grey_are_one_line(tmp_path: Path) -> None:
         path.write_bytes(plain[:16] + bytes(len(plain) - 16))
     words = ["data=mnist:samples=12,identification=4", "nodes=8", "graph=complete", "attack=ipm", "method=dsgd"]
     with pytest.raises(InputError, match="with one grey only"):
-        set_up_run(load(None, words).sheet, Host(device="cpu", data=tmp_path))
+        set_up_run(load(None, words).resolved, Host(device="cpu", data=tmp_path))
 
 
 @pytest.mark.parametrize(("classes", "labels"), [(100, "0, 99"), (11, "0, 10")])
@@ -212,12 +212,12 @@ def test_a_damaged_forecast_is_none(text: str, tmp_path: Path) -> None:
 # Sheets
 
 
-WHOLE: dict[str, Any] = load(None, [*TINY, "profile=hardened", "method=drsgd-bymi"]).sheet.values
-IMAGES: dict[str, Any] = load("mnist").sheet.values | {"method": "drsgd-bymi"}
+WHOLE: dict[str, Any] = load(None, [*TINY, "profile=hardened", "method=drsgd-bymi"]).resolved.values
+IMAGES: dict[str, Any] = load("mnist").resolved.values | {"method": "drsgd-bymi"}
 
 
 def paths(values: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """All keys of a sheet, those of sections inside as well."""
+    """All keys of a resolved, those of sections inside as well."""
     found = []
     for key, value in values.items():
         found.append((*before, key))
@@ -236,9 +236,9 @@ def changed(path: tuple[str, ...], value: Any) -> ResolvedSpec:
 
 
 def call(tmp_path: Path, content: Any, capsys: pytest.CaptureFixture[str]) -> str:
-    (tmp_path / "sheets.json").write_text(json.dumps(content))
+    (tmp_path / "specs.json").write_text(json.dumps(content))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["bymi.runs", str(tmp_path / "sheets.json"), "--out", str(tmp_path / "out"), "--jobs", "1"])
+        patch.setattr(sys, "argv", ["bymi.runs", str(tmp_path / "specs.json"), "--out", str(tmp_path / "out"), "--jobs", "1"])
         assert __main__.main() == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -252,14 +252,14 @@ WRONG: dict[str, Any] = {"words": "many", "a list": [1, 2], "a table": {"x": 1},
 @pytest.mark.parametrize("path", paths(WHOLE), ids=".".join)
 def test_wrongly_typed_sheets_are_one_line_or_fit(path: tuple[str, ...]) -> None:
     """Every key with everything that may be in its place: refused with its name, or one that a spec could have, too."""
-    check_sheet(ResolvedSpec(copy.deepcopy(WHOLE)), "here")
+    check_resolved_spec(ResolvedSpec(copy.deepcopy(WHOLE)), "here")
     refused = []
     for value in WRONG.values():
         try:
-            check_sheet(changed(path, value), "sheets.json, sheet 1")
+            check_resolved_spec(changed(path, value), "specs.json, resolved 1")
         except InputError as problem:
             refused.append(str(problem))
-    assert all(line.startswith("sheets.json, sheet 1: ") and "\n" not in line for line in refused)
+    assert all(line.startswith("specs.json, resolved 1: ") and "\n" not in line for line in refused)
     if path != ("profile",):  # any word: it says how the others were set
         assert len(refused) >= 3, "neither words nor a list nor a table is ever right for more than one of them"
 
@@ -290,23 +290,23 @@ def test_the_command_names_the_sheet_and_the_key(
     path: tuple[str, ...], value: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = call(tmp_path, [WHOLE, changed(path, value).values], capsys)
-    assert line.startswith(f"{tmp_path / 'sheets.json'}, sheet 2: ")
+    assert line.startswith(f"{tmp_path / 'specs.json'}, resolved 2: ")
     assert words in line
 
 
 @pytest.mark.parametrize("values", [WHOLE, IMAGES], ids=["linear", "images"])
-def test_sheets_of_specs_are_good(values: dict[str, Any]) -> None:
-    check_sheet(ResolvedSpec(values), "here")
+def test_resolved_specs_of_specs_are_good(values: dict[str, Any]) -> None:
+    check_resolved_spec(ResolvedSpec(values), "here")
 
 
 def test_a_file_of_sheets_is_a_file_of_a_largest_size(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InputError, match="not a regular file"):
-        in_time(lambda: read_sheets(tmp_path / "pipe"))
+        in_time(lambda: read_resolved_specs(tmp_path / "pipe"))
     with (tmp_path / "large").open("wb") as file:
         file.truncate(1 << 30)
     with pytest.raises(InputError, match=f"allowed: up to {256 * files.MEBIBYTE}"):
-        read_sheets(tmp_path / "large")
+        read_resolved_specs(tmp_path / "large")
     (tmp_path / "deep").write_text("[" * 100_000)
-    with pytest.raises(InputError, match="deep is not a file of sheets: it is nested too deeply"):
-        read_sheets(tmp_path / "deep")
+    with pytest.raises(InputError, match="deep is not a file of resolved specs: it is nested too deeply"):
+        read_resolved_specs(tmp_path / "deep")

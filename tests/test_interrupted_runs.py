@@ -173,7 +173,7 @@ def test_a_run_on_lists_of_neighbours(profile: str, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sparse, "LISTS_FROM", 40)
     monkeypatch.setattr(sparse, "_SHORT", 1)
     spec = load(None, [*SMALL, "nodes=40", "graph=regular:degree=8", "record_every=4", *RUNS[profile]])
-    assert isinstance(set_up_run(spec.sheet).graph, sparse.ListGraph)
+    assert isinstance(set_up_run(spec.resolved).graph, sparse.ListGraph)
     run(spec, tmp_path / "undisturbed")
     for step in (3, 7, 21, 38):
         with breaking_at(step, None, monkeypatch), pytest.raises(StopError):
@@ -363,11 +363,11 @@ def test_all_processes_of_a_run_stop_after_the_same_round(tmp_path: Path) -> Non
     def end(number: int, frame: object) -> None:
         raise StopError
 
-    def agree(flag: bool) -> bool:
+    def all_agree(flag: bool) -> bool:
         asked.append(flag)
         return flag and len(asked) == 1  # after the first round nobody was told to, after the second another process was
 
-    group.agree = agree  # type: ignore[method-assign,assignment]
+    group.all_agree = all_agree  # type: ignore[method-assign,assignment]
     before = signal.signal(signal.SIGTERM, end)
     try:
         with Checkpointer(tmp_path, "digest", None, frame, [Place(torch.arange(16), 1, 2)], group) as one:
@@ -460,11 +460,11 @@ def test_a_damaged_checkpoint_is_passed_over_with_one_line(
 MISSING: dict[str, Any] = {
     "no rows": lambda tensors, words: tensors.pop("run.rows"),
     "rows that are none": lambda tensors, words: tensors.update({"run.rows": tensors["run.rows"][5:]}),
-    "no counts": lambda tensors, words: words["run"]["recorder"].pop("guarded"),
+    "no counts": lambda tensors, words: words["run"]["recorder"].pop("guard_acted"),
     "counts below zero": lambda tensors, words: words["run"]["recorder"].update(detections=-1),
     "no last row": lambda tensors, words: words["run"]["recorder"].update(last=None),
     "a small verdict": lambda tensors, words: tensors.update({"run.verdict.scores": tensors["run.verdict.scores"][1:]}),
-    "reasons that are none": lambda tensors, words: tensors["run.verdict.why"].fill_(99),
+    "reasons that are none": lambda tensors, words: tensors["run.verdict.reason"].fill_(99),
     "no recorder": lambda tensors, words: words["run"].pop("recorder"),
     "no time": lambda tensors, words: words["run"].update(seconds="long"),
 }

@@ -76,7 +76,7 @@ def test_a_folder_keeps_the_mean_and_one_honest_node(name: str, tmp_path: Path) 
     """The mean over the core after a detection and over honest nodes without one, computed here from all rounds again."""
     spec = spec_of(*METHODS[name])
     summary = run(spec, tmp_path)
-    folder, scene = store.folder_of(tmp_path, spec), set_up_run(spec.sheet)
+    folder, scene = store.folder_of(tmp_path, spec), set_up_run(spec.resolved)
     last, members = None, ~scene.byzantine
     for snapshot in bymi.simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
         if snapshot.network is not None:
@@ -97,7 +97,7 @@ def test_a_folder_keeps_the_mean_and_one_honest_node(name: str, tmp_path: Path) 
 
 def test_the_mean_is_the_model_that_the_summary_measures(tmp_path: Path) -> None:
     spec = spec_of(*METHODS["paper"])
-    summary, scene = run(spec, tmp_path), set_up_run(spec.sheet)
+    summary, scene = run(spec, tmp_path), set_up_run(spec.resolved)
     theta = bymi.load_model(store.folder_of(tmp_path, spec))["theta"]
     honest = (~scene.byzantine).nonzero().flatten()
     assert isinstance(scene.problem, bymi.LinearProblem)
@@ -119,7 +119,7 @@ def test_a_network_is_back_in_two_lines(images: tuple[Path, dict[str, Any], Spec
     net = lenet()
     net.load_state_dict(bymi.load_model(folder))
 
-    scene = set_up_run(spec.sheet, host)
+    scene = set_up_run(spec.resolved, host)
     *_, last = bymi.simulate(**parts(scene))
     assert isinstance(scene.problem, ModuleProblem)
     core = last_core(scene)
@@ -155,7 +155,7 @@ def test_each_nodes_model_is_kept_if_asked_for(tmp_path: Path, images: tuple[Pat
     there = store.folder_of(tmp_path, spec)
     assert there.name == folder.name, "what is kept is no part of a spec"
     assert everything["model_bytes"] > 2 * summary["model_bytes"]
-    scene = set_up_run(spec.sheet, host)
+    scene = set_up_run(spec.resolved, host)
     *_, last = bymi.simulate(**parts(scene))
     assert isinstance(scene.problem, ModuleProblem)
     for node in range(6):
@@ -189,7 +189,7 @@ def test_the_models_of_a_run_that_diverged_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
 def test_models_that_are_not_finite_are_kept_as_they_are(number: float, tmp_path: Path) -> None:
-    problem = set_up_run(spec_of(*METHODS["dsgd"]).sheet).problem
+    problem = set_up_run(spec_of(*METHODS["dsgd"]).resolved).problem
     theta = torch.ones(3, 4, dtype=torch.float64)
     theta[1, 2] = number
     words = write_models(tmp_path, collect(Held(theta), torch.arange(3) < 2, torch.tensor([0, 1])), problem, {})
@@ -213,7 +213,7 @@ def test_a_disk_without_room_for_the_model_is_one_line(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "of nothing", "a folder"])
 def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
-    problem = set_up_run(spec_of(*METHODS["dsgd"]).sheet).problem
+    problem = set_up_run(spec_of(*METHODS["dsgd"]).resolved).problem
     write_models(tmp_path, collect(Held(torch.ones(4, 4)), torch.arange(4) < 3, torch.tensor([2])), problem, {})
     path = tmp_path / MODEL
     content = path.read_bytes()
@@ -232,8 +232,8 @@ def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
 def test_which_nodes_are_kept(keep: KeepModels, kept: list[int]) -> None:
     byzantine = torch.tensor([True, False, False, True])
     assert nodes_to_keep(torch.tensor([True, True, True, False]), byzantine, keep).tolist() == kept
-    only_liars = nodes_to_keep(torch.tensor([True, False, False, True]), byzantine, "mean")
-    assert only_liars.tolist() == [1], "an honest node even where the core has none"
+    only_byzantine = nodes_to_keep(torch.tensor([True, False, False, True]), byzantine, "mean")
+    assert only_byzantine.tolist() == [1], "an honest node even where the core has none"
 
 
 class Odd(nn.Module):
@@ -271,7 +271,7 @@ def test_buffers_and_shared_parameters_are_in_the_state() -> None:
 def test_shards_of_one_process_have_the_models_of_all_nodes() -> None:
     """What a run has that was stopped after its last round: states, and no round to come."""
     spec = spec_of(*METHODS["paper"])
-    course = lay_out(spec.sheet, Host(), Group())
+    course = lay_out(spec.resolved, Host(), Group())
     assert isinstance(course, ManyProcesses)
     *_, last = course.rounds(None, lambda step, phase: False)
     members = torch.arange(16) % 3 > 0

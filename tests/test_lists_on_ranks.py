@@ -17,7 +17,7 @@ from bymi.detection.update_history import UpdateHistory
 from bymi.distributed import point_queries as inquiry
 from bymi.distributed.gathered_rounds import whole_rounds
 from bymi.experiment import Spec, load
-from bymi.runs import run_all, write_sheets
+from bymi.runs import run_all, write_resolved_specs
 from bymi.runs.engine_choice import frame_of
 from bymi.runs.metrics import Recorder
 from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
@@ -73,14 +73,14 @@ def broken() -> dict[str, Spec]:
 def runs(lists: None, specs: dict[str, Spec], broken: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all specs, from one process and from each number of ranks, and of those that were broken off."""
     place = tmp_path_factory.mktemp("lists")
-    sheets = [spec.sheet for spec in specs.values()]
-    write_sheets(place / "sheets.json", sheets)
+    specs = [spec.resolved for spec in specs.values()]
+    write_resolved_specs(place / "specs.json", specs)
     jobs: list[dict[str, Any]] = [
-        {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size)), "lists": True} for size in SIZES
+        {"size": size, "specs": str(place / "specs.json"), "out": str(place / str(size)), "lists": True} for size in SIZES
     ]
     for name, spec in broken.items():
-        write_sheets(place / f"{name}.json", [spec.sheet])
-        job = {"sheets": str(place / f"{name}.json"), "every": 3, "lists": True, "said": str(place / f"{name}.said")}
+        write_resolved_specs(place / f"{name}.json", [spec.resolved])
+        job = {"specs": str(place / f"{name}.json"), "every": 3, "lists": True, "said": str(place / f"{name}.said")}
         _, breaks, after = BROKEN[name]
         jobs.append({**job, "size": 2, "out": str(place / f"whole {name}"), "every": 0})
         jobs.append({**job, "size": 4, "out": str(place / name), "breaks": breaks})
@@ -94,7 +94,7 @@ def runs(lists: None, specs: dict[str, Spec], broken: dict[str, Spec], tmp_path_
     assert len(codes) == len(jobs), done.stderr[-3000:]
     assert all(any(some) == (job in killed) for job, some in codes.items()), done.stderr[-3000:]
     assert all(-9 in codes[job] for job in killed)
-    assert all(isinstance(result, dict) for result in run_all(sheets, place / "alone", jobs=1))
+    assert all(isinstance(result, dict) for result in run_all(specs, place / "alone", jobs=1))
     return place
 
 
@@ -107,19 +107,19 @@ def test_the_number_of_ranks_changes_no_bit(name: str, specs: dict[str, Spec], r
 
 @pytest.mark.parametrize("name", LISTED)
 def test_one_process_gives_the_same_numbers_to_rounding(name: str, specs: dict[str, Spec], runs: Path) -> None:
-    assert isinstance(set_up_run(specs[name].sheet).graph, ListGraph)
+    assert isinstance(set_up_run(specs[name].resolved).graph, ListGraph)
     alone, spread = (read(folder_of(runs / place, specs[name])) for place in ("alone", "4"))
     assert alike(alone, spread, 1e-9)
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_run_that_was_broken_off_goes_on_over_another_number_of_ranks(name: str, broken: dict[str, Spec], runs: Path) -> None:
-    whole, again = (folder_of(runs / place, broken[name].sheet) for place in (f"whole {name}", name))
+    whole, again = (folder_of(runs / place, broken[name].resolved) for place in (f"whole {name}", name))
     assert (whole / METRICS).read_bytes() == (again / METRICS).read_bytes()
     assert read_json(whole / VERDICT) == read_json(again / VERDICT)
     sent = json.loads((runs / name / "traffic-0.json").read_text())
     assert sent["parameters"]["calls"] < 24 - 12, (runs / f"{name}.said").read_text()
-    assert not checkpoints_of(runs / name, broken[name].sheet).exists()
+    assert not checkpoints_of(runs / name, broken[name].resolved).exists()
 
 
 # Inside one process
@@ -130,7 +130,7 @@ def test_any_cut_into_shards_gives_the_numbers_of_one_process(
     name: str, lists: None, specs: dict[str, Spec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one number a turn everybody asks in a turn of its own."""
-    scene = set_up_run(specs[name].sheet)
+    scene = set_up_run(specs[name].resolved)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     monkeypatch.setattr(inquiry, "_NUMBERS", 1)
     for shards in (1, 3, scene.graph.size):
@@ -139,26 +139,26 @@ def test_any_cut_into_shards_gives_the_numbers_of_one_process(
         for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
             torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta[order], rtol=1e-9, atol=1e-12)
             if whole.verdict is not None:
-                why = torch.cat([part.verdict.why for part in parts if part.verdict is not None])
-                assert torch.equal(why, whole.verdict.why[order])
+                why = torch.cat([part.verdict.reason for part in parts if part.verdict is not None])
+                assert torch.equal(why, whole.verdict.reason[order])
 
 
 def test_trails_do_not_depend_on_who_holds_whom(lists: None) -> None:
     """A far message is taken at the length at which all of its receivers used it, not those who are held here."""
-    scene = set_up_run(drawn([*LISTED["far off"], "watch.every=4", "steps=9"]).sheet)
-    trails: dict[int, UpdateHistory] = {}
+    scene = set_up_run(drawn([*LISTED["far off"], "watch.every=4", "steps=9"]).resolved)
+    histories: dict[int, UpdateHistory] = {}
     for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
-        if snapshot.state is not None and snapshot.state.trail is not None and snapshot.state.trail.rounds:
-            trails[snapshot.step] = snapshot.state.trail.copy()
+        if snapshot.state is not None and snapshot.state.history is not None and snapshot.state.history.rounds:
+            histories[snapshot.step] = snapshot.state.history.copy()
     spread, compared = sharded_run(scene.problem, scene.graph, scene.adversary, shards=5), 0
     columns = spread.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS))
     for parts in spread.walk(scene.plan):
         for part, some, network in zip(parts, columns, spread.networks, strict=True):
-            trail, whole = part.state.trail if part.state is not None else None, trails.get(part.step)
-            if trail is None or whole is None or not trail.rounds:
+            history, whole = part.state.history if part.state is not None else None, histories.get(part.step)
+            if history is None or whole is None or not history.rounds:
                 continue
             for name, rows in (("messages", some), ("times", some), ("own", network.nodes), ("refused", network.nodes)):
-                torch.testing.assert_close(getattr(trail, name), getattr(whole, name)[rows], rtol=1e-10, atol=1e-10)
+                torch.testing.assert_close(getattr(history, name), getattr(whole, name)[rows], rtol=1e-10, atol=1e-10)
             compared += 1
     assert compared > 5
 
@@ -179,7 +179,7 @@ def walk(scene: RunSetup, steps: int) -> None:
 def test_nothing_grows_with_the_square_of_the_nodes(words: list[str]) -> None:
     nodes = 1200
     shape = [f"nodes={nodes}", "graph=regular:degree=4", "data.dim=2", "data.samples=12", "steps=4", "warm_up.steps=2"]
-    scene = set_up_run(load(None, ["method=drsgd-bymi", "attack=silent", *shape, *words]).sheet)
+    scene = set_up_run(load(None, ["method=drsgd-bymi", "attack=silent", *shape, *words]).resolved)
     assert isinstance(scene.graph, ListGraph)
     with Largest() as seen:
         walk(scene, 4)

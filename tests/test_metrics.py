@@ -97,7 +97,7 @@ def test_after_a_detection_the_gap_is_over_the_core() -> None:
         (Ring(), mask(".x..x", "x.x..", ".....", "....x", "...x."), 0.0, "fragmented", "2 of 5 nodes"),
         (Complete(), mask("...xx", "...x.", "...xx", ".....", "....."), 0.0, "infiltrated", "2 of the 5 nodes in the core"),
         (Complete(), mask("...xx", "...xx", "...x.", ".....", "...x."), 0.0, "infiltrated", "1 of the 4 nodes in the core"),
-        # The worst thing first: a node alone beside liars in the core, and a core in pieces that holds some.
+        # The worst thing first: a node alone beside Byzantine nodes in the core, and a core in pieces that holds some.
         (Complete(), mask(".xxxx", "...x.", ".....", ".....", "....."), 0.0, "isolated", "1 honest nodes flagged all"),
         (Complete(), mask(".xxxx", "x.xxx", "xx.xx", ".....", "....."), 0.0, "fragmented", "2 of 5 nodes"),
         (Complete(), mask(".....", ".....", ".....", ".....", "....."), float("nan"), "diverged", "3 of 3 honest nodes"),

@@ -54,8 +54,10 @@ def test_a_graph_in_which_not_all_who_are_heard_hear_is_refused() -> None:
     with pytest.raises(graph_module.GraphError, match="directed"):
         graph.prune_mutually(flagged, exile=0.5)
     with pytest.raises(graph_module.GraphError, match="directed"):
-        LocalNetwork(graph).weigh(flagged, mutual=True, exile=None)
-    assert torch.equal(LocalNetwork(graph).weigh(flagged, mutual=False, exile=None).graph.mixing, graph.prune(flagged).mixing)
+        LocalNetwork(graph).reweight(flagged, mutual=True, exile=None)
+    assert torch.equal(
+        LocalNetwork(graph).reweight(flagged, mutual=False, exile=None).graph.mixing, graph.prune(flagged).mixing
+    )
 
 
 def exiles(graph: Graph, flagged: Tensor, exile: float) -> Tensor:
@@ -125,7 +127,7 @@ def test_everybody_flagged() -> None:
 def test_cut_messages_are_heard_and_weigh_nothing() -> None:
     graph = ErdosRenyi(0.6).draw(12, seed=2)
     flagged = flags(12, 0.2, 3)
-    network = LocalNetwork(graph).weigh(flagged, mutual=True, exile=0.5)
+    network = LocalNetwork(graph).reweight(flagged, mutual=True, exile=0.5)
     expected = graph.prune_mutually(flagged, exile=0.5)
     vectors = stream(0, "vectors").normal(12, 3)
     (inbox,) = network.exchange(0, {PARAMETERS: vectors})
@@ -139,10 +141,10 @@ def test_cut_messages_are_heard_and_weigh_nothing() -> None:
 def test_a_second_verdict_starts_from_all_arcs() -> None:
     """Whoever is not flagged again is back with its whole weight."""
     graph = ErdosRenyi(0.6).draw(12, seed=2)
-    once = LocalNetwork(graph).weigh(flags(12, 0.3, 3), mutual=True, exile=0.5)
-    back = once.weigh(torch.zeros(12, 12, dtype=torch.bool), mutual=True, exile=0.5)
+    once = LocalNetwork(graph).reweight(flags(12, 0.3, 3), mutual=True, exile=0.5)
+    back = once.reweight(torch.zeros(12, 12, dtype=torch.bool), mutual=True, exile=0.5)
     assert torch.equal(back.graph.mixing, graph.mixing)
-    again = once.weigh(flags(12, 0.2, 9), mutual=True, exile=0.5)
+    again = once.reweight(flags(12, 0.2, 9), mutual=True, exile=0.5)
     assert torch.equal(again.graph.mixing, graph.prune_mutually(flags(12, 0.2, 9), exile=0.5).mixing)
 
 
@@ -152,12 +154,12 @@ def test_cutting_one_way_keeps_the_weights_of_the_graph() -> None:
     own = torch.linspace(0.2, 0.8, 12, dtype=torch.float64)
     spread = (1 - own)[:, None] * drawn.hears / drawn.hears.sum(1, keepdim=True)
     graph = MatrixGraph(drawn.hears, spread + own.diag())
-    once = LocalNetwork(graph).weigh(flags(12, 0.3, 3), mutual=False, exile=None)
+    once = LocalNetwork(graph).reweight(flags(12, 0.3, 3), mutual=False, exile=None)
     assert torch.equal(once.graph.mixing, graph.prune(flags(12, 0.3, 3)).mixing)
     assert torch.equal(once.arcs, graph.hears)
-    again = once.weigh(flags(12, 0.2, 9), mutual=False, exile=None)
+    again = once.reweight(flags(12, 0.2, 9), mutual=False, exile=None)
     assert torch.equal(again.graph.mixing, graph.prune(flags(12, 0.2, 9)).mixing)
-    back = again.weigh(torch.zeros(12, 12, dtype=torch.bool), mutual=False, exile=None)
+    back = again.reweight(torch.zeros(12, 12, dtype=torch.bool), mutual=False, exile=None)
     assert torch.allclose(back.graph.mixing, graph.mixing, rtol=1e-14)
 
 
@@ -166,7 +168,7 @@ def test_faces_keep_their_columns() -> None:
     members = torch.arange(12) % 4 == 1
     adversary = Adversary(members, SignFlip(), faces="two")
     graph, flagged = ErdosRenyi(0.6).draw(12, seed=2), flags(12, 0.3, 3)
-    network = local_network(graph, adversary).weigh(flagged, mutual=True, exile=0.5)
+    network = local_network(graph, adversary).reweight(flagged, mutual=True, exile=0.5)
     (inbox,) = network.exchange(0, {FIRST_HALF: stream(0, "vectors").normal(12, 3)})
     assert inbox.senders is not None
     counts = torch.zeros(12, 12, dtype=torch.int64).index_add_(1, inbox.senders, inbox.expected.long())

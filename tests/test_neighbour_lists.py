@@ -50,7 +50,7 @@ def at_places(values: Tensor, lists: NeighbourLists, fill: float) -> Tensor:
 
 
 def vectors_of(seed: int, dim: int = DIM) -> Tensor:
-    """Vectors near one point, liars off, and one node that has diverged."""
+    """Vectors near one point, Byzantine nodes off, and one node that has diverged."""
     vectors = 3.0 + stream(seed, "vectors").normal(NODES, dim)
     vectors[MEMBERS] += 4.0
     vectors[11] = torch.nan
@@ -198,7 +198,7 @@ def test_connected_parts() -> None:
 @pytest.mark.parametrize("cut", [0.0, 0.3, 0.8, 0.93])
 @pytest.mark.parametrize("seed", range(3))
 def test_the_limit_of_the_tracker_is_where_premixing_ends(seed: int, cut: float) -> None:
-    """Also with several closed classes, with nodes on their way to zero, and with liars who are not heard in it."""
+    """Also with several closed classes, with nodes on their way to zero, and with Byzantine nodes who are not heard in it."""
     graph, by_lists = drawn(seed)
     flagged = stream(seed, "flags").uniform(NODES, NODES) < cut
     adversary = Adversary(MEMBERS, Silent()) if seed == 1 else None
@@ -245,18 +245,18 @@ def test_the_limit_is_the_perron_vector_of_what_is_connected() -> None:
 def test_a_large_graph_settles_in_few_steps(exile: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of thousands of entries are off by more than the change at which it stops: it must not go by them.
 
-    Cut from their liars, and with equal weights in both directions, honest nodes are at the limit from the start.
+    Cut from their Byzantine nodes, and with equal weights in both directions, honest nodes are at the limit from the start.
     """
     graph = Regular(12).draw(3000, seed=0)
     assert isinstance(graph, ListGraph)
-    liars = stream(0, "liars").uniform(3000) < 0.2
-    flagged = graph.hears & graph.look(liars) & ~liars[:, None]
+    byzantine = stream(0, "liars").uniform(3000) < 0.2
+    flagged = graph.hears & graph.look(byzantine) & ~byzantine[:, None]
     steps = []
     nonzero = sparse._nonzero
     monkeypatch.setattr(sparse, "_nonzero", lambda divisors: steps.append(1) or nonzero(divisors))  # type: ignore[func-returns-value]
     core = graph.prune_mutually(flagged, exile=exile).core()
-    assert torch.equal(core.members, ~liars)
-    assert torch.allclose(core.perron, ~liars / (~liars).sum(dtype=torch.float64), rtol=1e-12, atol=0)
+    assert torch.equal(core.members, ~byzantine)
+    assert torch.allclose(core.perron, ~byzantine / (~byzantine).sum(dtype=torch.float64), rtol=1e-12, atol=0)
     assert len(steps) < 10
 
 
@@ -352,7 +352,7 @@ def assert_same_verdict(one: Verdict, two: Verdict, lists: NeighbourLists, arcs:
     close(at_places(one.scores, lists, torch.nan), two.scores, scale)
     close(one.threshold, two.threshold, scale)
     assert torch.equal(at_places(one.flagged & arcs, lists, False), two.flagged)
-    assert torch.equal(at_places(one.why, lists, 0), two.why)
+    assert torch.equal(at_places(one.reason, lists, 0), two.reason)
 
 
 @pytest.mark.parametrize("how", ["nobody", "silent"])
@@ -387,7 +387,7 @@ def test_verdicts_at_the_receivers_point(how: str) -> None:
 @pytest.mark.parametrize("how", ADVERSARIES)
 def test_the_fuse_and_the_trail(how: str, dim: int) -> None:
     exact, short, graph = networks(6, how)
-    trails = UpdateHistory(), UpdateHistory()
+    histories = UpdateHistory(), UpdateHistory()
     for step in range(4):
         vectors = vectors_of(20 + step, dim)
         vectors[11] = 1e3
@@ -395,11 +395,11 @@ def test_the_fuse_and_the_trail(how: str, dim: int) -> None:
         found = [shorten(inbox, 3.0) for inbox in inboxes]
         mixed = [inbox.mix(fused(inbox, share)) for inbox, (share, _) in zip(inboxes, found, strict=True)]
         close(mixed[0], mixed[1], 1e3)
-        for inbox, trail, (share, far_out) in zip(inboxes, trails, found, strict=True):
-            trail.see(inbox, 0.1, share, far_out)
+        for inbox, history, (share, far_out) in zip(inboxes, histories, found, strict=True):
+            history.see(inbox, 0.1, share, far_out)
         one, two = (inbox.by_sender(far_out, NODES) for inbox, (_, far_out) in zip(inboxes, found, strict=True))
         assert torch.equal(at_places(one & exact.arcs, graph.lists, False), two)
-    close(trails[0].vectors(), trails[1].vectors(), 1e4)
+    close(histories[0].vectors(), histories[1].vectors(), 1e4)
 
 
 def test_a_record_by_lists() -> None:
@@ -411,12 +411,12 @@ def test_a_record_by_lists() -> None:
         few = at_places(why, lists, 0)
         whole, one = whole.add(Verdict(why.double(), limits, why > 0, why))
         short, two = short.add(Verdict(few.double(), limits, few > 0, few))
-        assert torch.equal(at_places(one.why, lists, 0), two.why)
+        assert torch.equal(at_places(one.reason, lists, 0), two.reason)
     assert bool(short.suspended.any())
     assert torch.equal(at_places(whole.left, lists, 0), short.left)
 
 
 @pytest.mark.parametrize("how", PLACEMENTS)
-def test_places_of_liars(how: str) -> None:
+def test_places_of_byzantine_nodes(how: str) -> None:
     graph, by_lists = drawn(2)
     assert torch.equal(place(graph, 12, how, seed=4), place(by_lists, 12, how, seed=4))  # type: ignore[arg-type]

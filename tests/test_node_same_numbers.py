@@ -89,7 +89,7 @@ def test_same_numbers(method: str, rule: str) -> None:
         assert {(row.step, row.phase) for row in rows} == {(one.step, one.phase)}
         torch.testing.assert_close(torch.cat([row.theta for row in rows]), one.theta, rtol=0, atol=1e-12)
         if one.verdict is not None:
-            for key in ("flagged", "why"):
+            for key in ("flagged", "reason"):
                 observed: list[Tensor] = [getattr(row.verdict, key) for row in rows]
                 assert torch.equal(torch.cat(observed), getattr(one.verdict, key))
             flagged += int(one.verdict.flagged[:-1, -1].sum())

@@ -17,8 +17,8 @@ ATTACKS = ["parameter", "covariate", "response-flip", "sign-flip"]
 
 def scenes(attack: str, size: int) -> tuple[RunSetup, list[RunSetup]]:
     """The whole, and the part of each rank. No other process is needed to know who holds what."""
-    sheet = load(None, [*WORDS, f"attack={attack}"]).sheet
-    return set_up_run(sheet), [set_up_run(sheet, None, Group(rank, size)) for rank in range(size)]
+    resolved = load(None, [*WORDS, f"attack={attack}"]).resolved
+    return set_up_run(resolved), [set_up_run(resolved, None, Group(rank, size)) for rank in range(size)]
 
 
 def linear(scene: RunSetup) -> LinearProblem:

@@ -38,8 +38,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scenes(data: Path, size: int, *words: str) -> tuple[RunSetup, list[RunSetup]]:
     """The whole, and the part of each rank."""
-    sheet, host = load(None, [*WORDS, *words]).sheet, Host(device="cpu", data=data, threads=1)
-    return set_up_run(sheet, host), [set_up_run(sheet, host, Group(rank, size)) for rank in range(size)]
+    resolved, host = load(None, [*WORDS, *words]).resolved, Host(device="cpu", data=data, threads=1)
+    return set_up_run(resolved, host), [set_up_run(resolved, host, Group(rank, size)) for rank in range(size)]
 
 
 def nodes_of(scene: RunSetup, rank: int) -> torch.Tensor:
@@ -148,8 +148,8 @@ def test_parts_measure_like_the_whole(size: int, data: Path, monkeypatch: pytest
 
 def test_images_of_all_are_not_kept_by_who_holds_some(data: Path) -> None:
     tasks._read_once.cache_clear()
-    sheet, host = load(None, [*WORDS, "attack=ipm"]).sheet, Host(device="cpu", data=data, threads=1)
-    set_up_run(sheet, host, Group(0, 2))
+    resolved, host = load(None, [*WORDS, "attack=ipm"]).resolved, Host(device="cpu", data=data, threads=1)
+    set_up_run(resolved, host, Group(0, 2))
     assert tasks._read_once.cache_info().currsize == 0
-    set_up_run(sheet, host)
+    set_up_run(resolved, host)
     assert tasks._read_once.cache_info().currsize == 1

@@ -1,4 +1,4 @@
-"""Parts of one's own by name: module:Name and entry points, in specs, sheets, commands, workers and on ranks."""
+"""Parts of one's own by name: module:Name and entry points, in specs, specs, commands, workers and on ranks."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bymi import BALANCE, RULES, Detector, InputError, Plan, WarmUp
 from bymi.core.named_parts import is_import, read_shorthand
 from bymi.detection import THRESHOLDS, PublishedThreshold
 from bymi.experiment import load, read_spec
-from bymi.runs import read_sheets, run, write_sheets
+from bymi.runs import read_resolved_specs, run, write_resolved_specs
 from bymi.runs import run_folder as store
 from bymi.runs.foreign_parts import foreign_source, refuse_imports
 from bymi.runs.resolved_spec import ResolvedSpec
-from bymi.runs.run_setup import check_sheet, set_up_run
+from bymi.runs.run_setup import check_resolved_spec, set_up_run
 from tests.commands import bymi, mistake
 
 ROOT = Path(__file__).parents[1]
@@ -73,12 +73,12 @@ def test_every_way_to_write_one_means_the_same(module: str) -> None:
         read_spec({**load(None, SMALL).model_dump(), "warm_up": {"rule": {"name": f"{module}:Mine", "k": 3}}}),
     ]
     assert len({spec.digest for spec in ways}) == 1
-    plan = set_up_run(ways[0].sheet).plan
+    plan = set_up_run(ways[0].resolved).plan
     assert plan.warm_up.rule == RULES[f"{module}:Mine"](k=3)  # type: ignore[call-arg]
     assert plan.warm_up.rule == WarmUp(f"{module}:Mine:k=3").rule  # type: ignore[arg-type]
     assert ways[0].label == "MINE"
-    assert foreign_source(ways[0].sheet.values) != b""
-    assert run(ways[0].sheet, "runs")["outcome"] == "finished"
+    assert foreign_source(ways[0].resolved.values) != b""
+    assert run(ways[0].resolved, "runs")["outcome"] == "finished"
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_changed_module_is_another_run(module: str, tmp_path: Path) -> None:
 def test_a_sheet_or_a_run_folder_imports_nothing_unless_told_to(module: str, tmp_path: Path) -> None:
     """It may come from anybody. In a process that has not imported the module yet."""
     spec = load(None, [*SMALL, f"warm_up.rule={module}:Mine"])
-    run(spec.sheet, "runs")
-    write_sheets(tmp_path / "sheets.json", [spec.sheet])
+    run(spec.resolved, "runs")
+    write_resolved_specs(tmp_path / "specs.json", [spec.resolved])
     folder = store.folder_of(Path("runs"), spec)
     (tmp_path / "imported").unlink()
 
@@ -128,7 +128,7 @@ def test_a_sheet_or_a_run_folder_imports_nothing_unless_told_to(module: str, tmp
         line = [sys.executable, "-m", *words]
         return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
 
-    for words in (("bymi.runs", "sheets.json", "--out", "other"), ("bymi", "run", str(folder / "spec.json"), "--out", "other")):
+    for words in (("bymi.runs", "specs.json", "--out", "other"), ("bymi", "run", str(folder / "spec.json"), "--out", "other")):
         refused = call(*words)
         assert refused.returncode == 2
         assert refused.stderr.count("\n") == 1
@@ -150,13 +150,15 @@ def test_a_sheet_or_a_run_folder_imports_nothing_unless_told_to(module: str, tmp
     ],
 )
 def test_wherever_it_stands(change: dict[str, Any]) -> None:
-    values = load(None, SMALL).sheet.values
+    values = load(None, SMALL).resolved.values
     refuse_imports(values, "here")
     with pytest.raises(InputError, match="allow-imports"):
         refuse_imports({**values, **change}, "here")
     if "new" not in change:
         with pytest.raises(InputError, match="allow-imports"):
-            check_sheet(ResolvedSpec({**values, **{key: {**values[key], **part} for key, part in change.items()}}), "here")
+            check_resolved_spec(
+                ResolvedSpec({**values, **{key: {**values[key], **part} for key, part in change.items()}}), "here"
+            )
 
 
 class Points:
@@ -174,9 +176,9 @@ def test_entry_points(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.metadata, "entry_points", Points(mine=f"{module}:Mine", balance=f"{module}:Mine", bad="x.y:Z")
     )
     spec = load(None, [*SMALL, "warm_up.rule=mine:k=3"])
-    assert set_up_run(spec.sheet).plan.warm_up.rule == RULES["mine"](k=3)  # type: ignore[call-arg]
-    assert foreign_source(spec.sheet.values) != b""
-    refuse_imports(spec.sheet.values, "here")
+    assert set_up_run(spec.resolved).plan.warm_up.rule == RULES["mine"](k=3)  # type: ignore[call-arg]
+    assert foreign_source(spec.resolved.values) != b""
+    refuse_imports(spec.resolved.values, "here")
     assert RULES["balance"] is BALANCE, "what is listed counts first"
     assert "mine" in RULES
     assert "mine" not in list(RULES)
@@ -189,7 +191,7 @@ def test_entry_points(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_published_threshold_is_the_default_and_no_part_of_a_digest() -> None:
     plain, named = load(None, ["profile=paper"]), load(None, ["profile=paper", "detection.threshold=published"])
     assert plain.digest == named.digest
-    assert "threshold" not in plain.sheet["detection"]
+    assert "threshold" not in plain.resolved["detection"]
     assert Detector().threshold == PublishedThreshold() == THRESHOLDS["published"]()
     assert mistake("run", "detection.threshold=pubished").startswith("detection.threshold: got 'pubished'; did you mean 'publi")
 
@@ -244,9 +246,9 @@ def test_the_examples_in_one_process_in_workers_and_on_ranks(tmp_path: Path) -> 
         assert one[3:] == pytest.approx(other[3:], rel=1e-3, abs=0.02)
 
 
-def test_sheets_of_own_parts_can_be_read(module: str, tmp_path: Path) -> None:
+def test_resolved_specs_of_own_parts_can_be_read(module: str, tmp_path: Path) -> None:
     spec = load(None, [*SMALL, f"warm_up.rule={module}:Mine"])
-    write_sheets(tmp_path / "sheets.json", [spec.sheet])
-    (sheet,) = read_sheets(tmp_path / "sheets.json")
-    check_sheet(sheet, "here", imports=True)
-    assert sheet.digest == spec.digest
+    write_resolved_specs(tmp_path / "specs.json", [spec.resolved])
+    (resolved,) = read_resolved_specs(tmp_path / "specs.json")
+    check_resolved_spec(resolved, "here", imports=True)
+    assert resolved.digest == spec.digest

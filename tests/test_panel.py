@@ -18,11 +18,11 @@ from bymi.detection.reasons import HARD, REASONS, SEVERE
 from bymi.detection.score_test import noise_of
 from tests.neighbourhood_fixtures import MIXED, Hall, draw_hall, evidence_of, heard, reasons_of
 
-LIARS = [(), ("shift",) * 4, ("small shift",) * 5, MIXED, ("apart",) * 3, ("plan",) * 5, ("mean", "exact", "same")]
+BYZANTINE = [(), ("shift",) * 4, ("small shift",) * 5, MIXED, ("apart",) * 3, ("plan",) * 5, ("mean", "exact", "same")]
 HALLS = {
     "neighbours": st.integers(12, 40),
     "dim": st.sampled_from([2, 5, 12, 70]),
-    "liars": st.sampled_from(LIARS),
+    "byzantine": st.sampled_from(BYZANTINE),
     "seed": st.integers(0, 10_000),
 }
 few = settings(max_examples=25, deadline=None, derandomize=True)
@@ -45,8 +45,8 @@ def told(hall: Hall, panel: Panel | None = None) -> list[str]:
 
 @few
 @given(**HALLS)
-def test_rotation_and_scale(neighbours: int, dim: int, liars: tuple[str, ...], seed: int) -> None:
-    hall = draw_hall(neighbours=neighbours, dim=dim, liars=liars, seed=seed)
+def test_rotation_and_scale(neighbours: int, dim: int, byzantine: tuple[str, ...], seed: int) -> None:
+    hall = draw_hall(neighbours=neighbours, dim=dim, byzantine=byzantine, seed=seed)
     expected = told(hall)
     for scale in (1e-9, 1.0, 1e7):
         assert told(hall.turned(turn(dim, seed), scale)) == expected
@@ -54,10 +54,10 @@ def test_rotation_and_scale(neighbours: int, dim: int, liars: tuple[str, ...], s
 
 @few
 @given(**HALLS)
-def test_order_of_neighbours(neighbours: int, dim: int, liars: tuple[str, ...], seed: int) -> None:
+def test_order_of_neighbours(neighbours: int, dim: int, byzantine: tuple[str, ...], seed: int) -> None:
     """Which of several copies stays goes by order, so there are none here."""
-    liars = tuple(how for how in liars if how not in ("copy", "mirror", "mean", "exact"))
-    hall = draw_hall(neighbours=neighbours, dim=dim, liars=liars, seed=seed)
+    byzantine = tuple(how for how in byzantine if how not in ("copy", "mirror", "mean", "exact"))
+    hall = draw_hall(neighbours=neighbours, dim=dim, byzantine=byzantine, seed=seed)
     order = [*np.random.default_rng(seed).permutation(neighbours).tolist(), neighbours]
     expected, words = told(hall), told(hall.chosen(order))
     assert words == [expected[row] for row in order]
@@ -65,9 +65,9 @@ def test_order_of_neighbours(neighbours: int, dim: int, liars: tuple[str, ...], 
 
 @few
 @given(**HALLS)
-def test_which_copy_stays_is_all_that_order_decides(neighbours: int, dim: int, liars: tuple[str, ...], seed: int) -> None:
+def test_which_copy_stays_is_all_that_order_decides(neighbours: int, dim: int, byzantine: tuple[str, ...], seed: int) -> None:
     """A crowd of copies of one node: its first member stays. One copy alone is nobody's harm, and nobody is cut for it."""
-    hall = draw_hall(neighbours=neighbours, dim=dim, liars=("copy",), seed=seed)
+    hall = draw_hall(neighbours=neighbours, dim=dim, byzantine=("copy",), seed=seed)
     assert "duplicate" not in told(hall)
     receiver_group = hall
     for _ in range(3):
@@ -79,35 +79,45 @@ def test_which_copy_stays_is_all_that_order_decides(neighbours: int, dim: int, l
         assert told(some)[0] != "duplicate"
 
 
-def with_stranger(kind: str, neighbours: int, dim: int, liars: tuple[str, ...], seed: int) -> tuple[Hall, Hall]:
+def with_stranger(kind: str, neighbours: int, dim: int, byzantine: tuple[str, ...], seed: int) -> tuple[Hall, Hall]:
     """A hall, and the same with one more who lies in that way, before all others."""
-    hall = draw_hall(neighbours=neighbours, dim=dim, liars=liars, seed=seed)
-    stranger = draw_hall(neighbours=neighbours, dim=dim, liars=(kind,), seed=seed + 1000).chosen([0])
+    hall = draw_hall(neighbours=neighbours, dim=dim, byzantine=byzantine, seed=seed)
+    stranger = draw_hall(neighbours=neighbours, dim=dim, byzantine=(kind,), seed=seed + 1000).chosen([0])
     return hall, hall.joined(hall.first[-1:] if kind == "mirror" else stranger.first, stranger.second)
 
 
 @pytest.mark.parametrize("kind", ["huge", "mirror"])
 @few
-@given(neighbours=st.integers(12, 75), dim=st.sampled_from([12, 70]), liars=st.sampled_from(LIARS), seed=st.integers(0, 999))
+@given(
+    neighbours=st.integers(12, 75),
+    dim=st.sampled_from([12, 70]),
+    byzantine=st.sampled_from(BYZANTINE),
+    seed=st.integers(0, 999),
+)
 def test_whoever_is_rejected_changes_nobody_elses_verdict(
-    kind: str, neighbours: int, dim: int, liars: tuple[str, ...], seed: int
+    kind: str, neighbours: int, dim: int, byzantine: tuple[str, ...], seed: int
 ) -> None:
     """Absurd, or a copy of the own row: it leaves all counts before any is made, those of bounds and guard included."""
-    hall, joined = with_stranger(kind, neighbours, dim, liars, seed)
+    hall, joined = with_stranger(kind, neighbours, dim, byzantine, seed)
     expected, words = told(hall), told(joined)
     assert words[0] == ("absurd" if kind == "huge" else "duplicate")
     assert words[1:] == expected
-    assert bool(heard([joined]).guarded) == bool(heard([hall]).guarded)
+    assert bool(heard([joined]).guard_acted) == bool(heard([hall]).guard_acted)
 
 
 @pytest.mark.parametrize("kind", ["apart", "same"])
 @fewer
-@given(neighbours=st.integers(60, 75), dim=st.sampled_from([12, 70]), liars=st.sampled_from(LIARS), seed=st.integers(0, 999))
+@given(
+    neighbours=st.integers(60, 75),
+    dim=st.sampled_from([12, 70]),
+    byzantine=st.sampled_from(BYZANTINE),
+    seed=st.integers(0, 999),
+)
 def test_whoever_is_inconsistent_changes_nobody_elses_verdict(
-    kind: str, neighbours: int, dim: int, liars: tuple[str, ...], seed: int
+    kind: str, neighbours: int, dim: int, byzantine: tuple[str, ...], seed: int
 ) -> None:
     """With many neighbours. With few it is one more of those whom the screen is about, whose bounds go by their number."""
-    hall, joined = with_stranger(kind, neighbours, dim, liars, seed)
+    hall, joined = with_stranger(kind, neighbours, dim, byzantine, seed)
     expected, words = told(hall), told(joined)
     assert words[0] == "inconsistent"
     assert words[1:] == expected
@@ -115,7 +125,10 @@ def test_whoever_is_inconsistent_changes_nobody_elses_verdict(
 
 def test_other_receivers_do_not_matter() -> None:
     """A hall in a batch, among larger ones, is judged as alone."""
-    halls = [draw_hall(neighbours=10 + 7 * place, dim=6, liars=liars, seed=place) for place, liars in enumerate(LIARS)]
+    halls = [
+        draw_hall(neighbours=10 + 7 * place, dim=6, byzantine=byzantine, seed=place)
+        for place, byzantine in enumerate(BYZANTINE)
+    ]
     together = heard(halls, points=True, spare=3)
     for place, hall in enumerate(halls):
         alone, count = heard([hall], points=True), len(hall.first)
@@ -127,15 +140,15 @@ def test_other_receivers_do_not_matter() -> None:
 @pytest.mark.parametrize("scale", [1e-12, 1e-6, 1.0, 1e6])
 def test_kinship_of_short_vectors(scale: float) -> None:
     """Colluders are seen at any scale, beside empty seats and beside somebody whose halves do not differ at all."""
-    hall = draw_hall(neighbours=50, dim=40, seed=1, liars=("same", *("plan",) * 7)).turned(np.eye(40), scale)
+    hall = draw_hall(neighbours=50, dim=40, seed=1, byzantine=("same", *("plan",) * 7)).turned(np.eye(40), scale)
     for spare in (0, 3):
         assert reasons_of(heard([hall], spare=spare), hall)[:8] == ["inconsistent", *["alike"] * 7]
 
 
 def test_repeating_the_difference_of_a_good_node_does_not_have_it_flagged() -> None:
-    """Three liars among 75 in 30 dimensions, as in the red-team study: no cosine counts for more than a half.
+    """Three Byzantine nodes among 75 in 30 dimensions, as in the red-team study: no cosine counts for more than a half.
 
-    Without that bound 13 of these 20 nodes are flagged. The more dimensions, the fewer liars it takes all the same.
+    Without that bound 13 of these 20 nodes are flagged. The more dimensions, the fewer Byzantine nodes it takes all the same.
     """
     for seed in range(20):
         hall = draw_hall(neighbours=75, dim=30, seed=seed)
@@ -148,7 +161,7 @@ def test_repeating_the_difference_of_a_good_node_does_not_have_it_flagged() -> N
 
 
 def test_tiny_negative_scores_do_not_make_good_ones_look_large() -> None:
-    """Liars with scores just below zero: the unit of noise stays that of all scores, but for a factor."""
+    """Byzantine nodes with scores just below zero: the unit of noise stays that of all scores, but for a factor."""
     good = stream(0, "scores").normal(1, 40)
     tiny = torch.full((1, 18), -1e-9, dtype=torch.float64)
     scores = torch.cat([good, tiny], 1)
@@ -164,30 +177,30 @@ def test_tiny_negative_scores_do_not_make_good_ones_look_large() -> None:
 
 def test_soft_evidence_against_too_many_falls() -> None:
     """Twelve shifted of the 37 whom the screen left, with a guard at a quarter: hard evidence stays."""
-    hall = draw_hall(neighbours=40, dim=30, seed=3, liars=("huge", "apart", "apart", *("shift",) * 12))
+    hall = draw_hall(neighbours=40, dim=30, seed=3, byzantine=("huge", "apart", "apart", *("shift",) * 12))
     free = heard([hall], Panel(guard=None))
     assert int(free.flagged.sum()) == 15
-    assert not bool(free.guarded)
+    assert not bool(free.guard_acted)
     guarded = heard([hall], Panel(guard=0.25))
-    assert bool(guarded.guarded)
+    assert bool(guarded.guard_acted)
     assert reasons_of(guarded, hall) == ["absurd", "inconsistent", "inconsistent", *["kept"] * 38]
 
 
 def test_a_screen_that_flags_too_many_falls_as_well() -> None:
     """Absurd rows stay out even then: what cannot be used cannot be forgiven."""
-    hall = draw_hall(neighbours=21, dim=30, seed=1, liars=("huge", *("apart",) * 6))
+    hall = draw_hall(neighbours=21, dim=30, seed=1, byzantine=("huge", *("apart",) * 6))
     assert told(hall, Panel(guard=None)) == ["absurd", *["inconsistent"] * 6, *["kept"] * 15]
     assert told(hall, Panel(guard=0.25)) == ["absurd", *["kept"] * 21]
-    assert bool(heard([hall], Panel(guard=0.25)).guarded)
+    assert bool(heard([hall], Panel(guard=0.25)).guard_acted)
 
 
 def test_absurd_rows_make_no_room_in_the_guard() -> None:
-    """Shares are of those whom the tests before have left: liars cannot raise them by being thrown out."""
+    """Shares are of those whom the tests before have left: Byzantine nodes cannot raise them by being thrown out."""
     strict = Panel(guard=0.28)
-    hall = draw_hall(neighbours=40, dim=30, seed=3, liars=("shift",) * 12)
+    hall = draw_hall(neighbours=40, dim=30, seed=3, byzantine=("shift",) * 12)
     crowded = hall
     for seed in range(30):
-        hall_of_one = draw_hall(neighbours=1, dim=30, seed=seed, liars=("huge",))
+        hall_of_one = draw_hall(neighbours=1, dim=30, seed=seed, byzantine=("huge",))
         crowded = crowded.joined(hall_of_one.first[:1], hall_of_one.second[:1])
     assert told(hall, strict) == ["kept"] * 41
     assert told(crowded, strict) == [*["absurd"] * 30, *["kept"] * 41]
@@ -195,8 +208,8 @@ def test_absurd_rows_make_no_room_in_the_guard() -> None:
 
 def test_soft_evidence_and_the_screen_fall_each_by_itself() -> None:
     """Ten inconsistent of forty are not too many for a guard at 0.3, ten shifted of the thirty left are."""
-    liars = (*("apart",) * 10, *("shift",) * 10)
-    hall = draw_hall(neighbours=40, dim=30, seed=3, liars=liars)
+    byzantine = (*("apart",) * 10, *("shift",) * 10)
+    hall = draw_hall(neighbours=40, dim=30, seed=3, byzantine=byzantine)
     assert told(hall, Panel(guard=0.3)) == [*["inconsistent"] * 10, *["kept"] * 31]
 
 
@@ -229,9 +242,9 @@ def test_good_nodes_of_very_different_noise_are_kept() -> None:
 
 
 def test_a_minority_is_not_guarded() -> None:
-    hall = draw_hall(neighbours=30, dim=8, seed=2, liars=("shift",) * 8)
+    hall = draw_hall(neighbours=30, dim=8, seed=2, byzantine=("shift",) * 8)
     findings = heard([hall])
-    assert not bool(findings.guarded)
+    assert not bool(findings.guard_acted)
     assert int(findings.flagged.sum()) == 8
 
 
@@ -248,7 +261,7 @@ def test_few_neighbours(neighbours: int, points: bool) -> None:
         findings = heard([hall], points=points)
         flags += int(findings.flagged.sum())
         assert bool(torch.isfinite(findings.scores[0, :neighbours]).all())
-        assert 0 <= float(findings.taken) < 0.49 + 1e-12
+        assert 0 <= float(findings.filtered_weight) < 0.49 + 1e-12
         assert not bool(findings.flagged[0, neighbours:].any())
     assert flags <= 0.05 * 60 * neighbours
 
@@ -257,7 +270,7 @@ def test_one_receiver_hears_nobody() -> None:
     halls = [draw_hall(neighbours=count, dim=6, seed=count) for count in (25, 0, 30)]
     findings = heard(halls, points=True)
     assert not bool(findings.flagged[1].any())
-    assert not bool(findings.guarded[1])
+    assert not bool(findings.guard_acted[1])
     assert bool(torch.isnan(findings.scores[1]).all())
 
 
@@ -280,7 +293,7 @@ def test_vectors_without_a_spread(kind: str, points: bool, neighbours: int) -> N
     assert bool(torch.isfinite(findings.scores[0, :neighbours]).all())
 
 
-def test_a_liar_among_identical_vectors_is_found() -> None:
+def test_an_attacker_among_identical_vectors_is_found() -> None:
     first = np.tile(np.arange(5.0), (21, 1))
     second = first.copy()
     first[4] += 7
@@ -293,24 +306,24 @@ def test_a_liar_among_identical_vectors_is_found() -> None:
 # Scores of honest nodes
 
 
-@pytest.mark.parametrize("liars", [(), ("shift",) * 4])
-def test_honest_scores_have_conditional_mean_zero(liars: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("byzantine", [(), ("shift",) * 4])
+def test_honest_scores_have_conditional_mean_zero(byzantine: tuple[str, ...]) -> None:
     """Given first halves and so the weights, the score of an honest row has mean zero over its second halves.
 
     2,000 fresh second halves for one set of first ones; (x1 - c1)'(x2 - c2) is normal with a known variance
     |x1 - c1|^2 (1 - 2 w + sum w^2), so |z| > 5.6 in any of 21 rows has probability 4e-7.
     """
     count, dim, draws = 24, 6, 2_000
-    hall = draw_hall(neighbours=count, dim=dim, seed=5, liars=liars)
+    hall = draw_hall(neighbours=count, dim=dim, seed=5, byzantine=byzantine)
     mean = np.random.default_rng(5).standard_normal((2, dim))[0]
     random = np.random.default_rng(77)
     shift = np.zeros((count + 1, dim))
-    # Liars are shifted in second halves as well; with weight left they would bias all: they have none.
+    # Byzantine nodes are shifted in second halves as well; with weight left they would bias all: they have none.
     weights = NoiseEdge().weights(evidence_of([hall], points=True)).weights[0].numpy()
-    if liars:
-        weights = np.where(np.arange(count + 1) < len(liars), 0.0, weights)
+    if byzantine:
+        weights = np.where(np.arange(count + 1) < len(byzantine), 0.0, weights)
         weights = weights / weights.sum()
-        shift[: len(liars)] = 20.0
+        shift[: len(byzantine)] = 20.0
     total = np.zeros(count + 1)
     evidence_weights = torch.from_numpy(weights)[None]
     for _ in range(draws):
@@ -319,7 +332,7 @@ def test_honest_scores_have_conditional_mean_zero(liars: tuple[str, ...]) -> Non
         total += scores
     distance = np.sum((hall.first - weights @ hall.first) ** 2, axis=1)
     deviation = np.sqrt(distance * (1 - 2 * weights + np.sum(weights**2)) * draws)
-    honest = slice(len(liars), count)
+    honest = slice(len(byzantine), count)
     assert np.abs(total / deviation)[honest].max() < 5.6
     # The published score, whose two halves share one centre, has not: its mean is (x1 - c1)'(mean - c1).
     bias = (hall.first - weights @ hall.first) @ (mean - weights @ hall.first)
@@ -345,8 +358,8 @@ def test_bounds_grow_with_few_neighbours() -> None:
 def test_each_piece_is_a_switch(switch: str) -> None:
     """Without a piece its reason is not given, and the others still are."""
     words = {name: name for name in ("absurd", "duplicate", "alike", "direction")} | {"strong": "extreme score"}
-    liars = (*MIXED, *("plan",) * 7)
-    hall = draw_hall(neighbours=64, dim=40, seed=1, liars=liars)
+    byzantine = (*MIXED, *("plan",) * 7)
+    hall = draw_hall(neighbours=64, dim=40, seed=1, byzantine=byzantine)
     off = told(hall, Panel(**{switch: None}))  # type: ignore[arg-type]
     assert words.get(switch) not in off
     assert off.count("kept") < len(off)

@@ -41,7 +41,7 @@ DIMS = (3, 12, 40)
 
 def halls_of(dim: int, plot: str = "mixed") -> list[Hall]:
     """Receivers with different numbers of neighbours, odd and even."""
-    return [draw_hall(neighbours=count, dim=dim, seed=dim + count, liars=PLOTS[plot]) for count in (24, 31)]
+    return [draw_hall(neighbours=count, dim=dim, seed=dim + count, byzantine=PLOTS[plot]) for count in (24, 31)]
 
 
 def bounds(halls: list[Hall], value: float) -> Tensor:
@@ -185,16 +185,16 @@ def test_noise_edge(dim: int, plot: str) -> None:
             count = len(hall.first)
             np.testing.assert_allclose(centre.weights[place, :count].numpy(), expected.weights, rtol=0, atol=1e-7)
             assert bool((centre.weights[place, count:] == 0).all())
-            assert float(centre.taken[place]) == pytest.approx(expected.taken, abs=1e-7)
+            assert float(centre.filtered_weight[place]) == pytest.approx(expected.taken, abs=1e-7)
             assert float(centre.noise[place]) == pytest.approx(expected.noise, rel=1e-9)
             assert bool(centre.stretched[place]) == expected.stretched
 
 
 def test_noise_edge_takes_no_more_than_it_may() -> None:
-    halls = [draw_hall(neighbours=30, dim=8, seed=1, liars=("shift",) * 14)]
+    halls = [draw_hall(neighbours=30, dim=8, seed=1, byzantine=("shift",) * 14)]
     for most in (0.0, 0.2, 0.49):
         centre = NoiseEdge(most=most).weights(evidence_of(halls, points=True))
-        assert float(centre.taken) <= most + 1e-12
+        assert float(centre.filtered_weight) <= most + 1e-12
         assert float(centre.weights.sum()) == pytest.approx(1)
 
 
@@ -264,7 +264,7 @@ def test_the_guard(plot: str, share: float) -> None:
     for place, hall in enumerate(halls):
         expected = by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, True)
         assert reasons_of(findings, hall, place) == expected
-        assert bool(findings.guarded[place]) == (expected != reasons_of(free, hall, place))
+        assert bool(findings.guard_acted[place]) == (expected != reasons_of(free, hall, place))
 
 
 @pytest.mark.parametrize("guard", [0.5, 0.1])
@@ -286,7 +286,7 @@ def test_a_whole_detection(seed: int, probe: bool, guard: float) -> None:
     network = LocalNetwork(Graph.from_hears(hears))
     blank = Suspensions.blank(network.arcs, 16)
     snapshot, _ = detect_hardened(
-        problem, network, plan, theta, FollowsProtocol(), step=step, trail=UpdateHistory(), record=blank
+        problem, network, plan, theta, FollowsProtocol(), step=step, history=UpdateHistory(), record=blank
     )
     assert snapshot.verdict is not None
     halves = fresh_halves(torch.arange(nodes), samples=30, count=30, seed=seed, step=step)
@@ -305,8 +305,8 @@ def test_a_whole_detection(seed: int, probe: bool, guard: float) -> None:
         if probe:
             there = reasons(receiver, problem.start.numpy())
             words = by_definition.at_both_points(words, there, list(range(len(neighbours))), guard)
-        assert [REASONS[code] for code in snapshot.verdict.why[receiver, neighbours].tolist()] == words[:-1]
+        assert [REASONS[code] for code in snapshot.verdict.reason[receiver, neighbours].tolist()] == words[:-1]
         flags += sum(word != "kept" for word in words)
     assert 0 < flags < int(hears.sum()) / 2
-    assert torch.equal(snapshot.verdict.flagged, snapshot.verdict.why != 0)
+    assert torch.equal(snapshot.verdict.flagged, snapshot.verdict.reason != 0)
     assert not bool((snapshot.verdict.flagged & ~hears).any())

@@ -87,7 +87,7 @@ def test_a_graph_in_two_pieces_is_an_error_of_one_line() -> None:
 
 def test_random_is_as_before_and_the_graph_stays() -> None:
     words = ["nodes=20", "data.dim=3", "data.samples=20", "graph.p=0.6"]
-    scenes = {how: set_up_run(load(None, [*words, f"byzantine_placement={how}"]).sheet) for how in NAMES}
+    scenes = {how: set_up_run(load(None, [*words, f"byzantine_placement={how}"]).resolved) for how in NAMES}
     roles = torch.zeros(20, dtype=torch.bool)
     roles[stream(0, "roles").permutation(20)[:4]] = True
     assert torch.equal(scenes["random"].byzantine, roles)

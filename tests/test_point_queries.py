@@ -19,7 +19,7 @@ SMALL = ["nodes=9", "steps=5", "warm_up.steps=2", "graph.p=0.9", "data.samples=2
 def test_turns_change_nothing(profile: list[str], shards: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a shard a node those under attack ask nobody, and with one number a turn everybody asks in a turn of its own."""
     (spec,) = load(None, [*SMALL, *profile], 3).expand()
-    scene = set_up_run(spec.sheet)
+    scene = set_up_run(spec.resolved)
     parts = (scene.problem, scene.graph, scene.plan, scene.adversary)
     alone = list(simulate(*parts))
     monkeypatch.setattr(inquiry, "_NUMBERS", 1)

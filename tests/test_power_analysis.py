@@ -1,4 +1,4 @@
-"""What `bymi plan` foresees: counts of liars, ideal neighbourhoods, the cache and the command."""
+"""What `bymi plan` foresees: counts of Byzantine nodes, ideal neighbourhoods, the cache and the command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "bymi" / "plan"
 
 
-# How liars fall into neighbourhoods
+# How Byzantine nodes fall into neighbourhoods
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_odds_are_hypergeometric(nodes: int, degree: int, ratio: float) -> None:
     question = Setting(nodes, degree, ratio)
-    liars, others = math.floor(ratio * nodes + 1e-9), nodes - 1
-    exact = [math.comb(liars, k) * math.comb(others - liars, degree - k) / math.comb(others, degree) for k in range(degree + 1)]
+    byzantine, others = math.floor(ratio * nodes + 1e-9), nodes - 1
+    exact = [
+        math.comb(byzantine, k) * math.comb(others - byzantine, degree - k) / math.comb(others, degree)
+        for k in range(degree + 1)
+    ]
     torch.testing.assert_close(question.odds(), torch.tensor(exact, dtype=torch.float64), rtol=1e-9, atol=1e-12)
     assert question.outnumbered() == pytest.approx(sum(p for k, p in enumerate(exact) if 2 * k > degree), abs=1e-12)
     assert question.overwhelmed() == pytest.approx(sum(p for k, p in enumerate(exact) if k > 0.49 * (degree + 1)), abs=1e-12)
@@ -62,7 +65,7 @@ def test_everybody_hears_everybody_leaves_nothing_to_chance() -> None:
     assert (question.outnumbered(), question.anywhere(0.0), question.anywhere(1.0)) == (0.0, 0.0, 1.0)
 
 
-def test_more_neighbours_and_fewer_liars_are_outnumbered_less() -> None:
+def test_more_neighbours_and_fewer_byzantine_nodes_are_outnumbered_less() -> None:
     """Odd degrees: with even ones a tie is no majority, so that one neighbour more may be worse."""
     by_degree = [Setting(200, degree, 0.3).outnumbered() for degree in range(3, 120, 2)]
     assert by_degree == sorted(by_degree, reverse=True)
@@ -73,11 +76,11 @@ def test_more_neighbours_and_fewer_liars_are_outnumbered_less() -> None:
 # Ideal neighbourhoods
 
 
-def test_a_scene_has_the_liars_that_the_odds_say() -> None:
+def test_a_scene_has_the_byzantine_nodes_that_the_odds_say() -> None:
     """4000 neighbourhoods: the mean count within six standard errors, false alarm below 1e-8; likewise the scores below.
 
-    An honest ideal score is a sum of 30 products of normal variables of variance 2: mean 0, variance 30 * 4. A liar off by
-    s has mean s^2 and variance 30 * 4 + 4 s^2.
+    An honest ideal score is a sum of 30 products of normal variables of variance 2: mean 0, variance 30 * 4. A Byzantine node
+    off by s has mean s^2 and variance 30 * 4 + 4 s^2.
     """
     question, shift = Setting(60, 12, 0.3), 7.0
     scene = draw(question, 4000, shift, ways="apart", seed=3)
@@ -101,7 +104,7 @@ def test_the_same_seed_has_the_same_noise_for_every_shift_and_way() -> None:
     assert not torch.equal(near.first, draw(SMALL, 20, 0.0, seed=6).first)
 
 
-def test_many_neighbours_are_simulated_as_fewer_with_as_many_liars_among_them() -> None:
+def test_many_neighbours_are_simulated_as_fewer_with_as_many_byzantine_nodes_among_them() -> None:
     scene = draw(Setting(2000, 1999, 0.25), 5, 1.0)
     assert scene.lies.shape == (5, LARGEST + 1)
     assert scene.lies.sum(1).tolist() == [LARGEST // 4] * 5
@@ -152,7 +155,7 @@ def test_rules_on_ideal_scores_agree_with_a_literal_loop(judge: Judge) -> None:
 
 
 def test_rates_by_hand() -> None:
-    """Two receivers of three neighbours and themselves: one with two liars, one of them found, and one without, that errs."""
+    """Two receivers of three neighbours and themselves: one finds one of two Byzantine nodes, one has none and errs."""
     nothing = torch.zeros(2, 4, 1, dtype=torch.float64)
     scene = IdealNeighbourhoods(nothing, nothing, torch.tensor([[True, True, False, False], [False] * 4]))
     flagged = torch.tensor([[True, False, True, False], [True, False, False, False]])
@@ -163,8 +166,8 @@ def test_rates_by_hand() -> None:
 # The forecast
 
 
-def test_without_liars_every_node_that_flags_is_wrong_and_none_misses_anybody(outlooks: dict[int, Forecast]) -> None:
-    """FDP without liars is the share of nodes that flag anybody, whatever the ratio asked for."""
+def test_without_byzantine_nodes_every_node_that_flags_is_wrong_and_none_misses_anybody(outlooks: dict[int, Forecast]) -> None:
+    """FDP without Byzantine nodes is the share of nodes that flag anybody, whatever the ratio asked for."""
     calm = forecast(Setting(150, 20, 0.0))
     for row, beside in zip(calm.rows, outlooks[20].rows, strict=True):
         assert (row.lost, row.fdp, row.sure) == (row.lost_without, row.fdp_without, 1.0)
@@ -209,7 +212,7 @@ def test_more_neighbours_are_not_worse(outlooks: dict[int, Forecast]) -> None:
 
 
 def test_what_is_known_of_the_usual_network(outlooks: dict[int, Forecast]) -> None:
-    """Degree 75, a fifth lie: all far liars are found, hardly anybody is lost, and a common shift shows earlier."""
+    """Degree 75, a fifth lie: all far Byzantine nodes are found, hardly anybody is lost, and a common shift shows earlier."""
     outlook = outlooks[75]
     row = outlook.hardened
     assert outlook.does
@@ -340,7 +343,7 @@ def test_json_is_strict_and_complete(folder: Path) -> None:
     assert Forecast.read(told) == outlook
 
 
-def test_without_liars_there_is_nothing_said_of_them(folder: Path) -> None:
+def test_without_byzantine_nodes_there_is_nothing_said_of_them(folder: Path) -> None:
     answer = bymi("plan", "--nodes", 30, "--degree", 20, "--ratio", 0)
     assert answer.code == 0
     assert "P_a >=" not in answer.out

@@ -34,13 +34,13 @@ def test_paper_is_what_the_sections_say_without_a_profile() -> None:
     assert spec == read_spec({"profile": "paper"})
     assert spec.panel is None
     assert spec.watch is None
-    plan = set_up_run(load(None, [*SMALL, "profile=paper"]).sheet).plan
+    plan = set_up_run(load(None, [*SMALL, "profile=paper"]).resolved).plan
     assert plan.watch is None
     assert plan.detector is not None
     assert (plan.detector.panel, plan.detector.point, plan.detector.pruning) == (None, "sender", "directed")
     assert plan.detections == [4]
     assert plan.warm_up.cool_down == 0.4
-    assert set_up_run(load(None, [*SMALL]).sheet).plan.warm_up.cool_down == 0.0
+    assert set_up_run(load(None, [*SMALL]).resolved).plan.warm_up.cool_down == 0.0
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -65,14 +65,14 @@ def test_every_piece_is_a_switch(word: str) -> None:
     key = word.split("=")[0].split(".")
     spec = load(None, [*SMALL, word])
     assert getattr(getattr(spec, key[0]), key[1]) is None
-    set_up_run(spec.sheet)
+    set_up_run(spec.resolved)
     assert load(None, [*SMALL, word]).digest != load(None, SMALL).digest
 
 
 def test_one_detection_only() -> None:
-    plan = set_up_run(load(None, [*SMALL, "watch.every=off"]).sheet).plan
+    plan = set_up_run(load(None, [*SMALL, "watch.every=off"]).resolved).plan
     assert plan.detections == [4]
-    assert set_up_run(load(None, [*SMALL, "watch.every=10"]).sheet).plan.detections == [4, 6, 14, 24, 34, 39]
+    assert set_up_run(load(None, [*SMALL, "watch.every=10"]).resolved).plan.detections == [4, 6, 14, 24, 34, 39]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_mistake_is_one_line(words: str, line: str) -> None:
     ["detection.centre=mean panel.edge=off", "detection.offset=1 panel.strong=off", "detection.centre=filtering"],
 )
 def test_what_a_piece_of_the_panel_replaces_can_be_set_without_it(words: str) -> None:
-    set_up_run(load(None, [*SMALL, *words.split()]).sheet)
+    set_up_run(load(None, [*SMALL, *words.split()]).resolved)
     assert load(None, ["profile=paper", "detection.offset=1", "detection.centre=mean"]).detection.offset == 1
 
 
@@ -126,21 +126,21 @@ def test_mutual_pruning_needs_edges_both_ways(tmp_path: Path) -> None:
     lines = [f"{node} {(node + step) % size}" for node in range(size) for step in range(1, 8)]
     arcs.write_text("\n".join(lines) + "\n")
     both = load(None, [*SMALL, f"graph=file:path={arcs}"])
-    set_up_run(both.sheet)
+    set_up_run(both.resolved)
     one_way = load(None, [*SMALL, f"graph=file:path={arcs}", "graph.directed=true"])
     with pytest.raises(InputError, match=r"detection\.pruning"):
-        set_up_run(one_way.sheet)
-    set_up_run(load(None, [*SMALL, f"graph=file:path={arcs}", "graph.directed=true", "detection.pruning=directed"]).sheet)
+        set_up_run(one_way.resolved)
+    set_up_run(load(None, [*SMALL, f"graph=file:path={arcs}", "graph.directed=true", "detection.pruning=directed"]).resolved)
 
 
 def test_a_sample_larger_than_there_is_says_so() -> None:
     with pytest.raises(InputError, match=r"detection\.sample: got 80, .* 2 to 40, all that a node has"):
-        set_up_run(load(None, [*SMALL, "detection.sample=80"]).sheet)
+        set_up_run(load(None, [*SMALL, "detection.sample=80"]).resolved)
 
 
 @pytest.mark.parametrize("profile", ["hardened", "paper"])
 def test_plans_of_profiles_are_those_of_specs(profile: str) -> None:
-    by_spec = set_up_run(load(None, [f"profile={profile}", "method=drsgd-bymi"]).sheet).plan
+    by_spec = set_up_run(load(None, [f"profile={profile}", "method=drsgd-bymi"]).resolved).plan
     make = {"hardened": Plan.hardened, "paper": Plan.paper}[profile]
     assert make(3000, 300) == by_spec
     changed = make(3000, 300, detection={"fdr_level": 0.1}, seed=3, identification=10)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bymi.experiment import Spec, load
-from bymi.runs import write_sheets
+from bymi.runs import write_resolved_specs
 from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.trained_models import MODEL, NODES
@@ -84,7 +84,7 @@ class Runs:
     codes: dict[int, dict[int, int]]  # by job and rank
 
     def result(self, name: str, spec: str) -> tuple[Any, ...]:
-        folder = folder_of(self.place / name, self.specs[spec].sheet)
+        folder = folder_of(self.place / name, self.specs[spec].resolved)
         return (*((folder / file).read_bytes() for file in (METRICS, MODEL, NODES)), read_json(folder / VERDICT))
 
     def exchanges(self, name: str) -> int:
@@ -99,10 +99,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     place, specs, jobs = tmp_path_factory.mktemp("broken"), {}, []
     for name, words in SPECS.items():
         (specs[name],) = load(None, [*SMALL, *words], 0).expand()
-        write_sheets(place / f"{name}.json", [specs[name].sheet])
-        jobs.append({"size": 2, "sheets": str(place / f"{name}.json"), "out": str(place / f"whole {name}"), "every": 0})
+        write_resolved_specs(place / f"{name}.json", [specs[name].resolved])
+        jobs.append({"size": 2, "specs": str(place / f"{name}.json"), "out": str(place / f"whole {name}"), "every": 0})
     for name, fault in FAULTS.items():
-        job = {"sheets": str(place / f"{fault.spec}.json"), "out": str(place / name), "every": EVERY}
+        job = {"specs": str(place / f"{fault.spec}.json"), "out": str(place / name), "every": EVERY}
         jobs.append({**job, "size": fault.before, "breaks": fault.breaks, "said": str(place / f"{name}.first")})
         jobs.append({**job, "size": fault.after, "said": str(place / f"{name}.second")})
     command = [sys.executable, "-m", "tests.launcher", json.dumps(jobs)]
@@ -124,12 +124,12 @@ def test_a_run_over_ranks_goes_on_with_the_same_bits(name: str, runs: Runs) -> N
     assert runs.result(name, fault.spec) == runs.result(f"whole {fault.spec}", fault.spec)
     assert all(line in first for line in fault.says), first
     assert all(line in second for line in fault.later), second
-    assert not checkpoints_of(runs.place / name, runs.specs[fault.spec].sheet).exists()
+    assert not checkpoints_of(runs.place / name, runs.specs[fault.spec].resolved).exists()
     assert "Traceback" not in first + second
 
 
 @pytest.mark.parametrize("name", [name for name, fault in FAULTS.items() if fault.goes_on_from < 24 and fault.after > 1])
 def test_nothing_before_the_last_complete_checkpoint_is_computed_again(name: str, runs: Runs) -> None:
     fault = FAULTS[name]
-    detections = set_up_run(runs.specs[fault.spec].sheet).plan.detections if fault.spec == "hardened" else ()
+    detections = set_up_run(runs.specs[fault.spec].resolved).plan.detections if fault.spec == "hardened" else ()
     assert runs.exchanges(name) == 24 - fault.goes_on_from + sum(step >= fault.goes_on_from for step in detections)

@@ -204,7 +204,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         few = ["run", "nodes=3", "steps=4", "warm_up.steps=2", "graph=complete", "--out", str(tmp_path / "few")]
-        # The one liar is on one rank: only there the labels are looked at.
+        # The one Byzantine node is on one rank: only there the labels are looked at.
         write_image_set(tmp_path / "mnist", train=60, test=10)
         labels = [*few, "data=mnist:samples=20,identification=8", "byzantine_ratio=0.34", "attack=label-flip:classes=5"]
         jobs = [

@@ -32,7 +32,7 @@ from tests.reference.scenes import draw_scene
 SETTINGS: dict[str, dict[str, Any]] = {"geometric-median": {"iterations": 3000, "tolerance": 1e-15}}
 WEIGHTED = ["filtering", "geometric-median", "mean"]
 SAMPLES, IDENTIFICATION = 40, 24
-LIARS = (0, 5, 9)
+BYZANTINE = (0, 5, 9)
 
 
 @dataclass(frozen=True)
@@ -57,12 +57,12 @@ class Room:
 
 
 def room(*, nodes: int, dim: int, seed: int = 0, directed: bool = False) -> Room:
-    """Half of all arcs; models two apart from each other; liars have data from a parameter far away."""
+    """Half of all arcs; models two apart from each other; Byzantine nodes have data from a parameter far away."""
     hears = torch.from_numpy(draw_scene(nodes=nodes, dim=1, directed=directed, losses=False, seed=seed).hears)
     shard = linear_shard(torch.arange(nodes), dim=dim, samples=SAMPLES, seed=seed)
     targets = shard.targets.clone()
-    for liar in LIARS:
-        targets[liar] += 3 * shard.features[liar, :, 0]
+    for attacker in BYZANTINE:
+        targets[attacker] += 3 * shard.features[attacker, :, 0]
     problem = linear_problem(LinearShard(shard.features, targets, shard.parameter), seed=seed)
     random = torch.from_numpy(np.random.default_rng(seed).standard_normal((nodes, dim)))
     split = split_samples(torch.arange(nodes), samples=SAMPLES, identification=IDENTIFICATION, seed=seed)
@@ -105,7 +105,7 @@ def detector_of(centre: str = "filtering", scale: str = "identity", **how: Any) 
 
 def byzantine(room: Room, attack: Any, **how: Any) -> Adversary:
     members = torch.zeros(room.size, dtype=torch.bool)
-    members[list(LIARS)] = True
+    members[list(BYZANTINE)] = True
     return Adversary(members, attack, **how)
 
 
@@ -146,7 +146,7 @@ def test_verdicts(
         np.testing.assert_allclose(verdict.scores[i].numpy(), expected, rtol=0, atol=1e-9)
         assert float(verdict.threshold[i]) == pytest.approx(limit, abs=1e-9)
         assert set(verdict.flagged[i].nonzero().flatten().tolist()) == flagged
-        assert verdict.why[i].tolist() == [int(j in flagged) for j in range(nodes)]
+        assert verdict.reason[i].tolist() == [int(j in flagged) for j in range(nodes)]
         flags += len(flagged)
     assert 0 < flags < place.hears.sum()
 
@@ -154,7 +154,7 @@ def test_verdicts(
 def test_models_that_disagree_are_no_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     """At one point the answers of good nodes differ by noise only; each at its own point, most of them look shifted."""
     nodes, flags = torch.arange(20), [0, 0]
-    good = [i for i in range(20) if i not in LIARS]
+    good = [i for i in range(20) if i not in BYZANTINE]
     for seed in range(4):
         place = room(nodes=20, dim=8, seed=seed)
         apart = replace(place, theta=place.problem.parameter + torch.linspace(-1, 1, 20, dtype=torch.float64)[:, None])
@@ -277,17 +277,17 @@ def test_receivers_of_which_none_hears_anybody(alone: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("attack", ["nan", "inf", "silent", "huge", "misshapen"])
 @pytest.mark.parametrize("centre", ["filtering", "median"])
 def test_answers_that_are_none_are_flagged_and_do_not_matter(attack: str, centre: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Liars are flagged as not heard; the scores of the others are those in a graph without the liars."""
+    """Byzantine nodes are flagged as not heard; the scores of the others are those in a graph without them."""
     place = room(nodes=16, dim=5, seed=1)
     found = judge(place, detector_of(centre, "pca"), monkeypatch, byzantine(place, ATTACKS[attack]())).verdict
     alone = place.hears.clone()
-    alone[:, list(LIARS)] = False
+    alone[:, list(BYZANTINE)] = False
     expected = judge(replace(place, hears=alone), detector_of(centre, "pca"), monkeypatch).verdict
-    good = [i for i in range(16) if i not in LIARS]
+    good = [i for i in range(16) if i not in BYZANTINE]
     arcs = place.hears.clone()
     arcs[:, good] = False
     assert arcs[good].any()
-    assert torch.equal(found.why[good] == REASONS.index("not heard"), arcs[good])
+    assert torch.equal(found.reason[good] == REASONS.index("not heard"), arcs[good])
     assert found.flagged[good][arcs[good]].all()
     assert found.scores[good][arcs[good]].isnan().all()
     torch.testing.assert_close(found.scores[good], expected.scores[good], rtol=0, atol=1e-10, equal_nan=True)
@@ -307,10 +307,10 @@ def test_who_answers_half_the_question_is_not_heard(lost: Topic, monkeypatch: py
     judged = judge(place, detector_of(), monkeypatch, adversary)
     found = judged.verdict
     for i in range(14):
-        if i not in LIARS:
-            assert [j for j in range(14) if found.why[i, j] == 2] == [j for j in LIARS if place.hears[i, j]]
+        if i not in BYZANTINE:
+            assert [j for j in range(14) if found.reason[i, j] == 2] == [j for j in BYZANTINE if place.hears[i, j]]
             # counted like any message that was not heard, although the parameters were
-            assert judged.snapshot.inbox.unheard[i].nonzero().flatten().tolist() == [j for j in LIARS if place.hears[i, j]]
+            assert judged.snapshot.inbox.unheard[i].nonzero().flatten().tolist() == [j for j in BYZANTINE if place.hears[i, j]]
 
 
 def test_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,28 +323,28 @@ def test_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
 def honest_answers(place: Room, asker: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Both halves of all good nodes that hear a question, the asker among them."""
     data, point = place.data(), place.theta[asker].numpy()
-    return [data.answer(j, point) for j in [*place.neighbours(asker), asker] if j not in LIARS]
+    return [data.answer(j, point) for j in [*place.neighbours(asker), asker] if j not in BYZANTINE]
 
 
-def test_liars_know_the_honest_answers_to_the_same_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_byzantine_nodes_know_the_honest_answers_to_the_same_question(monkeypatch: pytest.MonkeyPatch) -> None:
     """IPM: minus the mean of what good nodes answer to this asker, of the same half."""
     place = room(nodes=14, dim=5)
     found = judge(place, detector_of(), monkeypatch, byzantine(place, InnerProductManipulation(a=1.5)))
     told = 0
-    for i in (i for i in range(14) if i not in LIARS):
+    for i in (i for i in range(14) if i not in BYZANTINE):
         answers = honest_answers(place, i)
         for row, j in enumerate(place.neighbours(i)):
             own = place.data().answer(j, place.theta[i].numpy())
             for half in (0, 1):
                 lie = -1.5 * np.mean([answer[half] for answer in answers], axis=0)
-                expected = lie if j in LIARS else own[half]
+                expected = lie if j in BYZANTINE else own[half]
                 np.testing.assert_allclose(found.halves(i)[half][row].numpy(), expected, rtol=0, atol=1e-12)
-            told += j in LIARS
+            told += j in BYZANTINE
     assert told > 10
 
 
 def test_the_gradient_attack_pushes_all_answers_the_same_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """(answer - mean / 2) / std = 20 z + e: z common to liars, halves and askers, e new in each.
+    """(answer - mean / 2) / std = 20 z + e: z common to Byzantine nodes, halves and askers, e new in each.
 
     The mean square of 2000 differences of two e is 2 with a standard deviation of 2 sqrt(2 / 2000) = 0.063; it is off by
     0.5 in fewer than one of 1e12 cases, 1000 times over.
@@ -352,13 +352,13 @@ def test_the_gradient_attack_pushes_all_answers_the_same_way(monkeypatch: pytest
     place = room(nodes=14, dim=2000)
     found = judge(place, detector_of("mean"), monkeypatch, byzantine(place, GradientAttack()))
     pushes = []
-    for i in (i for i in range(14) if i not in LIARS):
+    for i in (i for i in range(14) if i not in BYZANTINE):
         answers = honest_answers(place, i)
         for half in (0, 1):
             honest = np.array([answer[half] for answer in answers])
             spread = np.sqrt(np.mean((honest - honest.mean(0)) ** 2))
             for row, j in enumerate(place.neighbours(i)):
-                if j in LIARS:
+                if j in BYZANTINE:
                     pushes.append((found.halves(i)[half][row].numpy() - honest.mean(0) / 2) / spread)
     assert len(pushes) > 20
     for place_of, push in enumerate(pushes):
@@ -368,20 +368,20 @@ def test_the_gradient_attack_pushes_all_answers_the_same_way(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("pruning", ["none", "all", "rule"])
-def test_liars_ask_only_if_they_act_on_the_answers(pruning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_byzantine_nodes_ask_only_if_they_act_on_the_answers(pruning: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     place = room(nodes=14, dim=5)
     found = judge(place, detector_of(), monkeypatch, byzantine(place, InnerProductManipulation(), pruning=pruning))
     asked_by = set(found.replies)
-    assert asked_by == (set(range(14)) if pruning == "rule" else set(range(14)) - set(LIARS))
-    for liar in LIARS:
-        assert bool(found.verdict.scores[liar].isnan().all()) == (pruning != "rule")
+    assert asked_by == (set(range(14)) if pruning == "rule" else set(range(14)) - set(BYZANTINE))
+    for attacker in BYZANTINE:
+        assert bool(found.verdict.scores[attacker].isnan().all()) == (pruning != "rule")
     network = found.snapshot.network
     assert isinstance(network, SimulatedAdversary)
     cut = place.hears & ~network.graph.hears
     for i in range(14):
         expected = {"none": torch.zeros(14, dtype=torch.bool), "all": place.hears[i], "rule": found.verdict.flagged[i]}
-        assert torch.equal(cut[i], expected[pruning] if i in LIARS else found.verdict.flagged[i])
-    good = [i for i in range(14) if i not in LIARS]
+        assert torch.equal(cut[i], expected[pruning] if i in BYZANTINE else found.verdict.flagged[i])
+    good = [i for i in range(14) if i not in BYZANTINE]
     reference = judge(place, detector_of(), monkeypatch, byzantine(place, InnerProductManipulation()))
     assert torch.equal(found.verdict.flagged[good], reference.verdict.flagged[good])
 
@@ -440,7 +440,7 @@ def test_cross_fitting_takes_the_noise_of_the_centre_out_of_the_scores() -> None
 
 
 def test_the_receivers_point_sees_what_the_senders_point_is_blind_to(tmp_path: Path) -> None:
-    """Scenario A with 80 % of the entries wrong; liars that run the rule end among themselves, at their own optimum."""
+    """Scenario A with 80 % of the entries wrong; attackers that run the rule end among themselves, at their own optimum."""
     words = ["profile=paper", "method=drsgd-bymi", "steps=301", "warm_up.steps=300", "warm_up.step_size=0.5"]
     words += [
         "attack.share=0.8",

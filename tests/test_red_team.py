@@ -69,7 +69,7 @@ def small(study: RedTeam, rows: list[str]) -> RedTeam:
 @pytest.mark.parametrize("row", ATTACKS)
 def test_every_row_can_be_built(row: str) -> None:
     trials = [trial for trial in build_red_team("red-team", seeds=1, only=["hardened"]).trials if trial.row == row]
-    scene = set_up_run(trials[0].spec.sheet)
+    scene = set_up_run(trials[0].spec.resolved)
     assert scene.plan.detections == [300, 375, 600, 900, 1200, 1500, 1800, 1970]
 
 

@@ -30,7 +30,7 @@ from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
 from bymi.runs import run_on_ranks as ranks
 from bymi.runs import runner
-from bymi.runs.resolved_spec import write_sheets
+from bymi.runs.resolved_spec import write_resolved_specs
 from tests.commands import TINY, bymi, only_line
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -132,14 +132,14 @@ def test_what_is_complete_is_read_from_a_folder_that_cannot_be_written_to(
     assert bymi("run", *TINY, "method=dsgd", "--out", tmp_path) == before
 
 
-def test_sheets_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resolved_specs_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="No such file or directory"):
-        write_sheets(tmp_path / "nowhere" / "sheets.json", [tiny().sheet])
+        write_resolved_specs(tmp_path / "nowhere" / "specs.json", [tiny().resolved])
     with pytest.raises(InputError, match="Is a directory"):
-        write_sheets(tmp_path, [tiny().sheet])
+        write_resolved_specs(tmp_path, [tiny().resolved])
     monkeypatch.setattr(os, "fsync", fail(FULL))
-    with pytest.raises(StorageError, match=r"sheets\.json: No space left on device"):
-        write_sheets(tmp_path / "sheets.json", [tiny().sheet])
+    with pytest.raises(StorageError, match=r"specs\.json: No space left on device"):
+        write_resolved_specs(tmp_path / "specs.json", [tiny().resolved])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -241,7 +241,7 @@ def test_a_million_nodes_say_what_they_need(words: list[str], tmp_path: Path, mo
 
 
 def bytes_of(*words: str) -> dict[str, int]:
-    return footprint.needs(load(None, ["method=dsgd", *words]).sheet)
+    return footprint.needs(load(None, ["method=dsgd", *words]).resolved)
 
 
 def test_the_estimate_counts_what_it_says() -> None:
@@ -277,9 +277,9 @@ def test_the_estimate_is_no_more_than_what_a_run_takes(words: list[str], tmp_pat
         "import sys; from pathlib import Path; from bymi.experiment import load; from bymi.runs import run\n"
         "from bymi.runs.memory_estimate import needs\n"
         "def peak(): return int(Path('/proc/self/status').read_text().split('VmHWM:')[1].split()[0]) * 1024\n"
-        "sheet = load(None, sys.argv[2:]).sheet\n"
-        "run(load(None, ['nodes=3', 'method=dsgd', 'steps=2', 'warm_up.steps=1']).sheet, Path(sys.argv[1]))  # imports\n"
-        "before = peak(); run(sheet, Path(sys.argv[1])); print(peak() - before, sum(needs(sheet).values()))"
+        "resolved = load(None, sys.argv[2:]).resolved\n"
+        "run(load(None, ['nodes=3', 'method=dsgd', 'steps=2', 'warm_up.steps=1']).resolved, Path(sys.argv[1]))  # imports\n"
+        "before = peak(); run(resolved, Path(sys.argv[1])); print(peak() - before, sum(needs(resolved).values()))"
     )
     command = [sys.executable, "-c", program, str(tmp_path), "method=dsgd", "steps=8", "warm_up.steps=2", *words]
     taken, told = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
@@ -289,32 +289,32 @@ def test_the_estimate_is_no_more_than_what_a_run_takes(words: list[str], tmp_pat
 
 @pytest.mark.parametrize("words", [["graph=complete"], ["nodes=1200", "graph=ring"], ["data=mnist", "attack=ipm", "nodes=100"]])
 def test_a_run_is_refused_just_when_memory_is_short(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    sheet, host = load(None, ["method=dsgd", *words]).sheet, Host(device="cpu")
-    total = sum(footprint.needs(sheet).values())
+    resolved, host = load(None, ["method=dsgd", *words]).resolved, Host(device="cpu")
+    total = sum(footprint.needs(resolved).values())
     for left, refused in ((total, False), (total - 1, True), (None, False)):
         monkeypatch.setattr(footprint, "available", lambda left=left: left)
         if refused:
             with pytest.raises(OutOfMemoryError):
-                footprint.check(sheet, host)
+                footprint.check(resolved, host)
         else:
-            footprint.check(sheet, host)
+            footprint.check(resolved, host)
 
 
 def test_ranks_need_their_part_of_data_and_models() -> None:
-    sheet = load(None, ["nodes=1000", "graph=ring", "method=dsgd"]).sheet
-    whole, part = footprint.needs(sheet), footprint.needs(sheet, ranks=4)
+    resolved = load(None, ["nodes=1000", "graph=ring", "method=dsgd"]).resolved
+    whole, part = footprint.needs(resolved), footprint.needs(resolved, ranks=4)
     assert part["models"] == whole["models"] // 4
     assert part["data"] == 8 * 100 * (250 * 31 + 3 * 128 * 30), "a quarter of the rows; as many are drawn at a time"
     assert part["graph"] == whole["graph"]
 
 
 def test_several_processes_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    sheets = [tiny(seed=seed).sheet for seed in range(3)]
-    total = sum(footprint.needs(sheets[0]).values())
+    specs = [tiny(seed=seed).resolved for seed in range(3)]
+    total = sum(footprint.needs(specs[0]).values())
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for left, jobs in ((100 * total, 8), (4 * total, 2), (total, 1), (None, 8)):
         monkeypatch.setattr(runner, "available", lambda left=left: left)
-        assert runner._usual_jobs(sheets, Host(device="cpu")) == jobs
+        assert runner._usual_jobs(specs, Host(device="cpu")) == jobs
 
 
 def test_one_run_that_is_too_large_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -394,6 +394,6 @@ def test_whole_runs_on_ranks_keep_the_code_of_their_error(tmp_path: Path, monkey
             return self.handed - 1
 
     monkeypatch.setattr(footprint, "available", lambda: 10**9)
-    sheets = [tiny().sheet, tiny("nodes=100000", "graph=complete").sheet]
-    results = ranks.run_apart(sheets, tmp_path, Alone())
+    specs = [tiny().resolved, tiny("nodes=100000", "graph=complete").resolved]
+    results = ranks.run_apart(specs, tmp_path, Alone())
     assert [type(result) for result in results] == [dict, OutOfMemoryError]

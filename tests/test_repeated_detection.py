@@ -23,7 +23,7 @@ KINDS = {
 
 
 def scene_of(*words: str) -> RunSetup:
-    return set_up_run(load(None, [*SMALL, *words]).sheet)
+    return set_up_run(load(None, [*SMALL, *words]).resolved)
 
 
 def rounds(scene: RunSetup) -> list[Snapshot]:
@@ -45,7 +45,7 @@ def test_flags_add_up_and_arcs_stay_cut(kind: str) -> None:
         # Whom a node has cut it does not hear: no score, and the word for an earlier flag.
         stays = scene.adversary.prune(before, torch.arange(30), one.step)
         assert bool(one.verdict.scores[stays].isnan().all())
-        assert bool((one.verdict.why[stays & flagged] != 0).all())
+        assert bool((one.verdict.reason[stays & flagged] != 0).all())
         if number:
             scored = ~one.verdict.scores.isnan()
             assert bool((scored <= scene.graph.hears & ~stays).all())
@@ -91,8 +91,8 @@ def test_whoever_wakes_up_later_is_found_later() -> None:
         scene = scene_of(*words, f"detection.every={every}")
         last = [one for one in rounds(scene) if one.phase == "detection"][-1]
         assert last.verdict is not None
-        liars = scene.byzantine
-        arcs = scene.graph.hears & liars & ~liars[:, None]
+        byzantine = scene.byzantine
+        arcs = scene.graph.hears & byzantine & ~byzantine[:, None]
         share = int((arcs & last.verdict.flagged).sum()) / int(arcs.sum())
         assert share < found if every == "off" else share > found
 

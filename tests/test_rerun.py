@@ -16,7 +16,7 @@ from bymi.distributed.host import Host
 from bymi.experiment import load, run, run_all, steps_to_do
 from bymi.runs import __main__ as runs_command
 from bymi.runs import run_folder as store
-from bymi.runs import runner, write_sheets
+from bymi.runs import runner, write_resolved_specs
 from tests.commands import bymi
 
 WORDS = ("profile=paper", "method=dsgd", "nodes=12", "steps=20", "data.dim=3", "data.samples=20", "record_every=5")
@@ -159,10 +159,10 @@ def test_the_command_runs_again(tmp_path: Path) -> None:
     assert (folder / "figures" / "gap.svg").exists()
 
 
-def test_so_does_the_one_for_sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_does_the_one_for_resolved_specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = first_run(tmp_path / "out")
-    write_sheets(tmp_path / "sheets.json", [SPEC.sheet])
-    words = ["bymi.runs", str(tmp_path / "sheets.json"), "--out", str(tmp_path / "out"), "--jobs", "1"]
+    write_resolved_specs(tmp_path / "specs.json", [SPEC.resolved])
+    words = ["bymi.runs", str(tmp_path / "specs.json"), "--out", str(tmp_path / "out"), "--jobs", "1"]
     for more, there in (([], True), (["--again"], False)):
         monkeypatch.setattr(sys, "argv", [*words, *more])
         assert runs_command.main() == 0
@@ -172,12 +172,12 @@ def test_so_does_the_one_for_sheets(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("apart", [False, True])
 def test_ranks_run_again(apart: bool, tmp_path: Path) -> None:
     folder = first_run(tmp_path / "out")
-    (tmp_path / "sheets.json").write_text(json.dumps([SPEC.sheet.values]))
+    (tmp_path / "specs.json").write_text(json.dumps([SPEC.resolved.values]))
     program = [
         sys.executable,
         "-m",
         "bymi.runs",
-        str(tmp_path / "sheets.json"),
+        str(tmp_path / "specs.json"),
         "--out",
         str(tmp_path / "out"),
         "--device",

@@ -41,9 +41,9 @@ def test_a_run_goes_on_to_its_end(name: str) -> None:
 def test_the_memory_of_a_run_is_needed(name: str) -> None:
     """Without flags or tracker later rounds come out otherwise: that they are equal above is no accident."""
     state, expected = state_at(name, 12), state_at(name, 13)
-    assert state.trail is not None
-    assert state.trail.rounds == 4, "since the detection before round 8"
-    assert [state_at(name, step).trail.rounds for step in (1, 5)] == [0, 0], "the warm-up leaves none"
+    assert state.history is not None
+    assert state.history.rounds == 4, "since the detection before round 8"
+    assert [state_at(name, step).history.rounds for step in (1, 5)] == [0, 0], "the warm-up leaves none"
     forgot = replace(state, flagged=torch.zeros(16, 16, dtype=torch.bool))
     assert not torch.equal(next(rounds_of(name, forgot)).theta, expected.theta)
     if name == "hardened, directed":
@@ -53,7 +53,7 @@ def test_the_memory_of_a_run_is_needed(name: str) -> None:
 
 def test_a_state_that_was_handed_over_is_left_alone() -> None:
     state = state_at("hardened", 9)
-    assert state.trail is not None
+    assert state.history is not None
     before = state.copy()
     for snapshot in rounds_of("hardened", state):
         if snapshot.phase == "detection":

@@ -20,7 +20,7 @@ def verdict(why: Tensor) -> Verdict:
 
 @pytest.mark.parametrize("name", REASONS)
 def test_only_deeds_of_those_listened_to_count(name: str) -> None:
-    """Three receivers: 1 of 20 is not more than 5 %, 2 of 20 are, and so is 1 of 19 where the other liar had no weight."""
+    """Three receivers: 1 of 20 is not more than 5 %, 2 of 20 are, and so is 1 of 19 where the other attacker had no weight."""
     why = torch.zeros(3, 20)
     used = torch.ones(3, 20, dtype=torch.bool)
     why[0, 3] = why[1, 3] = why[1, 4] = why[2, 3] = why[2, 4] = REASONS.index(name)
@@ -42,7 +42,7 @@ def test_late_poison_is_undone_at_the_last_detection(start: int) -> None:
             **{"warm_up": {"steps": 20}, "watch": {"every": 40}, "graph": "complete"},
         }
     )
-    scene = set_up_run(spec.sheet)
+    scene = set_up_run(spec.resolved)
     good = ~scene.byzantine
     detections = [s for s in simulate(scene.problem, scene.graph, scene.plan, scene.adversary) if s.verdict is not None]
     assert [s.step for s in detections] == [20, 30, 60, 100, 116]

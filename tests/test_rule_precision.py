@@ -1,4 +1,4 @@
-"""Rules decide rightly where rounding is a danger: vectors that agree to seven digits, and liars that are far away."""
+"""Rules decide rightly where rounding is a danger: vectors that agree to seven digits, and attackers that are far away."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.reference.rules import TRANSCRIPTIONS, Node
 
 OFFSET, SPREAD = 1e4, 1e-3
 DRAWS = 40
-FOLLOWERS = {"average", "mean"}  # any liar moves them, so that they have no decision to get wrong
+FOLLOWERS = {"average", "mean"}  # any Byzantine node moves them, so that they have no decision to get wrong
 SETTINGS: dict[str, dict[str, Any]] = {
     "balance": {"gamma": 1.4 * SPREAD / OFFSET},  # about as wide as the neighbours are apart
     "geometric-median": {"iterations": 2000, "tolerance": 1e-15},  # until it stands still, as its transcription does
@@ -116,7 +116,7 @@ def test_single_precision_decides_like_double(name: str, circumstance: Any) -> N
 
 @pytest.mark.parametrize("circumstance", [far, almost_absurd])
 @pytest.mark.parametrize("name", ["ubar", "ios", "balance"])
-def test_a_far_liar_gets_no_weight(name: str, circumstance: Any) -> None:
+def test_a_far_attacker_gets_no_weight(name: str, circumstance: Any) -> None:
     """It is heard, and there is room in every quota to do without it."""
     for seed in range(DRAWS):
         for lone in (circumstance(near_consensus(seed), seed), rounded(circumstance(near_consensus(seed), seed))):

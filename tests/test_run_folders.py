@@ -30,7 +30,7 @@ DETECTION_KEYS = (
         "fused",
         "detections",
         "exiled",
-        "guarded",
+        "guard_acted",
         "detection_seconds",
     ),
 )
@@ -172,7 +172,7 @@ def test_metrics_do_not_depend_on_the_number_of_processes(sweep: Sweep, place: i
 
 
 def test_the_minimiser_is_the_same_bit_by_bit_wherever_it_lies_in_memory() -> None:
-    scene = set_up_run(tiny(seed=1).sheet)
+    scene = set_up_run(tiny(seed=1).resolved)
     honest = (~scene.byzantine).nonzero().flatten()
     first, kept = scene.problem.minimiser(honest), []
     for turn in range(300):
@@ -188,7 +188,7 @@ def test_another_seed_gives_other_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attack", ["covariate", "gradient", "ipm", "silent", "nan"])
 def test_another_attack_leaves_roles_graph_and_honest_data_alone(attack: str) -> None:
-    before, after = set_up_run(tiny().sheet), set_up_run(tiny(f"attack={attack}").sheet)
+    before, after = set_up_run(tiny().resolved), set_up_run(tiny(f"attack={attack}").resolved)
     honest = ~before.byzantine
     assert torch.equal(before.byzantine, after.byzantine)
     assert torch.equal(before.graph.hears, after.graph.hears)
@@ -200,7 +200,7 @@ def test_another_attack_leaves_roles_graph_and_honest_data_alone(attack: str) ->
 
 
 def test_another_seed_changes_roles_graph_and_data() -> None:
-    before, after = set_up_run(tiny().sheet), set_up_run(tiny(seed=1).sheet)
+    before, after = set_up_run(tiny().resolved), set_up_run(tiny(seed=1).resolved)
     assert not torch.equal(before.byzantine, after.byzantine)
     assert not torch.equal(before.graph.hears, after.graph.hears)
     assert not torch.equal(before.problem.features, after.problem.features)

@@ -48,10 +48,10 @@ def both_ways(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     for start, kind in ((1000, MatrixGraph), (nodes, ListGraph)):
         monkeypatch.setattr(sparse, "LISTS_FROM", start)
         monkeypatch.setattr(sparse, "_SHORT", 1)
-        sheet = spec.sheet
-        assert isinstance(set_up_run(sheet).graph, kind)
+        resolved = spec.resolved
+        assert isinstance(set_up_run(resolved).graph, kind)
         out = tmp_path / kind.__name__
-        summary = run(sheet, out)
+        summary = run(resolved, out)
         (folder,) = out.iterdir()
         results.append((summary, read_json(folder / "verdict.json"), (folder / "metrics.jsonl").read_text()))
     return results
@@ -66,8 +66,8 @@ def test_a_run_by_lists_is_the_run_by_matrices(case: str, tmp_path: Path, monkey
         assert alike(value, short[key]), key
     assert told["byzantine"] == verdict["byzantine"]
     for one, two in zip(verdict["receivers"], told["receivers"], strict=True):
-        assert {key: one[key] for key in ("neighbours", "flagged", "why")} == {
-            key: two[key] for key in ("neighbours", "flagged", "why")
+        assert {key: one[key] for key in ("neighbours", "flagged", "reasons")} == {
+            key: two[key] for key in ("neighbours", "flagged", "reasons")
         }
         scores = [[torch.nan if score is None else score for score in each["scores"]] for each in (one, two)]
         assert scores[1] == pytest.approx(scores[0], rel=1e-6, abs=1e-8, nan_ok=True)
@@ -130,8 +130,8 @@ def test_a_regular_graph_of_few_nodes() -> None:
 def test_two_thousand_nodes(keys: list[str], tmp_path: Path) -> None:
     """verdict.json grows with the edges."""
     shape = ["nodes=2000", "graph=erdos-renyi:p=0.01", "data.dim=10", "data.samples=40", "steps=12", "warm_up.steps=6"]
-    sheet = load(None, ["method=drsgd-bymi", "attack=sign-flip", *shape, *keys]).sheet
-    summary = run(sheet, tmp_path)
+    resolved = load(None, ["method=drsgd-bymi", "attack=sign-flip", *shape, *keys]).resolved
+    summary = run(resolved, tmp_path)
     assert summary["outcome"] in ("finished", "isolated", "infiltrated")
     assert summary["found"] > 0.5
     (folder,) = tmp_path.iterdir()
@@ -151,7 +151,7 @@ def test_the_page_shows_the_figures_measured() -> None:
 
 def test_the_tracker_is_not_attacked_where_none_is_sent() -> None:
     keys = ["method=drsgd-bymi", "nodes=2500", "graph=ring", "attack=y-poison", "data.dim=2", "data.samples=8"]
-    sheet = load(None, keys).sheet
+    resolved = load(None, keys).resolved
     with pytest.raises(InputError, match="premix_rounds"):
-        set_up_run(sheet)
-    set_up_run(load(None, [*keys, "optimisation.premix_rounds=3"]).sheet)
+        set_up_run(resolved)
+    set_up_run(load(None, [*keys, "optimisation.premix_rounds=3"]).resolved)

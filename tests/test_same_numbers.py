@@ -13,7 +13,7 @@ import pytest
 
 from bymi.aggregation import RULES
 from bymi.experiment import Spec, load
-from bymi.runs import run_all, write_sheets
+from bymi.runs import run_all, write_resolved_specs
 from bymi.runs.run_folder import METRICS, SUMMARY, VERDICT, folder_of, read_json, read_rows
 
 SIZES = (1, 2, 4)
@@ -101,21 +101,21 @@ def image_specs() -> dict[str, Spec]:
 def runs(specs: dict[str, Spec], image_specs: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all specs, from one process and from each number of ranks."""
     place = tmp_path_factory.mktemp("ranks")
-    sheets = [spec.sheet for spec in (*specs.values(), *image_specs.values())]
-    write_sheets(place / "sheets.json", sheets)
+    specs = [spec.resolved for spec in (*specs.values(), *image_specs.values())]
+    write_resolved_specs(place / "specs.json", specs)
     jobs: list[dict[str, Any]] = [
-        {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size))} for size in SIZES
+        {"size": size, "specs": str(place / "specs.json"), "out": str(place / str(size))} for size in SIZES
     ]
-    jobs.append({"size": 2, "sheets": str(place / "sheets.json"), "out": str(place / "apart"), "apart": True})
-    write_sheets(place / "ring.json", [specs["ring"].sheet])
-    jobs.append({"size": 2, "sheets": str(place / "ring.json"), "out": str(place / "ring")})
+    jobs.append({"size": 2, "specs": str(place / "specs.json"), "out": str(place / "apart"), "apart": True})
+    write_resolved_specs(place / "ring.json", [specs["ring"].resolved])
+    jobs.append({"size": 2, "specs": str(place / "ring.json"), "out": str(place / "ring")})
     for name in SLICED:
-        write_sheets(place / f"{name}.json", [specs[name].sheet])
-        jobs.append({"size": 4, "sheets": str(place / f"{name}.json"), "out": str(place / name)})
+        write_resolved_specs(place / f"{name}.json", [specs[name].resolved])
+        jobs.append({"size": 4, "specs": str(place / f"{name}.json"), "out": str(place / name)})
     done = launch(jobs, 480)
     codes = [json.loads(line).get("code", 0) for line in done.stdout.splitlines()]
     assert not any(codes), done.stderr[-3000:]
-    assert all(isinstance(result, dict) for result in run_all(sheets, place / "alone", jobs=1))
+    assert all(isinstance(result, dict) for result in run_all(specs, place / "alone", jobs=1))
     return place
 
 

@@ -153,20 +153,20 @@ def test_rows_that_not_all_can_use_travel_whole(name: str, wild: float) -> None:
 
 def test_when_there_are_no_slices() -> None:
     """Two shards, a graph on which few rows cross, lies on the wire, two faces: rows."""
-    vectors, liars = vectors_of(402), torch.arange(NODES) < 3
+    vectors, byzantine = vectors_of(402), torch.arange(NODES) < 3
     use = rule_use("average", vectors)
     for spread in (
         spread_of(DENSE, shards=2),
         spread_of(Ring().draw(NODES)),
-        spread_of(DENSE, adversary=Adversary(liars, ATTACKS["silent"]())),
-        spread_of(DENSE, adversary=Adversary(liars, ATTACKS["gaussian"](), level="message")),
-        spread_of(DENSE, adversary=Adversary(liars, ATTACKS["alie"](), faces="two")),
-        spread_of(DENSE, adversary=Adversary(liars, ATTACKS["dissensus"]())),
+        spread_of(DENSE, adversary=Adversary(byzantine, ATTACKS["silent"]())),
+        spread_of(DENSE, adversary=Adversary(byzantine, ATTACKS["gaussian"](), level="message")),
+        spread_of(DENSE, adversary=Adversary(byzantine, ATTACKS["alie"](), faces="two")),
+        spread_of(DENSE, adversary=Adversary(byzantine, ATTACKS["dissensus"]())),
     ):
         _, inboxes = by_shards(spread, vectors, use)
         assert not any(isinstance(inbox, ShardedDenseInbox) for inbox in inboxes)
     # A lie about another topic of the same exchange, too: their inboxes are made alike.
-    poison = Adversary(liars, ATTACKS["y-poison"]())
+    poison = Adversary(byzantine, ATTACKS["y-poison"]())
     assert isinstance(by_shards(spread_of(DENSE, adversary=poison), vectors, use)[1][0], ShardedDenseInbox)
     assert not isinstance(
         by_shards(spread_of(DENSE, adversary=poison), vectors, use, {TRACKER: vectors})[1][0], ShardedDenseInbox
@@ -186,10 +186,10 @@ def test_rows_that_cross_shards_decide() -> None:
 
 @pytest.mark.parametrize("profile", ["paper", "hardened"])
 def test_the_hardened_profile_has_whole_messages(profile: str) -> None:
-    """It keeps trails of them. The published one has slices in warm-up and, over the pruned graph, in the optimisation."""
+    """It keeps histories of them. The published one has slices in warm-up and, over the pruned graph, in the optimisation."""
     words = ["method=drsgd-bymi", "nodes=12", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=24", "attack=ipm"]
     (spec,) = load(None, [*words, "data.dim=100", f"profile={profile}"], 0).expand()
-    scene = set_up_run(spec.sheet)
+    scene = set_up_run(spec.resolved)
     assert isinstance(scene.graph, MatrixGraph)
     rounds = sharded_run(scene.problem, scene.graph, scene.adversary, shards=SHARDS).walk(scene.plan)
     for whole, parts in zip(simulate(scene.problem, scene.graph, scene.plan, scene.adversary), rounds, strict=True):

@@ -22,7 +22,7 @@ from bymi.distributed.group import Group
 from bymi.distributed.sharded_list_inbox import ShardedListInbox
 from bymi.distributed.sharded_run import ShardedRun, default_layout
 from bymi.experiment import Spec, load
-from bymi.runs import run_all, write_sheets
+from bymi.runs import run_all, write_resolved_specs
 from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run, simulate
@@ -101,27 +101,27 @@ def specs() -> dict[str, Spec]:
 def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all specs, from one process and from each number of ranks, and of one that was broken off."""
     place = tmp_path_factory.mktemp("staying")
-    sheets = [spec.sheet for spec in specs.values()]
-    write_sheets(place / "sheets.json", sheets)
-    write_sheets(place / "watched.json", [drawn(WATCHED).sheet])
-    write_sheets(place / "large.json", [load(None, LARGE).sheet])
-    write_sheets(place / "short.json", [load(None, [*LARGE, "method=rule", "steps=2"]).sheet])
+    specs = [spec.resolved for spec in specs.values()]
+    write_resolved_specs(place / "specs.json", specs)
+    write_resolved_specs(place / "watched.json", [drawn(WATCHED).resolved])
+    write_resolved_specs(place / "large.json", [load(None, LARGE).resolved])
+    write_resolved_specs(place / "short.json", [load(None, [*LARGE, "method=rule", "steps=2"]).resolved])
     how = {"lists": True, "set": ALWAYS}
     jobs: list[dict[str, Any]] = [
-        {"size": size, "sheets": str(place / "sheets.json"), "out": str(place / str(size)), **how} for size in SIZES
+        {"size": size, "specs": str(place / "specs.json"), "out": str(place / str(size)), **how} for size in SIZES
     ]
-    watched = {"sheets": str(place / "watched.json"), "every": 3, "said": str(place / "said"), **how}
+    watched = {"specs": str(place / "watched.json"), "every": 3, "said": str(place / "said"), **how}
     jobs.append({**watched, "size": 2, "out": str(place / "whole"), "every": 0})
     jobs.append({**watched, "size": 4, "out": str(place / "broken"), "breaks": ["killed", 3, "mixtures", 37]})
     # Three ranks hold one, one and two shards.
     some = {**how, "set": {**ALWAYS, "bymi.distributed.list_shards._NUMBERS": 500}}
     jobs.append({**watched, **some, "size": 3, "out": str(place / "broken")})
     (images,) = load("digits", IMAGES, 0).expand()
-    write_sheets(place / "images.json", [images.sheet])
+    write_resolved_specs(place / "images.json", [images.resolved])
     jobs += [
         {
             "size": size,
-            "sheets": str(place / "images.json"),
+            "specs": str(place / "images.json"),
             "out": str(place / f"images {way} {size}"),
             "lists": True,
             "set": values,
@@ -129,11 +129,11 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
         for size in (2, 3)
         for way, values in (("rows", {}), ("strips", ALWAYS))
     ]
-    large = {"size": 8, "sheets": str(place / "large.json"), "lists": True, "largest": True}
+    large = {"size": 8, "specs": str(place / "large.json"), "lists": True, "largest": True}
     little = {f"bymi.{name}._NUMBERS": SIZE // 16 for name in BUFFERS}
     little.update({"bymi.runs.convergence_theory.LARGEST": 16, "bymi.runs.evaluators.LARGEST": 16})
     jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
-    jobs.append({**large, "sheets": str(place / "short.json"), "out": str(place / "rows"), "set": little})
+    jobs.append({**large, "specs": str(place / "short.json"), "out": str(place / "rows"), "set": little})
     done = launch(jobs)
     codes: dict[int, list[int]] = {}
     for line in map(json.loads, done.stdout.splitlines()):
@@ -141,7 +141,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
             codes.setdefault(line["job"], []).append(line["code"])
     assert len(codes) == len(jobs), done.stderr[-3000:]
     assert all(any(some) == (job == len(SIZES) + 1) for job, some in codes.items()), done.stderr[-3000:]
-    assert all(isinstance(result, dict) for result in run_all(sheets, place / "alone", jobs=1))
+    assert all(isinstance(result, dict) for result in run_all(specs, place / "alone", jobs=1))
     return place
 
 
@@ -194,7 +194,7 @@ def test_no_rank_ever_has_all_rows(runs: Path) -> None:
 
 def test_what_travels_is_what_the_docs_say(runs: Path) -> None:
     """Bytes of all ranks in four rounds and two detections."""
-    scene, ranks = set_up_run(load(None, LARGE).sheet), 8
+    scene, ranks = set_up_run(load(None, LARGE).resolved), 8
     names = [json.loads((runs / "strips" / f"traffic-{rank}.json").read_text()) for rank in range(ranks)]
     sent = {
         name: sum(entry[name]["bytes"] for entry in names)
@@ -215,12 +215,12 @@ def test_what_travels_is_what_the_docs_say(runs: Path) -> None:
 
 def test_a_run_that_was_broken_off_goes_on_over_another_number_of_ranks(runs: Path) -> None:
     """Trails are kept with those who left them, whoever these are with."""
-    whole, again = (folder_of(runs / place, drawn(WATCHED).sheet) for place in ("whole", "broken"))
+    whole, again = (folder_of(runs / place, drawn(WATCHED).resolved) for place in ("whole", "broken"))
     assert (whole / METRICS).read_bytes() == (again / METRICS).read_bytes()
     assert read_json(whole / VERDICT) == read_json(again / VERDICT)
     sent = json.loads((runs / "broken" / "traffic-0.json").read_text())
     assert sent["lengths"]["calls"] < 24 - 6, (runs / "said").read_text()
-    assert not checkpoints_of(runs / "broken", drawn(WATCHED).sheet).exists()
+    assert not checkpoints_of(runs / "broken", drawn(WATCHED).resolved).exists()
 
 
 # Inside one process
@@ -234,7 +234,7 @@ def spread_over(scene: RunSetup, shards: int) -> ShardedRun:
 def test_inboxes_have_no_rows(name: str, staying: None, specs: dict[str, Spec]) -> None:
     """Of anything that was sent, with lies or without."""
     seen = 0
-    for parts in spread_over(set_up_run(specs[name].sheet), 3).walk(set_up_run(specs[name].sheet).plan):
+    for parts in spread_over(set_up_run(specs[name].resolved), 3).walk(set_up_run(specs[name].resolved).plan):
         for part in parts:
             if part.phase != "detection":
                 assert isinstance(part.inbox, ShardedListInbox)
@@ -246,7 +246,7 @@ def test_inboxes_have_no_rows(name: str, staying: None, specs: dict[str, Spec]) 
 def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
     name: str, staying: None, specs: dict[str, Spec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = set_up_run(specs[name].sheet)
+    scene = set_up_run(specs[name].resolved)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     for module in (inquiry, strips):
         monkeypatch.setattr(module, "_NUMBERS", 200)
@@ -256,14 +256,14 @@ def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
         for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
             torch.testing.assert_close(torch.cat([part.theta for part in parts]), whole.theta[order], rtol=1e-9, atol=1e-12)
             if whole.verdict is not None:
-                why = torch.cat([part.verdict.why for part in parts if part.verdict is not None])
-                assert torch.equal(why, whole.verdict.why[order])
+                why = torch.cat([part.verdict.reason for part in parts if part.verdict is not None])
+                assert torch.equal(why, whole.verdict.reason[order])
 
 
 @pytest.mark.parametrize("rule", ["balance", "ios", "trimmed-mean", "ubar"])
 def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "_FEW", 1)
-    scene = set_up_run(drawn(["nodes=24", "graph=ring", "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).sheet)
+    scene = set_up_run(drawn(["nodes=24", "graph=ring", "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).resolved)
     spread = spread_over(scene, 24)
     assert spread.router.stays(PARAMETERS)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
@@ -274,20 +274,20 @@ def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: No
 
 def test_trails_are_those_of_one_process(staying: None) -> None:
     """A far message is taken at the length at which all of its receivers used it."""
-    scene = set_up_run(drawn([*CASES["far off"], "watch.every=4", "steps=9"]).sheet)
-    trails: dict[int, UpdateHistory] = {}
+    scene = set_up_run(drawn([*CASES["far off"], "watch.every=4", "steps=9"]).resolved)
+    histories: dict[int, UpdateHistory] = {}
     for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
-        if snapshot.state is not None and snapshot.state.trail is not None and snapshot.state.trail.rounds:
-            trails[snapshot.step] = snapshot.state.trail.copy()
+        if snapshot.state is not None and snapshot.state.history is not None and snapshot.state.history.rounds:
+            histories[snapshot.step] = snapshot.state.history.copy()
     spread, compared = spread_over(scene, 5), 0
     for parts in spread.walk(scene.plan):
         for part, network in zip(parts, spread.networks, strict=True):
-            trail, whole = part.state.trail if part.state is not None else None, trails.get(part.step)
-            if trail is None or whole is None or not trail.rounds:
+            history, whole = part.state.history if part.state is not None else None, histories.get(part.step)
+            if history is None or whole is None or not history.rounds:
                 continue
             for name in ("messages", "times", "own", "refused"):
                 expected = getattr(whole, name)[network.nodes]
-                torch.testing.assert_close(getattr(trail, name), expected, rtol=1e-10, atol=1e-10)
+                torch.testing.assert_close(getattr(history, name), expected, rtol=1e-10, atol=1e-10)
             compared += 1
     assert compared > 5
 
@@ -303,7 +303,7 @@ def test_deeds_come_with_answers_in_one_process_as_well() -> None:
 
 @pytest.mark.parametrize("name", MOVED)
 def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None:
-    scene = set_up_run(drawn(MOVED[name]).sheet)
+    scene = set_up_run(drawn(MOVED[name]).resolved)
     assert not spread_over(scene, 4).router.stays(PARAMETERS)
     without = sharded_run(scene.problem, scene.graph, None, shards=4)
     assert without.router.stays(PARAMETERS)
@@ -327,4 +327,4 @@ def test_rows_stay_where_many_long_ones_would_have_to_come(
     monkeypatch.setattr(sparse, "_SHORT", 0)
     monkeypatch.setattr(router, "LONG", 1000)
     monkeypatch.setattr(router, "_MANY", MANY)
-    assert spread_over(set_up_run(drawn([*words, "method=dsgd"]).sheet), shards).router.stays(PARAMETERS) is stays
+    assert spread_over(set_up_run(drawn([*words, "method=dsgd"]).resolved), shards).router.stays(PARAMETERS) is stays

@@ -27,7 +27,7 @@ VECTORS = stream(4, "vectors").normal(SIZE, DIM) + 3.0
 
 
 def told_each(step: int = 0) -> Inbox:
-    """A round in which liars tell each receiver something else: more messages for one than for all."""
+    """A round in which Byzantine nodes tell each receiver something else: more messages for one than for all."""
     adversary = Adversary(MEMBERS, Dissensus())
     (inbox,) = local_network(GRAPH, adversary).exchange(step, {PARAMETERS: VECTORS})
     assert isinstance(inbox.lists, PerArcLists)

@@ -359,15 +359,15 @@ def test_defaults_are_those_of_the_plan() -> None:
     spec = load(None, ["profile=paper", "method=drsgd-bymi", "nodes=20"])
     # The profile cools down, and its scene needs a wider BALANCE than the default; all else is the same in both places.
     warm_up = replace(WarmUp(), rule=BALANCE(gamma=1.0), cool_down=0.4)
-    assert set_up_run(spec.sheet).plan == Plan(3000, 300, warm_up, Detector(), Optimisation(), identification=50, seed=0)
-    assert Plan(3000, 300, detector=Detector()) == replace(set_up_run(spec.sheet).plan, warm_up=WarmUp())
-    hardened = set_up_run(load(None, ["method=drsgd-bymi", "nodes=20"]).sheet).plan
+    assert set_up_run(spec.resolved).plan == Plan(3000, 300, warm_up, Detector(), Optimisation(), identification=50, seed=0)
+    assert Plan(3000, 300, detector=Detector()) == replace(set_up_run(spec.resolved).plan, warm_up=WarmUp())
+    hardened = set_up_run(load(None, ["method=drsgd-bymi", "nodes=20"]).resolved).plan
     assert hardened.detector is not None
     assert hardened.detector.panel == detection.Panel()
     assert hardened.watch == detection.Watch()
 
 
 def test_a_method_without_detection_has_a_plan_without_detector() -> None:
-    plans = [set_up_run(spec.sheet).plan for spec in load(None, ["profile=paper", "nodes=20", "warm_up.rule=ios"]).expand()]
+    plans = [set_up_run(spec.resolved).plan for spec in load(None, ["profile=paper", "nodes=20", "warm_up.rule=ios"]).expand()]
     assert [plan.detector for plan in plans] == [None, None, Detector()]
     assert [plan.warm_up.rule for plan in plans] == [RULES["average"](), RULES["ios"](), RULES["ios"]()]

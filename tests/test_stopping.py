@@ -31,7 +31,7 @@ KINDS = {
 
 
 def rounds(words: list[str], stop: Stop | None) -> tuple[Plan, list[Snapshot]]:
-    scene = set_up_run(load(None, [*SMALL, *words]).sheet)
+    scene = set_up_run(load(None, [*SMALL, *words]).resolved)
     plan = replace(scene.plan, stop=stop)
     return plan, list(simulate(scene.problem, scene.graph, plan, scene.adversary))
 
@@ -43,7 +43,7 @@ def test_a_run_ends_where_most_nodes_rest(kind: str, on: Any) -> None:
     plan, whole = rounds(KINDS[kind], None)
     first = plan.stop_from
     assert first == (0 if kind == "rule" else 20)
-    start = set_up_run(load(None, [*SMALL, *KINDS[kind]]).sheet).problem.initial(torch.arange(20))
+    start = set_up_run(load(None, [*SMALL, *KINDS[kind]]).resolved).problem.initial(torch.arange(20))
     by_step = {0: start.numpy()} | {one.step: one.theta.numpy() for one in whole if one.phase != "detection"}
     thetas = [by_step[step] for step in range(first, 121)]
     if kind == "rule":
@@ -88,7 +88,7 @@ def test_the_estimate_is_the_gradient_norm() -> None:
 @pytest.mark.parametrize("count", [9, 10, 11, 20])
 def test_a_minority_neither_ends_a_run_nor_keeps_it_going(count: int) -> None:
     """Whatever 9 of 20 nodes do, the other 11 decide: as many as `count` are at rest, others run about."""
-    scene = set_up_run(load(None, [*SMALL, "method=dsgd", "byzantine_ratio=0.0", "attack=zero"]).sheet)
+    scene = set_up_run(load(None, [*SMALL, "method=dsgd", "byzantine_ratio=0.0", "attack=zero"]).resolved)
 
     class Problem:
         dim, samples = scene.problem.dim, scene.problem.samples
@@ -110,7 +110,7 @@ def test_a_minority_neither_ends_a_run_nor_keeps_it_going(count: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_shards_end_together(kind: str) -> None:
-    scene = set_up_run(load(None, [*SMALL, *KINDS[kind]]).sheet)
+    scene = set_up_run(load(None, [*SMALL, *KINDS[kind]]).resolved)
     plan = replace(scene.plan, stop=Stop(0.2, "movement", 10))
     alone = list(simulate(scene.problem, scene.graph, plan, scene.adversary))
     spread = list(sharded_run(scene.problem, scene.graph, scene.adversary, shards=4).walk(plan))
@@ -120,7 +120,7 @@ def test_shards_end_together(kind: str) -> None:
 
 
 def test_there_is_nothing_after_the_end() -> None:
-    scene = set_up_run(load(None, [*SMALL, *KINDS["paper"], "stop.tolerance=1.0", "stop.on=movement"]).sheet)
+    scene = set_up_run(load(None, [*SMALL, *KINDS["paper"], "stop.tolerance=1.0", "stop.on=movement"]).resolved)
     last = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))[-1]
     assert last.state is not None
     assert (last.step, last.state.stopped) == (70, True)
@@ -142,7 +142,7 @@ def test_the_folder_of_a_run_that_was_ended(checkpoint_every: int | None, tmp_pa
 
 def test_settings() -> None:
     assert load(None, ["stop=off"]).stop is None
-    assert load(None, ["stop.tolerance=0.1"]).sheet["stop"] == {"on": "gradient", "tolerance": 0.1, "patience": 50}
+    assert load(None, ["stop.tolerance=0.1"]).resolved["stop"] == {"on": "gradient", "tolerance": 0.1, "patience": 50}
     for words, message in {
         "stop.patience=3": "stop.tolerance: missing",
         "stop.tolerance=0": "stop.tolerance: got 0, allowed: greater than 0",

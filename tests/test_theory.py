@@ -197,7 +197,7 @@ def test_a_run_tells_its_theory(words: list[str], tmp_path: Path) -> None:
     assert set(SUMMARY_KEYS) <= set(summary)
     theory = summary["theory"]
     assert tuple(theory) == THEORY_KEYS
-    scene = set_up_run(spec.sheet)
+    scene = set_up_run(spec.resolved)
     honest = (~scene.byzantine).nonzero().flatten()
     smoothness, sigma, zeta, theta = slow.loss_constants(
         scene.problem.features[honest].numpy(),  # type: ignore[attr-defined]

@@ -89,7 +89,7 @@ def test_a_run_has_a_folder_metrics_a_verdict_and_a_model(profile: str, tmp_path
     assert run.summary["steps_done"] == 8
     assert [row["step"] for row in run.metrics if row["phase"] != "detection"] == [2, 4, 6, 8]
     assert run.verdict is not None
-    assert {tuple(row) for row in run.verdict} <= {("receiver", "sender", "why", "score", "threshold")}
+    assert {tuple(row) for row in run.verdict} <= {("receiver", "sender", "reason", "score", "threshold")}
     stored = json.loads((run.folder / "verdict.json").read_text())
     assert stored["byzantine"] == [0, 7]
     assert {(row["receiver"], row["sender"]) for row in run.verdict} == {

@@ -1,4 +1,4 @@
-"""Deeds, trail, fuse and record against their transcriptions."""
+"""Update tests, update history, clipping and record against their transcriptions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def centre_by(name: str) -> tuple[SetRule, by_definition.Centre]:
     return MEDIAN, lambda points: centre_of(list(points), "geometric-median", SETTINGS)
 
 
-def trails(count: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def histories(count: int, dim: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Deeds and claims: honest nodes stand off by minus their gradient and some noise; the first rows do as they like."""
     random = np.random.default_rng(seed)
     claims = random.standard_normal((count, dim))
@@ -54,7 +54,7 @@ def test_drift(name: str, seed: int) -> None:
     """Rows of different number in one batch, one of them flagged before."""
     rule, centre = centre_by(name)
     counts, size, dim = (17, 24, 31), 33, 5 + seed
-    rooms = [trails(count, dim, seed + count)[0] for count in counts]
+    rooms = [histories(count, dim, seed + count)[0] for count in counts]
     gram = torch.zeros(len(counts), size, size, dtype=torch.float64)
     valid = torch.zeros(len(counts), size, dtype=torch.bool)
     for place, deeds in enumerate(rooms):
@@ -80,7 +80,7 @@ def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
     """Products of deeds and of claims may be about different origins."""
     rule, centre = centre_by(name)
     count, dim = 26, 40  # more dimensions than rows, so that the weights of a centre can be told from it
-    deeds, claims = trails(count, dim, seed)
+    deeds, claims = histories(count, dim, seed)
     q, g = torch.from_numpy(deeds - deeds[5])[None], torch.from_numpy(claims - claims[9])[None]
     valid = torch.ones(1, count, dtype=torch.bool)
     judged = valid.clone()
@@ -100,7 +100,7 @@ def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
     assert (2 in found_in(found)[0]) is not noisy
 
 
-# The trail
+# The update history
 
 
 def test_trail() -> None:
@@ -112,7 +112,7 @@ def test_trail() -> None:
     def tamper(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, Tensor | None]:
         return {lost[step]: None} if step in lost else {}
 
-    network, trail = Tampering(graph, tamper), UpdateHistory()
+    network, history = Tampering(graph, tamper), UpdateHistory()
     thetas, rates = stream(1, "theta").normal(7, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.3]
     thetas[:, 8] += 20.0  # too far for all
     walked, shortened = [by_definition.Walked(4) for _ in range(9)], 0
@@ -123,7 +123,7 @@ def test_trail() -> None:
         share, _ = shorten(inbox, 3.0)
         far_out = torch.zeros(9, 9, dtype=torch.bool)
         far_out[2, 8] = step == 4
-        trail.see(inbox, rate, share, far_out & graph.hears)
+        history.see(inbox, rate, share, far_out & graph.hears)
         for node in range(9):
             listeners = graph.hears[:, node].nonzero().flatten().tolist()
             heard = int(inbox.heard[:, node].sum())
@@ -133,9 +133,9 @@ def test_trail() -> None:
             near = [away[listener] <= 3 * sorted(away)[4] for listener in listeners]
             own = [theta[listener].numpy() for listener in listeners]
             walked[node].add(theta[node].numpy(), rate, own, left, heard, near)
-    got, counted = trail.vectors(), [step for step in range(7) if rates[step] > 0]
+    got, counted = history.vectors(), [step for step in range(7) if rates[step] > 0]
     assert got.dtype == torch.float64
-    assert trail.rounds == len(counted) == 6
+    assert history.rounds == len(counted) == 6
     assert walked[3].times < 6
     assert shortened > 7
     for node in range(9):
@@ -144,13 +144,13 @@ def test_trail() -> None:
             mean = walked[node].total / walked[node].times
             np.testing.assert_allclose(got[node].numpy(), mean * len(counted) / sum(rates), rtol=1e-12)
         assert torch.allclose(got[9 + node], own, rtol=1e-12)
-    assert trail.refused is not None
+    assert history.refused is not None
     expected = torch.zeros(9, 9, dtype=torch.int32)
     expected[:, 4], expected[:, 7] = 2, 1
     expected[2, 8] = 1
     expected[graph.hears[:, 1].nonzero().flatten()[:1], 1] += 1
     expected[graph.hears[:, 3].nonzero().flatten()[:-1], 3] += 1
-    assert torch.equal(trail.refused, torch.where(graph.hears, expected, 0))
+    assert torch.equal(history.refused, torch.where(graph.hears, expected, 0))
 
 
 def unheard_by(expected: Tensor, counts: dict[int, int]) -> Tensor:
@@ -162,24 +162,24 @@ def unheard_by(expected: Tensor, counts: dict[int, int]) -> Tensor:
 
 
 def test_a_far_message_does_not_pay_back_a_drift() -> None:
-    """A liar stands off in all rounds but one, and in that one as far on the other side: the mean of what it sent is right.
+    """An attacker stands off in all rounds but one, in that one as far on the other side: the mean of what it sent is right.
 
     What was used of it is not. So it still stands off, and no honest node does.
     """
-    size, dim, rounds, liar, off = 40, 20, 60, 30, 0.01
+    size, dim, rounds, attacker, off = 40, 20, 60, 30, 0.01
     network = LocalNetwork(Complete().draw(size))
-    trail, sent = UpdateHistory(), torch.zeros(dim, dtype=torch.float64)
+    history, sent = UpdateHistory(), torch.zeros(dim, dtype=torch.float64)
     for step, theta in enumerate(parameters(size, dim, rounds, noise=1e-2)):
         theta = theta.clone()
-        theta[liar] = theta[:liar].mean(0) + (off if step != 13 else -off * (rounds - 1))
-        sent += (theta[liar] - theta[:liar].mean(0)) / rounds
+        theta[attacker] = theta[:attacker].mean(0) + (off if step != 13 else -off * (rounds - 1))
+        sent += (theta[attacker] - theta[:attacker].mean(0)) / rounds
         (inbox,) = network.exchange(step, {PARAMETERS: theta})
-        trail.see(inbox, 1e-3, *shorten(inbox, 3.0))
+        history.see(inbox, 1e-3, *shorten(inbox, 3.0))
     assert float(sent.norm()) < 1e-12
-    verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), trail)
-    others = [node for node in range(size) if node != liar]
-    assert {REASONS[code] for code in verdict.why[others, liar].tolist()} == {"drift"}
-    assert float((verdict.why[others][:, others] != 0).double().mean()) < 0.03
+    verdict = verdict_of(network, torch.arange(size), *halves_of(size, dim), history)
+    others = [node for node in range(size) if node != attacker]
+    assert {REASONS[code] for code in verdict.reason[others, attacker].tolist()} == {"drift"}
+    assert float((verdict.reason[others][:, others] != 0).double().mean()) < 0.03
 
 
 def test_a_far_message_moves_no_mean() -> None:
@@ -188,14 +188,16 @@ def test_a_far_message_moves_no_mean() -> None:
     network = LocalNetwork(Complete().draw(size))
     moved = []
     for far in (0.0, 1.0, 1e3):
-        trail = UpdateHistory()
+        history = UpdateHistory()
         for step, theta in enumerate(parameters(size, 6, rounds)):
             theta = theta.clone()
             theta[3] += far * (step == 50)
             (inbox,) = network.exchange(step, {PARAMETERS: theta})
-            trail.see(inbox, 1.0, *shorten(inbox, 3.0))
-        moved.append(trail.vectors()[3])
-    usual = float((torch.stack([trail.vectors()[node] for node in range(10, 20)]) - trail.vectors()[20]).norm(dim=1).median())
+            history.see(inbox, 1.0, *shorten(inbox, 3.0))
+        moved.append(history.vectors()[3])
+    usual = float(
+        (torch.stack([history.vectors()[node] for node in range(10, 20)]) - history.vectors()[20]).norm(dim=1).median()
+    )
     for after in moved[1:]:
         assert float((after - moved[0]).norm()) < 3 * usual / rounds
 
@@ -209,11 +211,11 @@ def test_a_receiver_far_off_moves_nobodys_mean(far: float) -> None:
         theta[0] *= 5
         theta[9] += distance
         (inbox,) = LocalNetwork(Complete().draw(11)).exchange(0, {PARAMETERS: theta})
-        trail = UpdateHistory()
+        history = UpdateHistory()
         share, far_out = shorten(inbox, 3.0)
         assert float(share[1:9, 0].median()) < 1
-        trail.see(inbox, 1.0, share, far_out)
-        moved.append(trail.vectors()[:9])
+        history.see(inbox, 1.0, share, far_out)
+        moved.append(history.vectors()[:9])
     assert bool(torch.isfinite(moved[1]).all())
     assert float((moved[1] - moved[0]).norm(dim=1).max()) < 3
 
@@ -280,8 +282,8 @@ def lone_inbox(own: Tensor, messages: Tensor) -> Inbox:
     return Inbox.receive(own[None], messages, expected=expected, weight=weight, self_weight=1 - weight.sum(1))
 
 
-def liars_at(how: str, own: Tensor, receiver_group: Tensor, count: int, seed: int) -> Tensor:
-    """Where liars who want to drive a receiver off might sit."""
+def byzantine_at(how: str, own: Tensor, receiver_group: Tensor, count: int, seed: int) -> Tensor:
+    """Where Byzantine nodes who want to drive a receiver off might sit."""
     away, radius = own - receiver_group, (own - receiver_group).norm()
     if how == "behind":
         return own + torch.linspace(0.2, 1e3, count).double()[:, None] * away
@@ -295,20 +297,20 @@ def liars_at(how: str, own: Tensor, receiver_group: Tensor, count: int, seed: in
 @pytest.mark.parametrize("how", ["behind", "at reach", "on top and one far", "anywhere"])
 @pytest.mark.parametrize("neighbours", [3, 20, 41])
 @pytest.mark.parametrize("dim", [3, 80])
-def test_liars_do_not_drive_a_receiver_off(how: str, neighbours: int, dim: int) -> None:
+def test_byzantine_nodes_do_not_drive_a_receiver_off(how: str, neighbours: int, dim: int) -> None:
     """Up to 44 % of them: whoever stands off from a crowd of good nodes is never farther away after a round.
 
     Each pulls by REACH distances to the crowd at most, each good one by one: 1 / (1 + REACH) of all may lie.
     """
-    liars = int(0.44 * neighbours)
+    byzantine = int(0.44 * neighbours)
     receiver_group = stream(1, "crowd").normal(dim)
     own = receiver_group + stream(2, "own").normal(dim)
     far = float((own - receiver_group).norm())
     for step in range(30):
-        good = receiver_group.expand(neighbours - liars, -1)
-        inbox = lone_inbox(own, torch.cat([liars_at(how, own, receiver_group, liars, step), good]))
+        good = receiver_group.expand(neighbours - byzantine, -1)
+        inbox = lone_inbox(own, torch.cat([byzantine_at(how, own, receiver_group, byzantine, step), good]))
         share, _ = shorten(inbox, 3.0)
-        assert bool((share[0, liars:] > 1 - 1e-9).all())  # good ones pull with all their weight
+        assert bool((share[0, byzantine:] > 1 - 1e-9).all())  # good ones pull with all their weight
         after = inbox.mix(fused(inbox, share))[0]
         step_length = float((after - own).norm())
         assert step_length <= REACH * far
@@ -316,7 +318,7 @@ def test_liars_do_not_drive_a_receiver_off(how: str, neighbours: int, dim: int) 
         assert far <= before * (1 + 1e-9)
 
 
-def test_liars_close_by_do_not_let_one_pull_far() -> None:
+def test_byzantine_nodes_close_by_do_not_let_one_pull_far() -> None:
     """Nine of twenty at the receiver's own vector, one far: it pulls no farther than the good ones do, and is blown."""
     own = torch.zeros(4, dtype=torch.float64)
     for near in (0.0, 1e-9, 0.05, 0.3):
@@ -357,9 +359,9 @@ def test_record(longest: int, judged: bool) -> None:
         blank = torch.zeros(size, size, dtype=torch.float64)
         record, told = record.add(Verdict(blank, blank[0], why != 0, why))
         expected = [[served[i][j].add(str(words[i, j]), SEVERE) for j in range(size)] for i in range(size)]
-        assert [[REASONS[code] for code in row] for row in told.why.tolist()] == expected
-        assert torch.equal(told.flagged, told.why != 0)
-        assert told.why.dtype == torch.int8
+        assert [[REASONS[code] for code in row] for row in told.reason.tolist()] == expected
+        assert torch.equal(told.flagged, told.reason != 0)
+        assert told.reason.dtype == torch.int8
         longer += sum(row.count("serving time") for row in expected)
     assert (longer > 0) == (longest > 1)
 

@@ -189,7 +189,7 @@ def test_answers_follow_the_asker(attack: str) -> None:
 def test_runs_with_two_faces(attack: str, point: str) -> None:
     words = ("nodes=20", "steps=20", "warm_up.steps=8", "data.dim=5", "data.samples=40", "method=drsgd-bymi")
     spec = load(None, [*words, f"attack={attack}", "byzantine_faces=two", f"detection.point={point}"])
-    scene = set_up_run(spec.sheet)
+    scene = set_up_run(spec.resolved)
     for snapshot in simulate(scene.problem, scene.graph, scene.plan, scene.adversary):
         assert bool(torch.isfinite(snapshot.theta[~scene.byzantine]).all())
         assert snapshot.network is None or snapshot.network.size == 20
@@ -223,6 +223,6 @@ def test_a_round_of_150_nodes_stays_cheap(attack: Shift | Dissensus, allowed: fl
 @pytest.mark.parametrize("words", ["attack=dissensus", "attack=shift byzantine_faces=two", "attack=nan byzantine_faces=two"])
 def test_faces_of_nobody(words: str) -> None:
     tiny = ("nodes=20", "steps=10", "data.dim=5", "data.samples=40", "method=drsgd-bymi", "byzantine_ratio=0.0")
-    scene = set_up_run(load(None, [*tiny, *words.split()]).sheet)
+    scene = set_up_run(load(None, [*tiny, *words.split()]).resolved)
     *_, last = simulate(scene.problem, scene.graph, scene.plan, scene.adversary)
     assert last.inbox.heard.shape == (20, 20)

@@ -107,7 +107,7 @@ def run(
         figures.draw_run(folder)
 
     console = _console()
-    console.print(tables.terminal_table(summaries, title=figures.describe(specs[0].sheet.values)))
+    console.print(tables.terminal_table(summaries, title=figures.describe(specs[0].resolved.values)))
     for line in (line for summary in summaries for line in tables.remarks(summary)):
         _print_line(console, line)
     if len(folders) > 1:
@@ -163,7 +163,7 @@ def reproduce(
     from bymi.paper import study_detect_level as detect_level
     from bymi.paper.find_study import find_study
     from bymi.paper.write_study import show
-    from bymi.runs import write_sheets
+    from bymi.runs import write_resolved_specs
 
     if study == "pages":
         _pages(check)
@@ -177,7 +177,7 @@ def reproduce(
     refuse_link(folder)
     console = _console()
     if export is not None:
-        write_sheets(export, [spec.sheet for spec in specs])
+        write_resolved_specs(export, [spec.resolved for spec in specs])
         _print_line(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
     with ranks(timeout, device=device) as group:

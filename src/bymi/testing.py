@@ -175,8 +175,8 @@ def _asked(network: Network, *, changed: bool = False) -> Observations:
 def _votes(network: Network) -> Observations:
     count = len(network.nodes)
     return {
-        "agreement of all": torch.full((count,), network.agree(True)),
-        "agreement of all but one": torch.full((count,), network.agree(not bool((network.nodes == _LOST).any()))),
+        "agreement of all": torch.full((count,), network.all_agree(True)),
+        "agreement of all but one": torch.full((count,), network.all_agree(not bool((network.nodes == _LOST).any()))),
         "count": torch.full((count,), network.count(network.nodes % 2 == 0)),
     }
 
@@ -199,8 +199,8 @@ def _pruned(network: Network) -> Observations:
 def _weighed(*, mutual: bool, exile: float | None = None) -> Callable[[Network], Observations]:
     def play(network: Network) -> Observations:
         flags = _flags(network)
-        after = network.weigh(flags, mutual=mutual, exile=exile)
-        again = after.weigh(flags.roll(1, 1) & network.arcs, mutual=mutual, exile=exile)
+        after = network.reweight(flags, mutual=mutual, exile=exile)
+        again = after.reweight(flags.roll(1, 1) & network.arcs, mutual=mutual, exile=exile)
         last = {f"{key}, weighed again": row for key, row in (_arcs(again) | _one_topic(again)).items()}
         return _arcs(after) | last
 
@@ -239,11 +239,11 @@ def _checks() -> Iterator[_Check]:
         yield _Check(f"exchange of {value}", _unusable(value))
     yield _Check("questions and answers", _asked)
     yield _Check("answers as received", lambda network: _asked(network, changed=True))
-    yield _Check("agree and count", _votes)
+    yield _Check("all_agree and count", _votes)
     yield _Check("prune", _pruned)
-    yield _Check("weigh", _weighed(mutual=False))
-    yield _Check("weigh, mutual", _weighed(mutual=True), symmetric=True)
-    yield _Check("weigh, mutual with exile", _weighed(mutual=True, exile=0.3), symmetric=True)
+    yield _Check("reweight", _weighed(mutual=False))
+    yield _Check("reweight, mutual", _weighed(mutual=True), symmetric=True)
+    yield _Check("reweight, mutual with exile", _weighed(mutual=True, exile=0.3), symmetric=True)
     yield _Check("a run of the average", _run(Plan(4, 4, WarmUp(RULES["average"](), batch=4), None)))
     for rule in ("ios", "median", "ubar"):
         yield _Check(f"a run of {rule}", _run(Plan(3, 3, WarmUp(RULES[rule](), batch=4), None)))

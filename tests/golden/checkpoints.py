@@ -15,7 +15,7 @@ from bymi.runs.checkpoints import Place
 from bymi.runs.safetensors_file import TensorFile
 from bymi.runs.simulate import local_network
 from bymi.runs.state_schema import StateShape
-from tests.golden.forms import forced, rounds, scene_of, sheet_of
+from tests.golden.forms import forced, resolved_spec_of, rounds, scene_of
 from tests.golden.record import Record, join, play
 from tests.golden.stored import CHECKPOINTS
 from tests.golden.table import NODES, RUNS
@@ -34,7 +34,7 @@ def save(name: str, step: int) -> None:
     for (part,) in rounds(run.words, run.form):
         state = part.snapshot.state
         if state is not None and state.step == step and state.phase != "detection":
-            checkpoints.save(folder, sheet_of(run.words, run.form).digest, state, _WHOLE)
+            checkpoints.save(folder, resolved_spec_of(run.words, run.form).digest, state, _WHOLE)
 
 
 def resume(name: str, scratch: Path) -> Record:

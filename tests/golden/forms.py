@@ -82,14 +82,14 @@ def forced(form: Form) -> Iterator[None]:
             setattr(module, constant, value)
 
 
-def sheet_of(words: tuple[str, ...], form: Form) -> ResolvedSpec:
+def resolved_spec_of(words: tuple[str, ...], form: Form) -> ResolvedSpec:
     (spec,) = load(None, [*words, *form.words], 0).expand()
-    return spec.sheet
+    return spec.resolved
 
 
 def scene_of(words: tuple[str, ...], form: Form, group: Group | None = None) -> RunSetup:
     """To be called where the form is `forced`."""
-    return set_up_run(sheet_of(words, form), Host(device="cpu"), group)
+    return set_up_run(resolved_spec_of(words, form), Host(device="cpu"), group)
 
 
 def rounds(words: tuple[str, ...], form: Form, group: Group | None = None, state: State | None = None) -> Iterator[list[Part]]:

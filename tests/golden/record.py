@@ -87,6 +87,9 @@ def _digest(snapshot: Snapshot) -> str:
     return found.hexdigest()
 
 
+_STORED = {"reason": "why", "statistic": "figure", "filtered_weight": "taken", "guard_acted": "guarded"}  # names in digests
+
+
 def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
     yield "theta", snapshot.theta
     yield "tracker", snapshot.tracker
@@ -96,12 +99,12 @@ def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
     yield "far out", None if snapshot.far_out is None else snapshot.far_out[arcs]
     if snapshot.verdict is not None:
         for name, tensor in vars(snapshot.verdict).items():
-            yield f"verdict {name}", tensor
-    trail = None if snapshot.state is None else snapshot.state.trail
-    if trail is not None:
-        yield "update history: steps", torch.tensor([trail.rounds, trail.steps], dtype=torch.float64)
+            yield f"verdict {_STORED.get(name, name)}", tensor
+    history = None if snapshot.state is None else snapshot.state.history
+    if history is not None:
+        yield "update history: steps", torch.tensor([history.rounds, history.steps], dtype=torch.float64)
         for name in ("messages", "own", "times", "refused"):
-            yield f"update history: {name}", getattr(trail, name)
+            yield f"update history: {name}", getattr(history, name)
 
 
 def _values(theta: Tensor) -> list[str]:

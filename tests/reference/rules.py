@@ -115,7 +115,7 @@ def lower_median(values: list[float]) -> float:
 
 
 def typical_distance(points: list[Vector]) -> float:
-    """The median over points of their median distance to the others: liars do not set it."""
+    """The median over points of their median distance to the others: Byzantine nodes do not set it."""
     each = []
     for i, point in enumerate(points):
         distances = [float(np.linalg.norm(point - other)) for j, other in enumerate(points) if j != i]

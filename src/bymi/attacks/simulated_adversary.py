@@ -81,8 +81,8 @@ class SimulatedAdversary:
     ) -> Iterator[NeighbourhoodReply]:
         return self.network.ask(step, points, answer, who, partial(self._received, received, step), deeds)
 
-    def agree(self, flag: bool) -> bool:
-        return self.network.agree(flag)
+    def all_agree(self, flag: bool) -> bool:
+        return self.network.all_agree(flag)
 
     def count(self, mask: Tensor) -> int:
         return self.network.count(mask)
@@ -90,10 +90,10 @@ class SimulatedAdversary:
     def prune(self, flagged: Tensor) -> SimulatedAdversary:
         return SimulatedAdversary(self.network.prune(flagged), self.adversary)
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> SimulatedAdversary:
-        return SimulatedAdversary(self.network.weigh(flagged, mutual=mutual, exile=exile), self.adversary)
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> SimulatedAdversary:
+        return SimulatedAdversary(self.network.reweight(flagged, mutual=mutual, exile=exile), self.adversary)
 
-    def settle(self, step: int) -> Tensor | None:
+    def tracker_limit(self, step: int) -> Tensor | None:
         return settled(self.network, self.exchange, step)
 
     def _outgoing(self, own: Tensor, topic: Topic, step: int) -> Outgoing:

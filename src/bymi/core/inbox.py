@@ -21,7 +21,7 @@ from torch import Tensor
 from bymi.core.errors import is_integer, require
 from bymi.core.linalg import VectorStack, join, norms, norms_surely_below
 from bymi.core.message_usage import Usage
-from bymi.core.message_validity import MAX_NORM_RATIO, OVERFLOW, heard, usable
+from bymi.core.message_validity import MAX_NORM_RATIO, OVERFLOW, acceptable, heard
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
 from bymi.core.receiver_group import ReceiverGroup
@@ -151,7 +151,7 @@ class Inbox(ABC):
         own_length = length if stacked is own else norms(own)
         if present is not None:
             length = torch.where(present, length, torch.nan)
-        valid = usable(length, own_length)
+        valid = acceptable(length, own_length)
         if valid is None:
             if present is None:
                 return make(messages=stacked, heard=expected, weight=weight, own_column=own_position)

@@ -178,7 +178,7 @@ class VectorStack:
     """
 
     vectors: Tensor  # [R, D]
-    usable: Tensor | None = None  # [R] bool: valid rows; None for all
+    acceptable: Tensor | None = None  # [R] bool: valid rows; None for all
 
     @property
     def dim(self) -> int:
@@ -186,7 +186,7 @@ class VectorStack:
 
     @cached_property
     def origin(self) -> Tensor:
-        rows = self.vectors if self.usable is None or not bool(self.usable.any()) else self.vectors[self.usable]
+        rows = self.vectors if self.acceptable is None or not bool(self.acceptable.any()) else self.vectors[self.acceptable]
         return rows[from_middle(rows, rows.shape[1]).argmin()]
 
     @cached_property

@@ -27,7 +27,7 @@ class Usage(NamedTuple):
     """The messages whose history this process stores, as they were used, and which of them are valid."""
 
     rows: Tensor  # [K, D] messages as used: clipped by the median share over their receivers
-    usable: Tensor  # [K] bool: heard by at least half of the receivers
+    acceptable: Tensor  # [K] bool: heard by at least half of the receivers
 
 
 def of_columns(inbox: DenseInbox, share: Tensor) -> Usage:
@@ -44,7 +44,7 @@ def of_places(inbox: ListInbox, kept: Tensor, share: Tensor) -> Usage:
     places = _Places.of(inbox, share, inbox.lists)
     if places is None:
         return Usage(kept, torch.ones_like(kept[:, 0], dtype=torch.bool))
-    return Usage(_as_used_by_lists(inbox, kept, places), places.usable(len(kept)))
+    return Usage(_as_used_by_lists(inbox, kept, places), places.acceptable(len(kept)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class _ColumnUsage:
         expected, heard, receiver_group = inbox.expected, inbox.heard, inbox.receiver_group
         if receiver_group is not None:
             untouched = inbox.complete and bool((share >= 1).logical_or(~expected).all())
-            if receiver_group.agree(untouched):  # most rounds: no traffic
+            if receiver_group.all_agree(untouched):  # most rounds: no traffic
                 return _ColumnUsage(torch.ones_like(share[0]), torch.ones_like(expected[0]), expected, False)
             packed = torch.stack([share, expected.to(share), heard.to(share)], 1)
             wide = packed.new_zeros(*packed.shape[:2], receiver_group.total).index_copy(2, receiver_group.columns, packed)
@@ -69,16 +69,16 @@ class _ColumnUsage:
             expected, heard = expected > 0, heard > 0
         receiver_count = expected.sum(0)
         left = _median_share(share, expected, receiver_count)
-        usable = (
+        acceptable = (
             receiver_count > 0
             if inbox.complete and receiver_group is None
             else (2 * heard.sum(0) >= receiver_count) & (receiver_count > 0)
         )
         shortened = bool((left < 1).any())
         if receiver_group is None:
-            return _ColumnUsage(left, usable, expected, shortened)
+            return _ColumnUsage(left, acceptable, expected, shortened)
         columns = receiver_group.columns
-        return _ColumnUsage(left[columns], usable[columns], expected[:, columns], shortened)
+        return _ColumnUsage(left[columns], acceptable[columns], expected[:, columns], shortened)
 
 
 def _median_share(share: Tensor, expected: Tensor, receiver_count: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ class _Places:
         if receiver_group is None:
             arcs = lists if expected is lists.there else NeighbourLists(lists.at, expected)
             return _Places(arcs, share, heard, shortened)
-        if receiver_group.agree(inbox.complete and not shortened):
+        if receiver_group.all_agree(inbox.complete and not shortened):
             return None
         # Shards number columns differently: send those of the round, -1 for none.
         number = torch.where(expected, receiver_group.columns[lists.at], -1)
@@ -175,7 +175,7 @@ class _Places:
             bool(((2 * clipped_count >= expected_count) & (clipped_count > 0)).any()),
         )
 
-    def usable(self, count: int) -> Tensor:
+    def acceptable(self, count: int) -> Tensor:
         """Mask [J] of messages that at least half of their receivers heard."""
         receiver_count = self.arcs.count(self.arcs.there, count)
         return (2 * self.arcs.count(self.heard, count) >= receiver_count) & (receiver_count > 0)
@@ -236,12 +236,12 @@ class _Everyone:
         if whole is not None or receiver_group is None:
             assert whole is not None
             return _near(whole, self._inbox.rows if whole is self._inbox.messages else None)
-        usable = (receiver_group.gather(norms(own)[:, None]) < OVERFLOW).squeeze(1)
-        usable = usable if bool(usable.any()) else torch.ones_like(usable)
-        sane = usable.nonzero().flatten()
+        acceptable = (receiver_group.gather(norms(own)[:, None]) < OVERFLOW).squeeze(1)
+        acceptable = acceptable if bool(acceptable.any()) else torch.ones_like(acceptable)
+        sane = acceptable.nonzero().flatten()
         sample = own[:, :: stride_of(own.shape[1])].split(max(1, _NUMBERS // receiver_group.total), 1)
         origin = sane[torch.stack([from_medoid(receiver_group.gather(part)[sane]) for part in sample]).sum(0).argmin()]
-        away = torch.zeros_like(usable, dtype=torch.float64)
+        away = torch.zeros_like(acceptable, dtype=torch.float64)
         for _, rows in self.blocks():
             away = torch.hypot(away, norms(rows - rows[origin]))
         return _within(away)

@@ -14,7 +14,7 @@ OVERFLOW = 1e100
 """A node whose own vector has a larger norm has diverged: it hears nothing, and its vector is not used. Squares are finite."""
 
 
-def usable(length: Tensor, own_length: Tensor) -> Tensor | None:
+def acceptable(length: Tensor, own_length: Tensor) -> Tensor | None:
     """Mask [J] of messages that at least one receiver may accept, from message norms (NaN = missing) and own norms [M].
 
     None if all receivers accept all messages.

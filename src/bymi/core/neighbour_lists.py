@@ -97,10 +97,10 @@ class NeighbourLists:
             numbers, vectors, self._starts, mode="sum", per_sample_weights=self.flatten(weight).to(vectors.dtype)
         )
 
-    def dist2(self, own: Tensor, messages: Tensor, usable: Tensor | None = None) -> Tensor:
+    def dist2(self, own: Tensor, messages: Tensor, acceptable: Tensor | None = None) -> Tensor:
         """Squared distances of messages to the receivers' own vectors [B, n], float64, zero at padding.
 
-        `usable` [J]: valid messages, None for all.
+        `acceptable` [J]: valid messages, None for all.
         """
         # Directly from differences: there are few, and nothing cancels.
         output = torch.zeros(self.there.shape, dtype=torch.float64, device=own.device)
@@ -162,11 +162,13 @@ class PerArcLists(NeighbourLists):
             self._parts[:] = [(receivers, part)]
         return self._parts[0][1]
 
-    def dist2(self, own: Tensor, messages: Tensor, usable: Tensor | None = None) -> Tensor:
+    def dist2(self, own: Tensor, messages: Tensor, acceptable: Tensor | None = None) -> Tensor:
         # Distances to message j first, then corrected where a variant is heard.
         first_messages = messages[: self.at.shape[1]]
         distances = dist2(
-            own, first_messages, VectorStack(first_messages, None if usable is None else usable[: len(first_messages)]).origin
+            own,
+            first_messages,
+            VectorStack(first_messages, None if acceptable is None else acceptable[: len(first_messages)]).origin,
         )
         further = apart(own, self.further.receivers, messages, self.further.numbers)
         return distances.flatten().index_copy(0, self.further.at, further).view_as(distances)

@@ -106,7 +106,7 @@ class Network(Protocol):
         """
         ...
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         """Whether the flag holds in every process, so that all take the same branch."""
         ...
 
@@ -123,7 +123,7 @@ class Network(Protocol):
         """The network without flagged in-arcs [B, M]."""
         ...
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Network:
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Network:
         """The network in which flagged in-arcs [B, M] have zero weight, with `mutual` in both directions.
 
         Their messages still arrive: a node that is monitored can be readmitted.
@@ -164,14 +164,14 @@ class Observable(Network, Protocol):
 
     def prune(self, flagged: Tensor) -> Observable: ...
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Observable: ...
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Observable: ...
 
 
 @runtime_checkable
-class Settles(Protocol):
+class KnowsTrackerLimit(Protocol):
     """A network that can compute the limit of premixing."""
 
-    def settle(self, step: int) -> Tensor | None:
+    def tracker_limit(self, step: int) -> Tensor | None:
         """Tracker entries [y_i]_i [B] in the limit of premixing; None if premixing has to find them."""
         ...
 
@@ -281,7 +281,7 @@ class LocalNetwork:
                 history = None if deeds is None else partial(_histories, *deeds, asked[position])
                 yield NeighbourhoodReply(node, columns[position], points[node], read, history)
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         return flag
 
     def count(self, mask: Tensor) -> int:
@@ -293,12 +293,12 @@ class LocalNetwork:
             flagged = fold(flagged, torch.cat([self._nodes, self.variants.senders]), self.size)
         return self.over(self.graph.prune(flagged))
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> LocalNetwork:
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> LocalNetwork:
         whole = self._whole
         pruned = whole.prune_mutually(flagged, exile=exile) if mutual else whole.prune(flagged)
         return self.over(pruned, whole=whole)
 
-    def settle(self, step: int) -> Tensor | None:
+    def tracker_limit(self, step: int) -> Tensor | None:
         return settled(self, self.exchange, step)
 
     def gather(self, rows: Tensor, what: str) -> Tensor:

@@ -25,7 +25,7 @@ class ReceiverGroup(Protocol):
         """Indices [K] of the messages whose usage history this process stores: those received here, or those sent from here."""
         ...
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         """Whether the flag holds in all processes. Collective."""
         ...
 

@@ -122,16 +122,16 @@ class ArrayVerdict:
 
     def table(self, *, flagged_only: bool = False, advice: Sequence[str] = ()) -> str:
         """The verdict as plain text: warnings and advice first, then one line per machine."""
-        lines = [["machine", "verdict", "noise units", "p", "why"]]
+        lines = [["machine", "verdict", "noise units", "p", "reason"]]
         for row in self.rows(flagged_only=flagged_only):
             verdict = f"{row['verdict']}{' (borderline)' if row['borderline'] else ''}"
             units = "-" if row["noise_units"] is None else f"{row['noise_units']:.1f}"
             lines.append([row["machine"], verdict, units, _tail(row["p"]), _why(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(4)]
         body = []
-        for machine, verdict, units, tail, why in lines:
+        for machine, verdict, units, tail, reason in lines:
             figures = f"{units:>{widths[2]}}  {tail:>{widths[3]}}"
-            body.append(f"{machine:<{widths[0]}}  {verdict:<{widths[1]}}  {figures}  {why}".rstrip())
+            body.append(f"{machine:<{widths[0]}}  {verdict:<{widths[1]}}  {figures}  {reason}".rstrip())
         notes = [f"Warning: {text}" for text in self.warnings] + [f"Advice: {text}" for text in advice]
         return "\n".join([*notes, self.title, *body, self.resolution])
 

@@ -84,10 +84,12 @@ class Verdict:
     scores: Tensor  # [B, J] float64, NaN where not scored
     threshold: Tensor  # [B] float64, +inf where no score qualifies
     flagged: Tensor  # [B, J] bool
-    why: Tensor  # [B, J] int8: reason, an index into REASONS
-    figure: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] float64: statistic; empty: the scores
-    taken: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the filter removed
-    guarded: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the guard acted on a flagged majority
+    reason: Tensor  # [B, J] int8: index into REASONS
+    statistic: Tensor = field(
+        default_factory=lambda: torch.empty(0)
+    )  # [B, J] float64: of the test that decided; empty: the scores
+    filtered_weight: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the filter removed
+    guard_acted: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the guard acted on a flagged majority
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """The verdict per sender, from one per message."""
@@ -95,11 +97,11 @@ class Verdict:
             inbox.by_node(self.scores, size, torch.nan),
             self.threshold,
             inbox.by_sender(self.flagged, size),
-            inbox.by_node(self.why, size, 0),
+            inbox.by_node(self.reason, size, 0),
         )
 
     def keeping(self, earlier: Tensor) -> Verdict:
         """The verdict in which nodes flagged earlier [B, J] stay flagged."""
         added = earlier & ~self.flagged
-        why = torch.where(added, reason_code("serving time"), self.why)
-        return replace(self, flagged=self.flagged | added, why=why)
+        reason = torch.where(added, reason_code("serving time"), self.reason)
+        return replace(self, flagged=self.flagged | added, reason=reason)

@@ -28,7 +28,7 @@ class TestInputs(NamedTuple):
 
     evidence: Evidence
     crossed: Tensor | None = None  # <q, (x1 + x2) / 2> of update history q and half gradients
-    trail: Tensor | None = None  # <q, q>, if the update history came with the half gradients
+    history_gram: Tensor | None = None  # <q, q>, if the update history came with the half gradients
 
 
 class HalfGradients(Protocol):
@@ -138,7 +138,7 @@ class QueriedHalfGradients:
         halves: dict[int, tuple[Tensor, Tensor]] = {}
         products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         crossed: dict[int, Tensor] = {}
-        trail: dict[int, Tensor] = {}
+        history_gram: dict[int, Tensor] = {}
 
         def read(position: int, reply: NeighbourhoodReply) -> None:
             first, second = reply.read()
@@ -146,7 +146,7 @@ class QueriedHalfGradients:
             valid[position, len(reply.senders)] = True  # the receiver's own
             if reply.deeds is not None:
                 history = reply.deeds()
-                crossed[position], trail[position] = _cross(history, first, second), VectorStack(history).gram
+                crossed[position], history_gram[position] = _cross(history, first, second), VectorStack(history).gram
             if len(reply.point) <= FEW_DIMENSIONS:
                 halves[position] = first.rows.vectors, second.rows.vectors
                 return
@@ -160,7 +160,7 @@ class QueriedHalfGradients:
                 run(partial(read, position, reply), numbers=numbers, device=reply.point.device)
         crossed_products, history_products = (
             stack([by_position[position] for position in sorted(by_position)], size) if by_position else None
-            for by_position in (crossed, trail)
+            for by_position in (crossed, history_gram)
         )
         if not halves:
             one, two, cross = (stack([products[position][part] for position in sorted(products)], size) for part in range(3))

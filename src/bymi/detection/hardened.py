@@ -30,7 +30,7 @@ def judge_neighbours(
     nodes: Tensor,
     claims: HalfGradients,
     probed: HalfGradients | None,
-    trail: UpdateHistory | None,
+    history: UpdateHistory | None,
     suspended: Tensor,
     detector: Detector,
     watch: Watch,
@@ -43,40 +43,40 @@ def judge_neighbours(
     """
     panel = detector.panel
     assert panel is not None
-    update_tests = _UpdateTests(trail) if trail is not None and trail.rounds else None
+    update_tests = _UpdateTests(history) if history is not None and history.rounds else None
     verdict = _blank(arcs)
     for group in groups(receivers):
         seats = NeighbourIndex.of(arcs, nodes, group)
         rows = None if update_tests is None else update_tests.rows(seats)
         excluded = seats.judged & torch.gather(suspended[group], 1, seats.at)
-        evidence, crossed, history = claims.before(seats, rows)
+        evidence, crossed, history_gram = claims.before(seats, rows)
         evidence = evidence.without(excluded)
         findings = _hear(evidence, detector, quiet=probed is None)
         asked = seats.judged & ~excluded
         code = torch.where(asked & ~evidence.judged, reason_code("not heard"), findings.code)
-        figure = findings.figure
-        guarded = findings.guarded
+        statistic = findings.statistic
+        guard_acted = findings.guard_acted
         if probed is not None:
             probe_evidence = probed.before(seats, None).evidence.without(excluded)
             probe_findings = _hear(probe_evidence, detector, quiet=True)
             extra = torch.where(asked & ~probe_evidence.judged, reason_code("not heard"), probe_findings.code)
             new = (code == 0) & (extra != 0)
-            code, figure = torch.where(new, extra, code), torch.where(new, probe_findings.figure, figure)
+            code, statistic = torch.where(new, extra, code), torch.where(new, probe_findings.statistic, statistic)
             code, failed = _guard(code, asked, panel.guard)
-            guarded = guarded | probe_findings.guarded | failed
+            guard_acted = guard_acted | probe_findings.guard_acted | failed
         if update_tests is not None:
             bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
             noise = unasked * evidence.difference2 / 4
-            products = update_tests.before(seats) if history is None else history
-            code, figure, failed = update_tests.judge(
-                seats, asked, evidence, products, crossed, noise, code, figure, watch, bounds, panel.guard
+            products = update_tests.before(seats) if history_gram is None else history_gram
+            code, statistic, failed = update_tests.judge(
+                seats, asked, evidence, products, crossed, noise, code, statistic, watch, bounds, panel.guard
             )
-            guarded = guarded | failed
-        seats.spread(code, verdict.why)
+            guard_acted = guard_acted | failed
+        seats.spread(code, verdict.reason)
         seats.spread(code != 0, verdict.flagged)
         seats.spread(findings.scores, verdict.scores)
-        seats.spread(figure, verdict.figure)
-        verdict.taken[group], verdict.guarded[group] = findings.taken, guarded
+        seats.spread(statistic, verdict.statistic)
+        verdict.filtered_weight[group], verdict.guard_acted[group] = findings.filtered_weight, guard_acted
     return verdict
 
 
@@ -116,14 +116,14 @@ def _hear(evidence: Evidence, detector: Detector, *, quiet: bool) -> Findings:
 class _UpdateTests:
     """The tests on the update history, for groups of receivers."""
 
-    def __init__(self, trail: UpdateHistory) -> None:
-        assert trail.inbox is not None
-        assert trail.refused is not None
-        self._trail, self._inbox, self._refused, self._rounds = trail, trail.inbox, trail.refused, trail.rounds
+    def __init__(self, history: UpdateHistory) -> None:
+        assert history.inbox is not None
+        assert history.refused is not None
+        self._history, self._inbox, self._refused, self._rounds = history, history.inbox, history.refused, history.rounds
 
     @cached_property
     def _rows(self) -> VectorStack:
-        return VectorStack(self._trail.vectors())
+        return VectorStack(self._history.vectors())
 
     def before(self, seats: NeighbourIndex) -> Tensor:
         """Products of the update histories of each neighbour [b, n, n]."""
@@ -140,34 +140,37 @@ class _UpdateTests:
         seats: NeighbourIndex,
         asked: Tensor,
         claims: Evidence,
-        history: Tensor,
+        history_gram: Tensor,
         crossed: Tensor | None,
         noise: Tensor,
         code: Tensor,
-        figure: Tensor,
+        statistic: Tensor,
         watch: Watch,
         wider: Tensor,
         guard: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Reason codes and statistics with tests on the products `history`, and whether the guard dropped these [b]."""
-        before = code, figure
+        """Reason codes and statistics with tests on the products `history_gram`, and whether the guard dropped these [b]."""
+        before = code, statistic
         counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
         refused = counts / max(_FEW_ROUNDS, self._rounds)
         far_out = asked & (refused > watch.fuse_share) & (code == 0)
-        code, figure = torch.where(far_out, reason_code("fuse"), code), torch.where(far_out, refused.to(figure), figure)
+        code, statistic = (
+            torch.where(far_out, reason_code("fuse"), code),
+            torch.where(far_out, refused.to(statistic), statistic),
+        )
         valid = (asked | (seats.taken & ~seats.judged)) & (code == 0)
         if watch.drift is not None:
-            new, z = drift_test(history, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
-            code, figure = torch.where(new, reason_code("drift"), code), torch.where(new, z, figure)
+            new, z = drift_test(history_gram, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
+            code, statistic = torch.where(new, reason_code("drift"), code), torch.where(new, z, statistic)
             valid = valid & ~new
         if watch.deed is not None and crossed is not None:
             new, z = claim_mismatch(
-                history, claims.middle, crossed, noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider
+                history_gram, claims.middle, crossed, noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider
             )
-            code, figure = torch.where(new, reason_code("deed"), code), torch.where(new, z, figure)
+            code, statistic = torch.where(new, reason_code("deed"), code), torch.where(new, z, statistic)
         share = torch.inf if guard is None else guard
         failed = (code != 0).sum(1, keepdim=True) > share * asked.sum(1, keepdim=True)
-        return torch.where(failed, before[0], code), torch.where(failed, before[1], figure), failed.squeeze(1)
+        return torch.where(failed, before[0], code), torch.where(failed, before[1], statistic), failed.squeeze(1)
 
 
 def _blank(arcs: Tensor) -> Verdict:
@@ -176,8 +179,8 @@ def _blank(arcs: Tensor) -> Verdict:
         scores=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
         threshold=torch.full(shape[:1], torch.inf, dtype=torch.float64, device=device),
         flagged=torch.zeros(shape, dtype=torch.bool, device=device),
-        why=torch.zeros(shape, dtype=torch.int8, device=device),
-        figure=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
-        taken=torch.zeros(shape[0], dtype=torch.float64, device=device),
-        guarded=torch.zeros(shape[0], dtype=torch.bool, device=device),
+        reason=torch.zeros(shape, dtype=torch.int8, device=device),
+        statistic=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
+        filtered_weight=torch.zeros(shape[0], dtype=torch.float64, device=device),
+        guard_acted=torch.zeros(shape[0], dtype=torch.bool, device=device),
     )

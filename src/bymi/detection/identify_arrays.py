@@ -120,14 +120,14 @@ def _hardened(halves: ArrayHalves, fdr_level: float, panel: Panel) -> _Judgement
     bounds = panel.bounds(float(panel.wider(remaining.count)))
     limit = bounds["score"] * _noise(findings.scores[0], remaining.judged[0])
     notes: tuple[str, ...] = ()
-    if bool(findings.guarded[0]):
+    if bool(findings.guard_acted[0]):
         notes = ("a majority looked off, so the estimates cannot be trusted: only flags that need no estimate are left",)
     return _Judgement(
         scores=findings.scores[0],
         counted=remaining.judged[0],
         flagged=flagged,
         reasons=reasons,
-        statistic=torch.where(flagged, findings.figure[0], torch.nan),
+        statistic=torch.where(flagged, findings.statistic[0], torch.nan),
         borderline=(alternatives[0] != flagged) | (alternatives[1] != flagged),
         limit=limit,
         shift=_smallest_shift(remaining, findings, limit, bounds["joint score"]),

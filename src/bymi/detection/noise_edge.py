@@ -21,7 +21,7 @@ class Centre:
     """A robust mean as weights of rows, with statistics of the filter."""
 
     weights: Tensor  # [b, n]
-    taken: Tensor  # [b] share of all weight that was removed
+    filtered_weight: Tensor  # [b] share of all weight that was removed
     noise: Tensor  # [b, 1] largest variance of the noise
     stretched: Tensor  # [b] bool: a direction exceeded `edge` times that, before filtering
 

@@ -86,10 +86,10 @@ class Findings:
     """Result of the panel: reason codes and statistics [b, n], and what it did to its estimates [b]."""
 
     code: Tensor  # [b, n] int8
-    figure: Tensor  # [b, n] float64: statistic in spreads or units of noise; the score if kept
+    statistic: Tensor  # [b, n] float64: statistic in spreads or units of noise; the score if kept
     scores: Tensor  # [b, n] float64
-    taken: Tensor  # [b] share of weight that the filter removed
-    guarded: Tensor  # [b] bool: the guard acted
+    filtered_weight: Tensor  # [b] share of weight that the filter removed
+    guard_acted: Tensor  # [b] bool: the guard acted
     weights: Tensor  # [b, n] of the centre
 
     @property
@@ -100,12 +100,12 @@ class Findings:
 def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, centre: SetRule, cross_fit: bool) -> Findings:
     """Judge every neighbour: the first test that flags it gives the reason, and flagged rows leave later estimates."""
     code = torch.zeros(evidence.valid.shape, dtype=torch.int8, device=evidence.valid.device)
-    figure = torch.zeros_like(evidence.first[:, 0])
+    statistic = torch.zeros_like(evidence.first[:, 0])
 
     def note(flagged: Tensor, name: str, value: Tensor) -> None:
         new = flagged & (code == 0)
         code.masked_fill_(new, reason_code(name))
-        figure.copy_(torch.where(new, value, figure))
+        statistic.copy_(torch.where(new, value, statistic))
 
     if panel.absurd is not None:
         size = absurd(evidence)
@@ -154,11 +154,13 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
             without_extreme, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2
         )
         note(flagged, "direction", z)
-    guarded = torch.zeros(len(code), dtype=torch.bool, device=code.device)
+    guard_acted = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
-        code, guarded = _guard(code, hard, screened, remaining, panel.guard)
-    figure = torch.where((code == 0) & remaining.judged, units, figure)
-    return Findings(code, figure, torch.where(evidence.judged, scores, torch.nan), middle.taken, guarded, middle.weights)
+        code, guard_acted = _guard(code, hard, screened, remaining, panel.guard)
+    statistic = torch.where((code == 0) & remaining.judged, units, statistic)
+    return Findings(
+        code, statistic, torch.where(evidence.judged, scores, torch.nan), middle.filtered_weight, guard_acted, middle.weights
+    )
 
 
 def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:

@@ -69,7 +69,7 @@ def _judge(batches: Iterable[Scored], detector: Detector, arcs: Tensor) -> Verdi
     scores = torch.full(shape, torch.nan, dtype=torch.float64, device=device)
     limit = torch.full(shape[:1], torch.inf, dtype=torch.float64, device=device)
     flagged = torch.zeros(shape, dtype=torch.bool, device=device)
-    why = torch.zeros(shape, dtype=torch.int8, device=device)
+    reason = torch.zeros(shape, dtype=torch.int8, device=device)
     for batch in batches:
         bound = detector.threshold(batch.scores, batch.judged, fdr_level=detector.fdr_level, offset=detector.offset)
         limit[batch.receivers] = bound
@@ -79,8 +79,8 @@ def _judge(batches: Iterable[Scored], detector: Detector, arcs: Tensor) -> Verdi
         target = batch.receivers[row], batch.columns[row, place]
         scores[target] = torch.where(batch.judged, batch.scores, torch.nan)[row, place]
         flagged[target] = (by_score | ~batch.judged)[row, place]
-        why[target] = codes[row, place]
-    return Verdict(scores, limit, flagged, why)
+        reason[target] = codes[row, place]
+    return Verdict(scores, limit, flagged, reason)
 
 
 @dataclass(frozen=True)

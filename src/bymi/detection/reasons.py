@@ -18,7 +18,7 @@ REASONS = (
     "serving time",
     "alike",
 )
-"""Meaning of the codes in `Verdict.why`. A neighbour whose halves were not heard is flagged, since it cannot be judged.
+"""Meaning of the codes in `Verdict.reason`. A neighbour whose halves were not heard is flagged, since it cannot be judged.
 
 "fuse": clipped as far out too often; "drift" and "deed": update history far off, and not matching claimed gradients; "serving
 time": suspended or flagged earlier."""

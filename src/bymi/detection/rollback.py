@@ -15,6 +15,6 @@ def to_roll_back(verdict: Verdict, used: Tensor, share: float) -> Tensor:
     A share, not a number: the influence of Byzantine nodes grows with their weight, and one honest node flagged by chance is no
     reason.
     """
-    codes = torch.tensor([reason_code(name) for name in DEEDS], dtype=verdict.why.dtype, device=verdict.why.device)
-    deviating = used & torch.isin(verdict.why, codes)
+    codes = torch.tensor([reason_code(name) for name in DEEDS], dtype=verdict.reason.dtype, device=verdict.reason.device)
+    deviating = used & torch.isin(verdict.reason, codes)
     return deviating.sum(1) > share * used.sum(1)

@@ -38,7 +38,7 @@ class Suspensions:
         """The suspensions after one more detection, and the verdict with suspended nodes flagged."""
         severe = torch.zeros_like(verdict.flagged)
         for name in SEVERE:
-            severe |= verdict.why == REASONS.index(name)
+            severe |= verdict.reason == REASONS.index(name)
         # A clean detection removes one strike.
         clean = ~verdict.flagged & ~self.suspended
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)

@@ -15,17 +15,17 @@ _EXPLAINED = 4.0  # residuals below this times the noise of a claim are explaine
 _ANSWER = (0.7, 2.0)  # range of kappa, the multiple of its gradient by which a node may differ from the others
 
 
-def drift_test(trail: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor) -> tuple[Tensor, Tensor]:
+def drift_test(history_gram: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor) -> tuple[Tensor, Tensor]:
     """Rows whose parameters were far off for long [b, n], and their robust z of log |q - c|^2 [b, n].
 
-    `trail` [b, n, n]: products of q_j, the mean of theta_j over a window of rounds over that of the step sizes. An honest node
-    differs from the others by about its own gradient, at every step size.
+    `history_gram` [b, n, n]: products of q_j, the mean of theta_j over a window of rounds over that of the step sizes. An
+    honest node differs from the others by about its own gradient, at every step size.
     """
     flagged = torch.zeros_like(valid)
-    z = torch.zeros_like(trail[:, 0])
+    z = torch.zeros_like(history_gram[:, 0])
     for _ in range(_PASSES):
-        weights = centre.weights(trail, valid & ~flagged)
-        z = robust_z(log(centred_diagonal(trail, weights)), valid & ~flagged)
+        weights = centre.weights(history_gram, valid & ~flagged)
+        z = robust_z(log(centred_diagonal(history_gram, weights)), valid & ~flagged)
         new = judged & (z > _lowered(z, judged & ~flagged, bound)) & ~flagged
         if not bool(new.any()):
             break
@@ -34,7 +34,7 @@ def drift_test(trail: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bo
 
 
 def claim_mismatch(
-    trail: Tensor,
+    history_gram: Tensor,
     claims: Tensor,
     both: Tensor,
     noise: Tensor,
@@ -50,10 +50,10 @@ def claim_mismatch(
     error of |g_j|^2 where g_j covers part of the samples only; a residual that it explains is not flagged.
     """
     flagged = torch.zeros_like(valid)
-    z = torch.zeros_like(trail[:, 0])
+    z = torch.zeros_like(history_gram[:, 0])
     for _ in range(_PASSES):
-        weights = centre.weights(trail, valid & ~flagged)
-        update, claim, pair = (centred_diagonal(matrix, weights) for matrix in (trail, claims, both))
+        weights = centre.weights(history_gram, valid & ~flagged)
+        update, claim, pair = (centred_diagonal(matrix, weights) for matrix in (history_gram, claims, both))
         kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
         residual = update + 2 * kappa * pair + kappa.square() * claim
         z = robust_z_above(log(residual), valid & ~flagged)

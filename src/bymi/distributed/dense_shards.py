@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bymi.distributed.router import Router
 
 
-def usable(lengths: Tensor) -> bool:
+def acceptable(lengths: Tensor) -> bool:
     """Whether every receiver may accept every message, from the norms [M] of all rows; if not, receivers must check."""
     return bool((lengths.max() <= MAX_NORM_RATIO * lengths.min().clamp_min(1.0)) & (lengths.max() < OVERFLOW))
 

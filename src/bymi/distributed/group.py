@@ -37,7 +37,7 @@ class Traffic:
 class Group:
     """Process group of `size` ranks, of which this is `rank`. A group of one needs no torch.distributed.
 
-    Collective: all ranks must call swap, trade, total, collect, agree and tell in the same order.
+    Collective: all ranks must call swap, trade, total, collect, all_agree and tell in the same order.
     """
 
     rank: int = 0
@@ -85,7 +85,7 @@ class Group:
             return rows
         return self.swap(rows.repeat(self.size, *[1] * (rows.ndim - 1)), [len(rows)] * self.size, counts, name)
 
-    def agree(self, flag: bool, name: str = "agreement") -> bool:
+    def all_agree(self, flag: bool, name: str = "agreement") -> bool:
         """Whether the flag holds on every rank. Collective."""
         if self.size == 1:
             return flag

@@ -53,7 +53,7 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
         yield group
         # Ranks leave together: one that exits early may take the store with it, and looks lost to the others.
         group.moment = "at the end"
-        group.agree(True)
+        group.all_agree(True)
     except BymiError as problem:
         if not isinstance(problem, RankLostError):
             problem.said = not group.leave()

@@ -63,9 +63,9 @@ class ListShards:
     """
 
     def __init__(
-        self, list_shard_plan: ListShardPlan, sent: Sequence[Tensor], own: Sequence[Tensor], whose: Tensor, usable: Tensor
+        self, list_shard_plan: ListShardPlan, sent: Sequence[Tensor], own: Sequence[Tensor], whose: Tensor, acceptable: Tensor
     ) -> None:
-        self.list_shard_plan, self.sent, self._own, self._usable = list_shard_plan, sent, own, usable
+        self.list_shard_plan, self.sent, self._own, self._acceptable = list_shard_plan, sent, own, acceptable
         self.size, self.dim = len(whose), sent[0].shape[1]
         self.own_row = torch.where(whose, self.size - 1 + torch.cumsum(whose, 0), list_shard_plan.router.everybody)  # [M]
         self._count = self.size + int(whose.sum())
@@ -194,8 +194,8 @@ class ListShards:
     @cached_property
     def _origin(self) -> Tensor:
         """Index of the row nearest to the coordinate-wise median, as in `VectorStack`."""
-        usable = self._usable if bool(self._usable.any()) else torch.ones_like(self._usable)
-        candidates = usable.nonzero().flatten()
+        acceptable = self._acceptable if bool(self._acceptable.any()) else torch.ones_like(self._acceptable)
+        candidates = acceptable.nonzero().flatten()
         pairs = zip(self._strips, self._spans, strict=True)
         away = torch.stack([from_middle(strip[candidates], self.dim, first) for strip, (first, _) in pairs])
         counts = [len(held) for held in self.list_shard_plan.held]

@@ -18,7 +18,7 @@ from bymi.core.network import Messages, Outgoing, followed_by
 from bymi.core.receiver_group import ReceiverGroup
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.core.variants import ListedVariants, Variants
-from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, usable
+from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, acceptable
 from bymi.distributed.list_shards import ListShardPlan
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.shard_columns import ShardColumns, columns_of_shard, heard_by
@@ -133,7 +133,7 @@ class Router:
     def _sliced(self, parts: list[Tensor]) -> list[Inbox] | None:
         """Inboxes sharded by coordinate, if that is less traffic and every receiver accepts all its neighbours; else None."""
         cut = self._dense_shard_plan
-        if cut is None or not cut.pays(parts[0]) or not usable(self.gather([norms(part) for part in parts], "lengths")):
+        if cut is None or not cut.pays(parts[0]) or not acceptable(self.gather([norms(part) for part in parts], "lengths")):
             return None
         slices = DenseShards(cut, parts)
         return [
@@ -211,7 +211,7 @@ class Router:
 
 @dataclass(frozen=True, eq=False)
 class _ReceiverGroup:
-    """All receivers of a round. Collective: all shards must call agree and gather in the same order."""
+    """All receivers of a round. Collective: all shards must call all_agree and gather in the same order."""
 
     router: Router
     place: int
@@ -219,10 +219,10 @@ class _ReceiverGroup:
     total: int
     kept: Tensor
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         lockstep = self.router.lockstep
         verdict: bool = lockstep.meet(
-            self.place, flag, lambda flags: [lockstep.group.agree(all(flags), "receivers")] * lockstep.count
+            self.place, flag, lambda flags: [lockstep.group.all_agree(all(flags), "receivers")] * lockstep.count
         )
         return verdict
 

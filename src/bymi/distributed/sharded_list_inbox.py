@@ -14,7 +14,7 @@ from bymi.core.errors import InputError
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
 from bymi.core.linalg import VectorStack, norms
 from bymi.core.list_inbox import ListInbox
-from bymi.core.message_validity import OVERFLOW, heard, usable
+from bymi.core.message_validity import OVERFLOW, acceptable, heard
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
 from bymi.core.network import Outgoing
@@ -136,23 +136,21 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
         lengths = [norms(row) for row in rows]
     both_lengths = router.gather([torch.stack(pair, 1) for pair in zip(lengths, own_lengths, strict=True)], "lengths")
     length, own_length = both_lengths.unbind(1)
-    acceptable = usable(length, own_length)
+    valid = acceptable(length, own_length)
     # Nodes whose own vector is not among the messages.
     unsent = torch.zeros_like(router.everybody, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
     kept, own = rows, parts
-    if acceptable is not None:
-        unsent = unsent | ~acceptable
-        kept = [torch.where(acceptable[nodes][:, None], row, 0.0) for row, nodes in zip(rows, router.nodes, strict=True)]
+    if valid is not None:
+        unsent = unsent | ~valid
+        kept = [torch.where(valid[nodes][:, None], row, 0.0) for row, nodes in zip(rows, router.nodes, strict=True)]
         # A diverged vector takes part in nothing; zeros keep the sums over the other rows finite.
         finite = [(long < OVERFLOW)[:, None] for long in own_lengths]
         own = [torch.where(mask, part, 0.0) for part, mask in zip(parts, finite, strict=True)]
     own = [part[unsent[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
-    strips = ListShards(
-        router.list_shard_plan, kept, own, unsent, torch.ones_like(unsent) if acceptable is None else acceptable
-    )
+    strips = ListShards(router.list_shard_plan, kept, own, unsent, torch.ones_like(unsent) if valid is None else valid)
     inboxes: list[Inbox] = []
     for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_shard_plan.places, strict=True)):
-        arcs = expected if acceptable is None else heard(length, own_lengths[seat], expected, lists)
+        arcs = expected if valid is None else heard(length, own_lengths[seat], expected, lists)
         weight = router.weight[nodes]
         inboxes.append(
             ShardedListInbox(
@@ -160,7 +158,7 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
                 messages=parts[seat].new_empty(router.graph.size, 0),
                 expected=expected,
                 heard=arcs,
-                weight=weight if acceptable is None else weight * arcs,
+                weight=weight if valid is None else weight * arcs,
                 self_weight=router.self_weight[nodes],
                 own_column=torch.where(unsent[nodes], -1, nodes),
                 lists=lists,

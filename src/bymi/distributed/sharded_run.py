@@ -104,10 +104,10 @@ class ShardNetwork:
         yield from query.replies()
         self.finish()
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         self.finish()
         group, count = self.router.lockstep.group, self.router.lockstep.count
-        return bool(self.meet(flag, lambda flags: [group.agree(all(flags))] * count))
+        return bool(self.meet(flag, lambda flags: [group.all_agree(all(flags))] * count))
 
     def count(self, mask: Tensor) -> int:
         self.finish()
@@ -117,7 +117,7 @@ class ShardNetwork:
     def prune(self, flagged: Tensor) -> ShardNetwork:
         return self._over(flagged, lambda whole: self.router.over(self.graph.prune(whole)))
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> ShardNetwork:
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> ShardNetwork:
         whole = self.router.whole
 
         def weighed(cut: Tensor) -> Router:
@@ -125,7 +125,7 @@ class ShardNetwork:
 
         return self._over(flagged, weighed)
 
-    def settle(self, step: int) -> Tensor | None:
+    def tracker_limit(self, step: int) -> Tensor | None:
         return settled(self, self.exchange, step)
 
     def gather(self, rows: Tensor, what: str) -> Tensor:

@@ -30,7 +30,7 @@ def run(
     """
     _check(out, host, again, [spec])
     require(len(spec.methods) == 1, "method", spec.methods, "one method a run; use spec.expand() and run_all for several")
-    return runs.run(spec.sheet, out, tell, replace(host or Host(), again=again))
+    return runs.run(spec.resolved, out, tell, replace(host or Host(), again=again))
 
 
 def _check(out: object, host: object, again: object, specs: Sequence[object]) -> None:
@@ -43,7 +43,7 @@ def _check(out: object, host: object, again: object, specs: Sequence[object]) ->
 
 def steps_to_do(specs: Sequence[Spec], out: str | Path, *, again: bool = False) -> int:
     """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
-    return runs.steps_to_do([spec.sheet for spec in specs], out, again=again)
+    return runs.steps_to_do([spec.resolved for spec in specs], out, again=again)
 
 
 def run_all(
@@ -67,9 +67,9 @@ def run_all(
     require(jobs is None or (is_integer(jobs) and jobs >= 1), "jobs", jobs, "an integer, 1 or more, or None")
     _check(out, host, again, specs)
     host = replace(host or Host(), again=again)
-    sheets = [spec.sheet for spec in specs]
+    resolved = [spec.resolved for spec in specs]
     if group is None:
-        return runs.run_all(sheets, out, jobs=jobs, progress=progress, host=host)
+        return runs.run_all(resolved, out, jobs=jobs, progress=progress, host=host)
     require(jobs is None, "--jobs", jobs, "without torchrun, whose --nproc-per-node says how many processes there are")
     spread = run_apart if apart else run_together
-    return spread(sheets, out, group, progress=progress, host=host)
+    return spread(resolved, out, group, progress=progress, host=host)

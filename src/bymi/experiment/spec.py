@@ -190,7 +190,7 @@ class Spec(Section):
 
     @property
     def warm_up_steps(self) -> int:
-        return self.sheet.warm_up_steps
+        return self.resolved.warm_up_steps
 
     @property
     def methods(self) -> list[Method]:
@@ -199,15 +199,15 @@ class Spec(Section):
     @property
     def label(self) -> str:
         """Short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI, BALANCE-hardened-ByMI."""
-        return self.sheet.label
+        return self.resolved.label
 
     @property
     def digest(self) -> str:
         """Digest of this spec: equal specs, and no others, have equal digests."""
-        return self.sheet.digest
+        return self.resolved.digest
 
     @property
-    def sheet(self) -> ResolvedSpec:
+    def resolved(self) -> ResolvedSpec:
         """The resolved spec. Defaults of keys that older specs, digests and folders lack are left out."""
         values = self.model_dump(mode="json")
         for key, default in _LATER_DATA_KEYS.items():

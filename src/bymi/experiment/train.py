@@ -62,7 +62,7 @@ class TrainedRun:
     metrics: MetricsTable
     """A row per recorded round."""
     verdict: MetricsTable | None
-    """A row per flag of the last detection: `receiver`, `sender`, why, score and threshold; None without a detection."""
+    """A row per flag of the last detection: `receiver`, `sender`, `reason`, `score` and threshold; None without a detection."""
     model: nn.Module
     """The trained module: the mean over the core, or over all honest nodes without a detection."""
 
@@ -128,10 +128,10 @@ def train(
     require(len(spec.methods) == 1, "method", spec.methods, "one method per call")
     task = OwnTask(**content, model=model, loss=loss, shards=pairs, evaluate=evaluate)  # type: ignore[arg-type]
     given = Given(task, own, members)
-    sheet = spec.sheet
+    resolved = spec.resolved
     host = replace(host or Host(), keep_models="mean" if host is None or host.keep_models == "none" else host.keep_models)
-    summary = runs.run(sheet, out, None, host, partial(alone, given=given))
-    return _read(store.folder_of(Path(out), sheet), summary, model)
+    summary = runs.run(resolved, out, None, host, partial(alone, given=given))
+    return _read(store.folder_of(Path(out), resolved), summary, model)
 
 
 def _read(folder: Path, summary: dict[str, Any], model: nn.Module) -> TrainedRun:
@@ -145,9 +145,9 @@ def _read(folder: Path, summary: dict[str, Any], model: nn.Module) -> TrainedRun
 def _flags(receivers: list[dict[str, Any]]) -> MetricsTable:
     """A row per flag."""
     return MetricsTable(
-        {"receiver": one["node"], "sender": sender, "why": why, "score": score, "threshold": one["threshold"]}
+        {"receiver": one["node"], "sender": sender, "reason": reason, "score": score, "threshold": one["threshold"]}
         for one in receivers
-        for sender, why, score in zip(one["neighbours"], one["why"], one["scores"], strict=True)
+        for sender, reason, score in zip(one["neighbours"], one["reasons"], one["scores"], strict=True)
         if sender in one["flagged"]
     )
 

@@ -143,7 +143,7 @@ class PeerNetwork:
 
         return iter([NeighbourhoodReply(0, columns, points[0], read)])
 
-    def agree(self, flag: bool) -> bool:
+    def all_agree(self, flag: bool) -> bool:
         return bool((self._votes(float(flag)) == 1.0).all())
 
     def count(self, mask: Tensor) -> int:
@@ -173,7 +173,7 @@ class PeerNetwork:
             weight, self_weight = weight / total, self_weight / total
         return replace(self, hears=self.hears & ~cut, weight=weight, self_weight=self_weight)
 
-    def weigh(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> PeerNetwork:
+    def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> PeerNetwork:
         whole = PeerNetwork.of(self.session)
         cut = flagged[0] & self.hears
         if not mutual:

@@ -27,7 +27,7 @@ def draw(study: DefaultStudy, folder: Path) -> list[Path]:
     figures = draw_comparison(complete, folder, study.name) if complete else []
     data = folder / f"{study.name}.json"
     values = {
-        "study": describe(study.specs[0].sheet.values),
+        "study": describe(study.specs[0].resolved.values),
         "command": "bymi run",
         "environment": store.environment(),
         "figures": fingerprints(figures),

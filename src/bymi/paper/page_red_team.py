@@ -21,7 +21,17 @@ Runs = dict[tuple[str, str], list[dict[str, Any]]]  # (row, column) -> summaries
 
 _KEPT = (
     *("seed", "outcome", "gap", "pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss", "stuck", "core_size"),
-    *("core_byzantine", "stuck_nodes", "exiled", "guarded", "fused", "detections", "detection_seconds", "seconds", "digest"),
+    *(
+        "core_byzantine",
+        "stuck_nodes",
+        "exiled",
+        "guard_acted",
+        "fused",
+        "detections",
+        "detection_seconds",
+        "seconds",
+        "digest",
+    ),
     "acc_normal",
 )
 _SURE, _LOST, _CALM, _TIMES = 0.95, 0.05, 0.01, 10

@@ -96,7 +96,7 @@ def image_spec(data: str, attack: str, rule: str, ratio: float, column: str, see
 # docs/adr/0007-images.md has how these were found.
 _WARM_UP_PATH = {"hardened": 0.6, "receiver": 0.6}  # sum of all steps before detection
 _DETECTION: dict[str, dict[str, object]] = {
-    # About the median: at ratio 0.3 a fifth of the nodes have more liars around them than the mean survives (ADR 0003).
+    # About the median: at ratio 0.3 a fifth of the nodes have more Byzantine neighbours than the mean survives (ADR 0003).
     "receiver": {"point": "receiver", "cross_fit": True, "centre": "filtering:about=median"},
     # So few samples that two detections take a quarter of the time: every neighbour answers everybody.
     "hardened": {"sample": 32},

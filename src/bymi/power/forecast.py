@@ -61,7 +61,7 @@ class Forecast:
 def forecast(question: Setting, *, seed: int = 0) -> Forecast:
     """Simulate a setting, in a second or two: what a degree and a ratio allow, not what heavy-tailed data will do."""
     with one_thread(), torch.no_grad():
-        rows = _rows(question, JUDGES, seed, near=question.liars > 0)
+        rows = _rows(question, JUDGES, seed, near=question.byzantine > 0)
         enough = _enough(question, rows[-1], seed)
     overwhelmed = question.overwhelmed()
     anywhere = question.anywhere(overwhelmed)

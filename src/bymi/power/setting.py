@@ -40,14 +40,14 @@ class Setting:
         require(self.fdr_level >= _LOWEST_LEVEL, "alpha", self.fdr_level, f"{_LOWEST_LEVEL:g} or above")
 
     @property
-    def liars(self) -> int:
+    def byzantine(self) -> int:
         return math.floor(self.ratio * self.nodes + 1e-9)
 
     def odds(self) -> Tensor:
         """Probabilities [degree + 1] of 0, 1, ... `degree` Byzantine neighbours of an honest node (hypergeometric)."""
         count = torch.arange(self.degree + 1, dtype=torch.float64)
         others = self.nodes - 1
-        logs = _log_choose(self.liars, count) + _log_choose(others - self.liars, self.degree - count)
+        logs = _log_choose(self.byzantine, count) + _log_choose(others - self.byzantine, self.degree - count)
         chance = (logs - _log_choose(others, torch.tensor(float(self.degree), dtype=torch.float64))).exp()
         return chance / chance.sum()
 
@@ -61,7 +61,7 @@ class Setting:
 
     def anywhere(self, chance: float) -> float:
         """Probability that an event of this chance happens to some honest node, as if independent."""
-        return -math.expm1((self.nodes - self.liars) * math.log1p(-chance)) if chance < 1 else 1.0
+        return -math.expm1((self.nodes - self.byzantine) * math.log1p(-chance)) if chance < 1 else 1.0
 
     def _chance_above(self, bound: float) -> float:
         odds = self.odds()

@@ -155,7 +155,7 @@ def _scores_figure(folder: Path) -> Figure:
     """All scores in units of their receiver's threshold: honest ones around zero, Byzantine ones beyond one."""
     verdict = store.read_json(folder / store.VERDICT)
     bad = set(verdict["byzantine"])
-    if any("figures" in receiver for receiver in verdict["receivers"]):
+    if any("statistics" in receiver for receiver in verdict["receivers"]):
         return _reasons_figure(folder, verdict, bad)
     shares: dict[bool, list[float]] = {False: [], True: []}
     for receiver in verdict["receivers"]:
@@ -179,8 +179,8 @@ def _reasons_figure(folder: Path, verdict: dict[str, Any], bad: set[int]) -> Fig
     counts: dict[str, list[int]] = {}
     for receiver in verdict["receivers"]:
         if receiver["node"] not in bad:
-            for neighbour, why in zip(receiver["neighbours"], receiver["why"], strict=True):
-                counts.setdefault(why, [0, 0])[neighbour in bad] += 1
+            for neighbour, reason in zip(receiver["neighbours"], receiver["reasons"], strict=True):
+                counts.setdefault(reason, [0, 0])[neighbour in bad] += 1
     names = sorted(counts, key=lambda name: (name != "kept", sum(counts[name])))
     figure = Figure(figsize=(7, 1.4 + 0.45 * len(names)), layout="constrained")
     axes = figure.subplots()

@@ -16,15 +16,15 @@ from bymi.report.tables import narrow_table
 
 HEADINGS = (
     "rule",
-    "no liars: honest edges lost %",
+    "none Byzantine: honest edges lost %",
     "nodes that flag anybody %",
-    "liars: honest edges lost %",
+    "Byzantine nodes: honest edges lost %",
     "FDP %",
     "P_a %",
     "shift found alone",
     "shift found together",
 )
-"""Edges lost are upper bounds; liars (Byzantine nodes) are far off; a shift is found in 95 % of cases, in sigma / sqrt(N)."""
+"""Edges lost are upper bounds; Byzantine nodes are far off; a shift is found in 95 % of cases, in sigma / sqrt(N)."""
 
 _SEEN = 0.005  # shares of nodes below this are not mentioned
 _RARELY = 0.01  # nor is an event that some node has with a probability below this
@@ -34,8 +34,8 @@ def outlook_title(outlook: Forecast) -> str:
     """The setting, in one line."""
     asked = outlook.question
     return (
-        f"{asked.nodes} nodes, {asked.liars} of them liars; {asked.degree} neighbours each; FDR level {asked.fdr_level:g}. "
-        f"Ideal data: normal noise in {DIMENSIONS} dimensions; shifts in sigma/sqrt(N)."
+        f"{asked.nodes} nodes, {asked.byzantine} of them Byzantine; {asked.degree} neighbours each; "
+        f"FDR level {asked.fdr_level:g}. Ideal data: normal noise in {DIMENSIONS} dimensions; shifts in sigma/sqrt(N)."
     )
 
 
@@ -48,7 +48,7 @@ def outlook_cells(outlook: Forecast) -> list[list[str]]:
     rows = []
     for row in outlook.rows:
         shares = [f"{100 * share:.1f}" for share in (row.lost_without, row.fdp_without)]
-        if outlook.question.liars:
+        if outlook.question.byzantine:
             shares += [f"{100 * share:.1f}" for share in (row.lost, row.fdp, row.sure)]
             shares += [_shift(row.alone), _shift(row.together)]
         rows.append([row.rule, *shares, *["-"] * (len(HEADINGS) - 1 - len(shares))])
@@ -67,15 +67,15 @@ def outlook_json(outlook: Forecast) -> dict[str, Any]:
 
 def _verdict(outlook: Forecast) -> str:
     asked, row = outlook.question, outlook.hardened
-    wanted = f"honest edges lost <= {MOST_LOST_WITHOUT:.0%} without liars"
-    if asked.liars:
+    wanted = f"honest edges lost <= {MOST_LOST_WITHOUT:.0%} without Byzantine nodes"
+    if asked.byzantine:
         wanted += f" and <= {MOST_LOST:.0%} with them, P_a >= {SURE:.0%} at {FAR:g} sigma/sqrt(N)"
     if outlook.does:
         fewer = outlook.enough is not None and outlook.enough < asked.degree
         more = f"; about {outlook.enough} neighbours would do" if fewer else ""
         return f"The hardened rule reaches what we ask for ({wanted}){more}."
     checks = (
-        (row.lost_without > MOST_LOST_WITHOUT, f"{row.lost_without:.1%} lost without liars"),
+        (row.lost_without > MOST_LOST_WITHOUT, f"{row.lost_without:.1%} lost without Byzantine nodes"),
         (row.lost > MOST_LOST, f"{row.lost:.1%} lost with them"),
         (row.sure < SURE, f"P_a {row.sure:.1%}"),
     )
@@ -83,17 +83,17 @@ def _verdict(outlook: Forecast) -> str:
     todo = (
         f"raise the degree to about {outlook.enough}"
         if outlook.enough is not None
-        else "no degree that we tried does it among so few nodes with so many liars: do not trust verdicts"
+        else "no degree that we tried does it among so few nodes, so many of them Byzantine: do not trust verdicts"
     )
     return f"The hardened rule does not reach what we ask for ({wanted}): {short}; {todo}."
 
 
 def _neighbourhoods(outlook: Forecast) -> list[str]:
     asked = outlook.question
-    if not asked.liars:
+    if not asked.byzantine:
         return []
-    mean = asked.liars * asked.degree / (asked.nodes - 1)
-    line = f"An honest node has {mean:.1f} liars among its {asked.degree} neighbours on average"
+    mean = asked.byzantine * asked.degree / (asked.nodes - 1)
+    line = f"An honest node has {mean:.1f} Byzantine ones among its {asked.degree} neighbours on average"
     most = f"more than the {Panel().most:.0%} that the filter may take"
     if outlook.anywhere < _RARELY:
         return [f"{line} and hardly ever {most}: nothing to worry about up to ratio {outlook.bearable:.2f}."]
@@ -110,14 +110,14 @@ def _published(outlook: Forecast) -> list[str]:
     lines = []
     if zero.fdp_without > asked.fdr_level:
         lines.append(
-            f"Offset 0: {zero.fdp_without:.0%} of nodes flag somebody where nobody lies; the FDR level is no bound there."
+            f"Offset 0: {zero.fdp_without:.0%} of nodes flag somebody where all are honest; the FDR level is no bound there."
         )
     least = math.ceil(1 / asked.fdr_level - 1e-9)
     few = float(asked.odds()[: min(least, asked.degree + 1)].sum())
-    if asked.liars and few >= _SEEN:
+    if asked.byzantine and few >= _SEEN:
         lines.append(
-            f"Offset 1 flags at least 1/alpha = {least} neighbours or nobody, and {few:.0%} of nodes have fewer liars: "
-            f"P_a {one.sure:.0%}. Raise alpha or the degree, or use the hardened rule."
+            f"Offset 1 flags at least 1/alpha = {least} neighbours or nobody, and {few:.0%} of nodes have fewer Byzantine "
+            f"ones: P_a {one.sure:.0%}. Raise alpha or the degree, or use the hardened rule."
         )
     return lines
 
@@ -131,19 +131,21 @@ def _bounds(outlook: Forecast) -> list[str]:
             f"With {asked.degree} neighbours all bounds of the hardened rule are {wider:.2f} times as wide as with many."
         )
     if asked.degree > LARGEST:
-        lines.append(f"Simulated with {LARGEST} neighbours, the share of liars as with {asked.degree}: more change little.")
+        lines.append(
+            f"Simulated with {LARGEST} neighbours, the share of Byzantine nodes as with {asked.degree}: more change little."
+        )
     return lines
 
 
 def _shifts(outlook: Forecast) -> list[str]:
-    if not outlook.question.liars:
+    if not outlook.question.byzantine:
         return []
     row = outlook.hardened
     if row.alone is None and row.together is None:
         return [f"No shift up to {SHIFTS[-1]} sigma/sqrt(N) is found in {SURE:.0%} of cases."]
     return [
-        f"A liar off by less than {_shift(row.alone)} sigma/sqrt(N) by itself, or {_shift(row.together)} with all others one "
-        "way, may stay unseen; only more samples N a detection make that smaller."
+        f"A Byzantine node off by less than {_shift(row.alone)} sigma/sqrt(N) by itself, or {_shift(row.together)} with all "
+        "others one way, may stay unseen; only more samples N per detection make that smaller."
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bymi.runs.resolved_spec import ResolvedSpec, read_sheets, write_sheets
+from bymi.runs.resolved_spec import ResolvedSpec, read_resolved_specs, write_resolved_specs
 from bymi.runs.runner import run, run_all, steps_to_do
 
-__all__ = ["ResolvedSpec", "read_sheets", "run", "run_all", "steps_to_do", "write_sheets"]
+__all__ = ["ResolvedSpec", "read_resolved_specs", "run", "run_all", "steps_to_do", "write_resolved_specs"]

@@ -16,16 +16,16 @@ from bymi.core.interrupts import INTERRUPTED, SENTENCE
 from bymi.distributed.allocator import keep_memory
 from bymi.distributed.host import Host
 from bymi.distributed.launch import ranks
-from bymi.runs import read_sheets, run_all
+from bymi.runs import read_resolved_specs, run_all
 from bymi.runs.run_on_ranks import run_apart, run_together
-from bymi.runs.run_setup import check_sheet
+from bymi.runs.run_setup import check_resolved_spec
 
 _SAY_EVERY = 10.0  # seconds between two lines of progress
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bymi.runs", description="Run a file of sheets.")
-    parser.add_argument("sheets", type=Path, help="file written by `bymi reproduce --export`")
+    parser = argparse.ArgumentParser(prog="python -m bymi.runs", description="Run a file of resolved specs.")
+    parser.add_argument("specs", type=Path, help="file written by `bymi reproduce --export`")
     parser.add_argument("--out", type=Path, default=Path("runs"), help="folder for the run folders")
     parser.add_argument("--jobs", type=int, default=None, help="processes at a time")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
@@ -40,9 +40,9 @@ def main() -> int:
     given = parser.parse_args()
     keep_memory()
     try:
-        sheets = read_sheets(given.sheets)
-        for number, sheet in enumerate(sheets, start=1):
-            check_sheet(sheet, f"{given.sheets}, sheet {number}", imports=given.allow_imports)
+        specs = read_resolved_specs(given.specs)
+        for number, spec in enumerate(specs, start=1):
+            check_resolved_spec(spec, f"{given.specs}, spec {number}", imports=given.allow_imports)
         host = Host(
             device=given.device,
             data=given.data,
@@ -67,10 +67,10 @@ def main() -> int:
     try:
         with ranks(given.timeout, device=given.device) as group:
             if group is None:
-                results = run_all(sheets, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
+                results = run_all(specs, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
             else:
                 spread = run_apart if given.apart else run_together
-                results = spread(sheets, given.out, group, progress=progress, host=host)
+                results = spread(specs, given.out, group, progress=progress, host=host)
     except BymiError as problem:
         if not problem.said:
             sys.stderr.write(f"bymi: {problem}\n")  # in one write: other ranks may write there, too

@@ -80,7 +80,7 @@ class Checkpointer:
     def turn(self, states: Sequence[State], company: Company) -> None:
         """Store a round that some process wants stored, and stop if one of them was told to. Collective."""
         stored = self._save(states, company)
-        if not self._group.agree(self._asked is None):
+        if not self._group.all_agree(self._asked is None):
             if stored and self._group.rank == 0:
                 self._say(f"stopped after round {states[0].step}; the same command goes on from there")
             self._act(self._asked or signal.SIGTERM)  # if the signal reached another process only

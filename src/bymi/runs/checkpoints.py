@@ -22,7 +22,7 @@ from bymi.core.files import sync_folder
 from bymi.distributed.group import Group
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.safetensors_file import TensorFile, UnusableError
-from bymi.runs.state_schema import AXES, StateShape, TensorShapes, expected, pack, unpack
+from bymi.runs.state_schema import AXES, FORMER_NAMES, StateShape, TensorShapes, expected, pack, unpack
 from bymi.training.state import State
 
 _KEPT = 2  # complete rounds
@@ -101,7 +101,7 @@ def newest(
             result = make(_read(folder / name, digest, frame, places))
         except (ValueError, OSError) as problem:
             refused[name] = str(problem)
-        if group.agree(result is not None):
+        if group.all_agree(result is not None):
             break
         result = None
         refused.setdefault(name, "of no use to another process")
@@ -146,7 +146,7 @@ def _read(there: Path, digest: str, frame: StateShape, places: Sequence[Place]) 
     if not whole:
         missing = ", ".join(f"{len(paths)} of {count} shards are there" for count, paths in sorted(sets.items()))
         raise UnusableError(missing or "it is empty")
-    shards = [TensorFile(path) for path in whole[0]]
+    shards = [TensorFile(path, FORMER_NAMES) for path in whole[0]]
     first = shards[0].words
     for number, shard in enumerate(shards):
         _check(shard, {**first, "digest": digest, "bymi": bymi.__version__, "shard": number, "shards": len(shards)})

@@ -48,7 +48,7 @@ EngineMaker = Callable[[ResolvedSpec, Host], Engine]
 class OneProcess:
     """Engine with all nodes in this process."""
 
-    def __init__(self, scene: RunSetup, sheet: ResolvedSpec) -> None:
+    def __init__(self, scene: RunSetup, spec: ResolvedSpec) -> None:
         self.scene, self.group = scene, Group()
         self.places: Sequence[Place] = [Place(LocalNetwork(scene.graph).nodes)]
 
@@ -67,10 +67,10 @@ class OneProcess:
 class ManyProcesses:
     """Engine with the nodes sharded over all ranks of a group."""
 
-    def __init__(self, scene: RunSetup, sheet: ResolvedSpec, group: Group) -> None:
+    def __init__(self, scene: RunSetup, spec: ResolvedSpec, group: Group) -> None:
         assert scene.layout is not None
         scene = replace(scene, evaluator=scene.evaluator.shared(group, scene.layout))
-        self.scene, self.group, self._sheet = scene, group, sheet
+        self.scene, self.group, self._spec = scene, group, spec
         self._sharded_run = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
         networks, columns = (
             self._sharded_run.networks,
@@ -87,22 +87,22 @@ class ManyProcesses:
         def lost(lengths: Tensor) -> bool:
             return is_lost(lengths[watched])
 
-        due = partial(Recorder.due, steps=self._sheet.steps, every=self._sheet["record_every"])
+        due = partial(Recorder.due, steps=self._spec.steps, every=self._spec["record_every"])
         return whole_rounds(self._sharded_run, self.scene.plan, states, due=due, lost=lost, wants=wants)
 
     def models(self, states: Sequence[State]) -> Models:
         return Scattered([state.theta for state in states], self._sharded_run.router)
 
 
-def alone(sheet: ResolvedSpec, host: Host, given: Given | None = None) -> Engine:
+def alone(spec: ResolvedSpec, host: Host, given: Given | None = None) -> Engine:
     """The engine of a run in this process."""
-    return OneProcess(set_up_run(sheet, host, given=given), sheet)
+    return OneProcess(set_up_run(spec, host, given=given), spec)
 
 
-def lay_out(sheet: ResolvedSpec, host: Host, group: Group) -> Engine:
+def lay_out(spec: ResolvedSpec, host: Host, group: Group) -> Engine:
     """The engine of a run over a group; a single rank that computes all nodes at once uses OneProcess. Collective."""
-    setup = _by_all(group, lambda: set_up_run(sheet, host, group))
-    return OneProcess(setup, sheet) if setup.layout is None else ManyProcesses(setup, sheet, group)
+    setup = _by_all(group, lambda: set_up_run(spec, host, group))
+    return OneProcess(setup, spec) if setup.layout is None else ManyProcesses(setup, spec, group)
 
 
 def _by_all(group: Group, build: Callable[[], RunSetup]) -> RunSetup:

@@ -20,13 +20,13 @@ _MANY, _AT_ONCE = 1000, 128  # from _MANY nodes on, data are drawn for _AT_ONCE 
 _DRAWS = 8  # rounds whose mini-batches are drawn together
 
 
-def needs(sheet: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
+def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
     """Lower bounds in bytes for the parts of a run, for a process that holds one of `ranks` equal parts of the nodes.
 
     Measured peaks are one to two times the sum; detection in the hardened profile may take more.
     """
-    task = build_part(TASKS, sheet["data"])
-    nodes = sheet["nodes"]
+    task = build_part(TASKS, spec["data"])
+    nodes = spec["nodes"]
     held = math.ceil(nodes / ranks)
     if isinstance(task, Linear):
         drawn = held if nodes < _MANY else min(held, _AT_ONCE)
@@ -41,21 +41,21 @@ def needs(sheet: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
         return {}
     size = task.dtype.itemsize
     kept = size * sample if nodes < _MANY and isinstance(task, Linear) else 0
-    rounds = {"warm_up": sheet.warm_up_steps, "optimisation": sheet.steps - sheet.warm_up_steps}
-    if sheet.method != "drsgd-bymi" and sheet["alone"] is not None:
-        rounds = {"alone": sheet.steps}
-    picked = max(sheet[phase]["batch"] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
+    rounds = {"warm_up": spec.warm_up_steps, "optimisation": spec.steps - spec.warm_up_steps}
+    if spec.method != "drsgd-bymi" and spec["alone"] is not None:
+        rounds = {"alone": spec.steps}
+    picked = max(spec[phase]["batch"] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
     return {
-        "graph": _graph(sheet),
+        "graph": _graph(spec),
         "data": data,
         "models": 4 * held * numbers * size,  # parameters, gradients, messages, averages
         "mini-batches": held * picked,
     }
 
 
-def _graph(sheet: ResolvedSpec) -> int:
+def _graph(spec: ResolvedSpec) -> int:
     """Matrices [M, M] plus the edges that networkx holds while the graph is drawn, or neighbour lists."""
-    graph, nodes = sheet["graph"], int(sheet["nodes"])
+    graph, nodes = spec["graph"], int(spec["nodes"])
     usual = {"erdos-renyi": graph.get("p", 0) * nodes, "complete": nodes - 1}
     degree = float(usual.get(graph["name"], graph.get("degree", 2)))
     longest = 1.5 * degree if graph["name"] == "erdos-renyi" else degree
@@ -64,19 +64,19 @@ def _graph(sheet: ResolvedSpec) -> int:
     return 20 * nodes**2 + math.ceil(100 * nodes * degree)
 
 
-def check(sheet: ResolvedSpec, host: Host, ranks: int = 1) -> None:
+def check(spec: ResolvedSpec, host: Host, ranks: int = 1) -> None:
     """Raise OutOfMemoryError, in one line, if a run takes more memory than this machine has."""
     limit = available()
     if limit is None:
         return
-    if host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda":
+    if host.place(gains=TASKS[spec["data"]["name"]].gains).type == "cuda":
         limit += torch.cuda.mem_get_info()[0]
-    parts = needs(sheet, ranks)
+    parts = needs(spec, ranks)
     total = sum(parts.values())
     if total > limit:
         words = ", ".join(f"{name} {in_bytes(count)}" for name, count in sorted(parts.items(), key=lambda part: -part[1]))
         raise OutOfMemoryError(
-            f"{sheet.label}, seed {sheet.seed}: it needs about {in_bytes(total)} of memory ({words}) and {in_bytes(limit)} are "
+            f"{spec.label}, seed {spec.seed}: it needs about {in_bytes(total)} of memory ({words}) and {in_bytes(limit)} are "
             "available; try fewer nodes or arcs, samples or dimensions, or a smaller batch"
         )
 

@@ -19,7 +19,7 @@ from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
 from bymi.training.phases import Snapshot
 from bymi.training.state import RoundCounts
 
-_COUNTS = ("local_steps", "fuse_rounds", "detections", "guarded")
+_COUNTS = ("local_steps", "fuse_rounds", "detections", "guard_acted")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
 _SOON = 2  # detections within which a flagged honest node should be reinstated
 
@@ -55,7 +55,7 @@ SUMMARY_KEYS = (
     "fused",
     "detections",
     "exiled",
-    "guarded",
+    "guard_acted",
     "theory",
     "detection_seconds",
     "seconds",
@@ -68,7 +68,7 @@ number of honest nodes most of whose arcs are stuck (their data are extreme, or 
 the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes,
 `fused` of messages between honest nodes (clipped as far out). `gap` and `acc_scc` are of the mean model of the core: all of its
 `core_size` nodes, of which `core_byzantine` are Byzantine; without a detection `gap` is of the mean over honest nodes.
-`exiled`: honest nodes that were flagged by most of the honest nodes that receive from them. `guarded`: verdicts of honest
+`exiled`: honest nodes that were flagged by most of the honest nodes that receive from them. `guard_acted`: verdicts of honest
 nodes, over all detections, that flagged a majority and were reduced to hard evidence. `model_bytes`: size of the files of
 trained models in the folder; `model_finite`: whether all numbers in them are finite. `theory`: what the convergence theorem
 requires over the pruned graph, and what the run did (bymi.runs.convergence_theory).
@@ -126,7 +126,7 @@ class Recorder:
         self._capped, self._floored = torch.zeros_like(self._unheard), torch.zeros_like(self._unheard)
         self._honest_arcs = _between(graph, ~byzantine)
         self._fused, self._fuse_rounds = torch.zeros_like(self._unheard[0]), 0
-        self._detections, self._guarded, self._worst_loss = 0, 0, 0.0
+        self._detections, self._guard_acted, self._worst_loss = 0, 0, 0.0
         self._cut_for = torch.zeros(graph.hears.shape, dtype=torch.int16, device=byzantine.device)
         self._ever, self._stuck = torch.zeros_like(graph.hears), torch.zeros_like(graph.hears)
         self._last: dict[str, Any] = {}
@@ -175,7 +175,9 @@ class Recorder:
             cut = self._honest_arcs & ~self._pruned.hears
             self._cut_for = (self._cut_for + 1) * cut
             self._ever, self._stuck = self._ever | cut, self._stuck | (self._cut_for > _SOON)
-            self._guarded += int(snapshot.verdict.guarded[self._honest].sum()) if snapshot.verdict.guarded.numel() else 0
+            self._guard_acted += (
+                int(snapshot.verdict.guard_acted[self._honest].sum()) if snapshot.verdict.guard_acted.numel() else 0
+            )
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
         recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
         # On an accelerator, reading norms in every round would make the host wait.
@@ -279,7 +281,7 @@ class Recorder:
                 stuck_nodes=int((2 * self._graph.count(self._stuck) > self._graph.count(self._honest_arcs)).sum()),
                 detections=self._detections,
                 exiled=exiled(self.verdict.flagged, self._graph, self._byzantine),
-                guarded=self._guarded,
+                guard_acted=self._guard_acted,
                 detection_seconds=round(detection_seconds, 3),
                 fused=int(self._fused) / max(1, self._fuse_rounds * int(self._honest_arcs.sum())),
                 core_size=int(self._core.members.sum()),
@@ -326,16 +328,16 @@ class Recorder:
             blank = torch.zeros(self._cut_for.shape, dtype=torch.float64, device=device)
             # Neighbour lists have fewer columns than there are nodes.
             node, mask = blank.new_zeros(len(blank)), torch.zeros_like(blank, dtype=torch.bool)
-            why = _like(parts, "verdict.why", mask.to(torch.int8))
-            if bool(((why < 0) | (why >= len(REASONS))).any()):
+            reason = _like(parts, "verdict.reason", mask.to(torch.int8))
+            if bool(((reason < 0) | (reason >= len(REASONS))).any()):
                 raise ValueError("a verdict for reasons that there are not")
-            full = bool(parts["verdict.figure"].numel()) if "verdict.figure" in parts else False
-            extra = {"figure": blank, "taken": node, "guarded": node > 0} if full else {}
+            full = bool(parts["verdict.statistic"].numel()) if "verdict.statistic" in parts else False
+            extra = {"statistic": blank, "filtered_weight": node, "guard_acted": node > 0} if full else {}
             self.verdict = Verdict(
                 scores=_like(parts, "verdict.scores", blank),
                 threshold=_like(parts, "verdict.threshold", node),
                 flagged=_like(parts, "verdict.flagged", mask),
-                why=why,
+                reason=reason,
                 **{name: _like(parts, f"verdict.{name}", part) for name, part in extra.items()},
             )
             members, perron = _like(parts, "members", node > 0), _like(parts, "perron", node)

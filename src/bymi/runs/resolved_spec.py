@@ -1,7 +1,7 @@
 """Resolved specs: all settings of a run as plain values.
 
 Specs are validated by pydantic once, where a person writes them. From here on only torch, numpy and networkx are needed, so
-that a file of resolved specs (called sheets in files and messages) runs on a bare machine with an accelerator.
+that a file of resolved specs runs on a bare machine with an accelerator.
 """
 
 from __future__ import annotations
@@ -115,15 +115,15 @@ def fits(value: object, hint: Any) -> bool:
     return hint not in (bool, str, dict, types.NoneType) or type(value) is hint
 
 
-def write_sheets(path: Path, sheets: list[ResolvedSpec]) -> None:
+def write_resolved_specs(path: Path, specs: list[ResolvedSpec]) -> None:
     """Write a file of resolved specs, for `python -m bymi.runs`."""
     if not path.parent.is_dir() or path.is_dir():
         raise InputError(f"cannot write {path}: {'Is a directory' if path.is_dir() else 'No such file or directory'}")
-    files.write_bytes(path, (json.dumps([sheet.values for sheet in sheets]) + "\n").encode())
+    files.write_bytes(path, (json.dumps([spec.values for spec in specs]) + "\n").encode())
 
 
-def read_sheets(path: Path) -> list[ResolvedSpec]:
-    """The resolved specs of a file, each with all keys. Their values are checked by `run_setup.check_sheet`."""
+def read_resolved_specs(path: Path) -> list[ResolvedSpec]:
+    """The resolved specs of a file, each with all keys. Their values are checked by `run_setup.check_resolved_spec`."""
     content = files.read_bytes(path, limit=_SHEETS_LIMIT)
     try:
         listed = files.parse_json(content)
@@ -131,4 +131,4 @@ def read_sheets(path: Path) -> list[ResolvedSpec]:
             raise ValueError(f"expected a list of tables with the keys {', '.join(sorted(_KEYS))}")
         return [ResolvedSpec(values) for values in listed]
     except (ValueError, TypeError) as problem:
-        raise InputError(f"{path} is not a file of sheets: {problem}") from None
+        raise InputError(f"{path} is not a file of resolved specs: {problem}") from None

@@ -128,13 +128,13 @@ def prepare(out: Path) -> None:
 
 
 @contextmanager
-def writing(out: Path, sheet: ResolvedSpec, *, again: bool = False) -> Iterator[Path]:
+def writing(out: Path, spec: ResolvedSpec, *, again: bool = False) -> Iterator[Path]:
     """Yield a scratch folder for one run; it is renamed to its final place if the block succeeds, else removed.
 
     An incomplete folder in that place is replaced. If another process has completed the same run in the meantime its folder
     stays, unless `again`.
     """
-    place = folder_of(out, sheet)
+    place = folder_of(out, spec)
     files.refuse_link(place)
     if place.exists() and not place.is_dir():
         raise InputError(f"{place}: got a file, allowed: a run folder, or nothing yet")
@@ -142,7 +142,7 @@ def writing(out: Path, sheet: ResolvedSpec, *, again: bool = False) -> Iterator[
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     try:
-        write_json(scratch / SPEC, sheet.values)
+        write_json(scratch / SPEC, spec.values)
         write_json(scratch / ENVIRONMENT, environment())
         yield scratch
         seal(scratch)
@@ -202,8 +202,8 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> 
     receivers = []
     arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
     graph = graph.to("cpu")
-    all_scores, reasons = verdict.scores.cpu(), verdict.why.cpu()
-    hardened, figures = bool(verdict.figure.numel()), verdict.figure.cpu()
+    all_scores, reasons = verdict.scores.cpu(), verdict.reason.cpu()
+    hardened, statistics = bool(verdict.statistic.numel()), verdict.statistic.cpu()
     for node, limit in enumerate(limits):
         places = arcs[node].nonzero().flatten()
         neighbours = graph.nodes_at(torch.full_like(places, node), places)
@@ -214,11 +214,14 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> 
             "neighbours": neighbours.tolist(),
             "scores": [_plain(score) for score in scores],
             "flagged": neighbours[flags[node, places]].tolist(),
-            "why": [REASONS[code] for code in reasons[node, places].tolist()],
+            "reasons": [REASONS[code] for code in reasons[node, places].tolist()],
         }
         if hardened:
-            entry["figures"] = [_plain(figure) for figure in figures[node, places].tolist()]
-            entry["taken"], entry["guarded"] = float(verdict.taken[node]), bool(verdict.guarded[node])
+            entry["statistics"] = [_plain(value) for value in statistics[node, places].tolist()]
+            entry["filtered_weight"], entry["guard_acted"] = (
+                float(verdict.filtered_weight[node]),
+                bool(verdict.guard_acted[node]),
+            )
         receivers.append(entry)
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
 

@@ -23,47 +23,47 @@ from bymi.runs.runner import Progress, Result, follow, run, run_all
 
 
 def run_together(
-    sheets: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
+    specs: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
 ) -> list[Result]:
     """Run specs one after the other, the nodes of each sharded over all ranks; rank 0 returns the results. Collective."""
     out, tell = Path(out), progress or (lambda index, steps: None)
     host = _host(host, group)
-    _check(sheets, group)
-    for sheet in sheets:
-        _enough_nodes(sheet, group)
-    results = [_run(sheet, out, partial(tell, index), host, group) for index, sheet in enumerate(sheets)]
+    _check(specs, group)
+    for spec in specs:
+        _enough_nodes(spec, group)
+    results = [_run(spec, out, partial(tell, index), host, group) for index, spec in enumerate(specs)]
     return results if group.rank == 0 else []
 
 
-def _run(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
+def _run(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
     """One run over all ranks. Rank 0 decides whether it is complete already: the others may not see its folders."""
     if host.again:
-        shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
-    if group.agree(not host.again and (group.rank > 0 or store.is_complete(store.folder_of(out, sheet)))):
-        return run(sheet, out, None, host) if group.rank == 0 else None
+        shutil.rmtree(store.checkpoints_of(out, spec), ignore_errors=True)
+    if group.all_agree(not host.again and (group.rank > 0 or store.is_complete(store.folder_of(out, spec)))):
+        return run(spec, out, None, host) if group.rank == 0 else None
     plot, result = partial(lay_out, group=group), None
     if group.rank == 0:
-        result = run(sheet, out, tell, host, plot)
+        result = run(spec, out, tell, host, plot)
     else:
-        follow(sheet, host, store.checkpoints_of(out, sheet), plot)
+        follow(spec, host, store.checkpoints_of(out, spec), plot)
     group.moment = "at the end of a run"
-    group.agree(True)  # no checkpoint is removed before the summary is written
-    shutil.rmtree(store.checkpoints_of(out, sheet), ignore_errors=True)
+    group.all_agree(True)  # no checkpoint is removed before the summary is written
+    shutil.rmtree(store.checkpoints_of(out, spec), ignore_errors=True)
     return result
 
 
 def run_apart(
-    sheets: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
+    specs: Sequence[ResolvedSpec], out: str | Path, group: Group, *, progress: Progress | None = None, host: Host | None = None
 ) -> list[Result]:
     """Run specs side by side, each whole on one rank, which writes its folder to a shared file system. Collective."""
     host = _host(host, group)
-    _check(sheets, group)
+    _check(specs, group)
     tell = progress or (lambda index, steps: None)
     failed = {}
-    while (index := group.take("next run")) < len(sheets):
-        group.moment = f"in run {index + 1} of {len(sheets)}"
+    while (index := group.take("next run")) < len(specs):
+        group.moment = f"in run {index + 1} of {len(specs)}"
         # A free rank takes the next run: some take longer than others.
-        (result,) = run_all([sheets[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
+        (result,) = run_all([specs[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
         if isinstance(result, BymiError):
             failed[str(index)] = [result.exit_code, str(result)]
     group.say("all runs")
@@ -72,7 +72,7 @@ def run_apart(
     if group.rank:
         return []
     host = replace(host, again=False)  # all runs are complete now: read them
-    return [error_of(*errors[index]) if index in errors else run(sheet, out, None, host) for index, sheet in enumerate(sheets)]
+    return [error_of(*errors[index]) if index in errors else run(spec, out, None, host) for index, spec in enumerate(specs)]
 
 
 def _as_run(index: int, tell: Progress) -> Progress:
@@ -85,11 +85,11 @@ def _host(host: Host | None, group: Group) -> Host:
     return replace(host, threads=host.threads_beside(beside))
 
 
-def _enough_nodes(sheet: ResolvedSpec, group: Group) -> None:
-    if sheet["nodes"] < group.size:
-        raise InputError(f"nodes: got {sheet['nodes']} for {group.size} ranks, allowed: a node or more for each rank")
+def _enough_nodes(spec: ResolvedSpec, group: Group) -> None:
+    if spec["nodes"] < group.size:
+        raise InputError(f"nodes: got {spec['nodes']} for {group.size} ranks, allowed: a node or more for each rank")
 
 
-def _check(sheets: Sequence[ResolvedSpec], group: Group) -> None:
-    digests = ", ".join(sheet.digest for sheet in sheets)
+def _check(specs: Sequence[ResolvedSpec], group: Group) -> None:
+    digests = ", ".join(spec.digest for spec in specs)
     same_everywhere(group, {"bymi": bymi.__version__, "torch": torch.__version__, "spec": digests})

@@ -52,7 +52,7 @@ class Given:
 
 
 def set_up_run(
-    sheet: ResolvedSpec, host: Host | None = None, group: Group | None = None, given: Given | None = None
+    spec: ResolvedSpec, host: Host | None = None, group: Group | None = None, given: Given | None = None
 ) -> RunSetup:
     """The objects of a run. Each part has its own random stream: another attack leaves the graph as it was.
 
@@ -60,47 +60,47 @@ def set_up_run(
     """
     given = given or Given()
     host = host or Host()
-    footprint.check(sheet, host, 1 if group is None else group.size)
-    seed = sheet.seed
-    attack: Attack = build_part(attacks.ATTACKS, sheet["attack"])
-    task: Task = given.task or build_part(TASKS, sheet["data"])
-    byzantine, graph = _roles_and_graph(sheet, given)
-    require(graph.size == sheet["nodes"], "graph", f"{graph.size} nodes", f"nodes = {sheet['nodes']}")
-    if sheet.method == "drsgd-bymi" and sheet["detection"]["pruning"] == "mutual":
+    footprint.check(spec, host, 1 if group is None else group.size)
+    seed = spec.seed
+    attack: Attack = build_part(attacks.ATTACKS, spec["attack"])
+    task: Task = given.task or build_part(TASKS, spec["data"])
+    byzantine, graph = _roles_and_graph(spec, given)
+    require(graph.size == spec["nodes"], "graph", f"{graph.size} nodes", f"nodes = {spec['nodes']}")
+    if spec.method == "drsgd-bymi" and spec["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
     device = host.place(gains=task.gains)
     layout = None if group is None else default_layout(graph, task.dtype, device, group)
     blocks = None if layout is None or group is None else layout.blocks(group.rank)
     problem, evaluator = task.build(byzantine, attack, host, seed, blocks)
-    if graph.knows_tracker_limit and sheet["optimisation"]["premix_rounds"] is None:
-        level = sheet["byzantine_level"] or getattr(attack, "level", None)
+    if graph.knows_tracker_limit and spec["optimisation"]["premix_rounds"] is None:
+        level = spec["byzantine_level"] or getattr(attack, "level", None)
         allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
-        require(level != "tracker", "attack", sheet["attack"]["name"], allowed)
+        require(level != "tracker", "attack", spec["attack"]["name"], allowed)
     byzantine = byzantine.to(device)
     return RunSetup(
         byzantine=byzantine,
         graph=graph.to(device),
         problem=problem,
         evaluator=evaluator,
-        adversary=_adversary(byzantine, attack, sheet),
-        plan=make_plan(sheet, task.identification_of(problem.samples), problem.samples),
+        adversary=_adversary(byzantine, attack, spec),
+        plan=make_plan(spec, task.identification_of(problem.samples), problem.samples),
         layout=None if layout is None else layout.to(device),
     )
 
 
-def _adversary(byzantine: Tensor, attack: attacks.Attack, sheet: ResolvedSpec) -> Adversary:
+def _adversary(byzantine: Tensor, attack: attacks.Attack, spec: ResolvedSpec) -> Adversary:
     """The adversary of a run. A data attack acts before the run and leaves messages alone."""
-    options = {key: sheet[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
+    options = {key: spec[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
     attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
     sent = None if isinstance(attack, attacks.DataAttack) else attack
-    return Adversary(byzantine, sent, seed=sheet.seed, **options)
+    return Adversary(byzantine, sent, seed=spec.seed, **options)
 
 
-def _roles_and_graph(sheet: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
+def _roles_and_graph(spec: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
     """Mask [M] of floor(ratio m) Byzantine nodes, drawn before the graph or placed on it, unless given; and the graph."""
-    nodes, how, seed = sheet["nodes"], sheet["byzantine_placement"], sheet.seed
-    count = math.floor(sheet["byzantine_ratio"] * nodes + 1e-9)
-    recipe: topology.Topology = build_part(topology.TOPOLOGIES, sheet["graph"])
+    nodes, how, seed = spec["nodes"], spec["byzantine_placement"], spec.seed
+    count = math.floor(spec["byzantine_ratio"] * nodes + 1e-9)
+    recipe: topology.Topology = build_part(topology.TOPOLOGIES, spec["graph"])
     if given.byzantine is None and how != "random":
         graph = given.graph or recipe.draw(nodes, seed=seed)
         return attacks.place(graph, count, how, seed=seed), graph
@@ -110,37 +110,37 @@ def _roles_and_graph(sheet: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
     return byzantine, given.graph or recipe.draw(nodes, seed=seed, must_connect=~byzantine)
 
 
-def make_plan(sheet: ResolvedSpec, identification: int, samples: int) -> Plan:
+def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
     """The plan of a resolved spec, where nodes have `samples` samples and use `identification` of them in detection."""
-    warm_up, judging, optimisation = sheet["warm_up"], sheet["detection"], dict(sheet["optimisation"])
+    warm_up, judging, optimisation = spec["warm_up"], spec["detection"], dict(spec["optimisation"])
     if isinstance(judging["sample"], int):
         require(judging["sample"] <= samples, "detection.sample", judging["sample"], f"2 to {samples}, all that a node has")
     size, schedule = optimisation.pop("step_size"), optimisation.pop("schedule")
-    value = theorem_step(sheet["nodes"], sheet.steps - sheet.warm_up_steps) if isinstance(size, str) else size
+    value = theorem_step(spec["nodes"], spec.steps - spec.warm_up_steps) if isinstance(size, str) else size
     parts = {
         "centre": build_part(detection.CENTRES, judging["centre"]),
         "scale": build_part(detection.SCALES, judging["scale"]),
         "threshold": build_part(detection.THRESHOLDS, judging.get("threshold", {"name": "published"})),
-        "panel": None if sheet["panel"] is None else detection.Panel(**sheet["panel"]),
+        "panel": None if spec["panel"] is None else detection.Panel(**spec["panel"]),
     }
-    whole = sheet.method == "drsgd-bymi"
-    alone = None if whole else sheet["alone"]  # step sizes of a baseline's own, over all rounds
+    whole = spec.method == "drsgd-bymi"
+    alone = None if whole else spec["alone"]  # step sizes of a baseline's own, over all rounds
     pace = alone or warm_up
     return Plan(
-        steps=sheet.steps,
-        warm_up_steps=sheet.steps if alone else sheet.warm_up_steps,
+        steps=spec.steps,
+        warm_up_steps=spec.steps if alone else spec.warm_up_steps,
         warm_up=WarmUp(
-            rule=aggregation.Average() if sheet.method == "dsgd" else build_part(aggregation.RULES, warm_up["rule"]),
+            rule=aggregation.Average() if spec.method == "dsgd" else build_part(aggregation.RULES, warm_up["rule"]),
             step_size=StepSize(pace["step_size"], pace["schedule"]),
             batch=pace["batch"],
             cool_down=warm_up["cool_down"],
         ),
         detector=detection.Detector(**{**judging, **parts}) if whole else None,
         optimisation=Optimisation(step_size=StepSize(value, schedule), **optimisation),
-        watch=detection.Watch(**sheet["watch"]) if whole and sheet["watch"] is not None else None,
+        watch=detection.Watch(**spec["watch"]) if whole and spec["watch"] is not None else None,
         identification=identification,
-        seed=sheet.seed,
-        stop=None if sheet["stop"] is None else Stop(**sheet["stop"]),
+        seed=spec.seed,
+        stop=None if spec["stop"] is None else Stop(**spec["stop"]),
     )
 
 
@@ -158,36 +158,36 @@ _DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dic
 _OPTIMISATION = {**get_type_hints(Optimisation), "step_size": float | Literal["theorem"], "schedule": str}
 
 
-def check_sheet(sheet: ResolvedSpec, where: str, *, imports: bool = False) -> None:
+def check_resolved_spec(spec: ResolvedSpec, where: str, *, imports: bool = False) -> None:
     """Raise InputError, in one line that begins with `where`, for a resolved spec that no spec could have given.
 
     Checks types, bounds and names of all keys; what depends on data or on the graph shows when the run begins. Unless `imports`
     are allowed, nothing that the spec names is imported.
     """
     try:
-        require_types(sheet.values, _TYPES)
+        require_types(spec.values, _TYPES)
         if not imports:
-            refuse_imports(sheet.values, where)
+            refuse_imports(spec.values, where)
         lowest = {"nodes": 2, "steps": 2, "record_every": 1, "byzantine_start": 0}
         for key, least in lowest.items():
-            require(sheet[key] >= least, key, sheet[key], f"{least} or more")
-        require(0 <= sheet["byzantine_ratio"] < 0.5, "byzantine_ratio", sheet["byzantine_ratio"], "0 up to, not including, 0.5")
-        seed = sheet["seed"]
+            require(spec[key] >= least, key, spec[key], f"{least} or more")
+        require(0 <= spec["byzantine_ratio"] < 0.5, "byzantine_ratio", spec["byzantine_ratio"], "0 up to, not including, 0.5")
+        seed = spec["seed"]
         require(type(seed) is int and 0 <= seed <= LARGEST_SEED, "seed", seed, f"an integer from 0 to {LARGEST_SEED}")
-        require_types(sheet["warm_up"], _WARM_UP, "warm_up.")
-        require_types(sheet["detection"], _DETECTION, "detection.")
-        require_types(sheet["optimisation"], _OPTIMISATION, "optimisation.")
-        if sheet["alone"] is not None:
-            require_types(sheet["alone"], _WARM_UP, "alone.")
+        require_types(spec["warm_up"], _WARM_UP, "warm_up.")
+        require_types(spec["detection"], _DETECTION, "detection.")
+        require_types(spec["optimisation"], _OPTIMISATION, "optimisation.")
+        if spec["alone"] is not None:
+            require_types(spec["alone"], _WARM_UP, "alone.")
         for key, kind in (("panel", detection.Panel), ("watch", detection.Watch), ("stop", Stop)):
-            if sheet[key] is not None:
-                make(kind, sheet[key])
+            if spec[key] is not None:
+                make(kind, spec[key])
         for table, part in ((attacks.ATTACKS, "attack"), (TASKS, "data"), (topology.TOPOLOGIES, "graph")):
-            make(table[sheet[part]["name"]], {key: value for key, value in sheet[part].items() if key != "name"})
-        _adversary(torch.zeros(2, dtype=torch.bool), build_part(attacks.ATTACKS, sheet["attack"]), sheet)
-        make_plan(sheet, 2, 4 if sheet["detection"]["sample"] in ("identification", "all") else sheet["detection"]["sample"])
-        sheet.digest  # noqa: B018 - names the method and its rule, too
-        sheet.label  # noqa: B018
+            make(table[spec[part]["name"]], {key: value for key, value in spec[part].items() if key != "name"})
+        _adversary(torch.zeros(2, dtype=torch.bool), build_part(attacks.ATTACKS, spec["attack"]), spec)
+        make_plan(spec, 2, 4 if spec["detection"]["sample"] in ("identification", "all") else spec["detection"]["sample"])
+        spec.digest  # noqa: B018 - names the method and its rule, too
+        spec.label  # noqa: B018
     except BymiError as problem:
         raise InputError(f"{where}: {str(problem).removeprefix(f'{where}: ')}") from None
     except (LookupError, TypeError, ValueError, AttributeError) as problem:

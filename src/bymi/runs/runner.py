@@ -51,7 +51,7 @@ _queue: Any = None  # of a worker process only: where it reports its progress
 
 
 def run(
-    sheet: ResolvedSpec,
+    spec: ResolvedSpec,
     out: str | Path = "runs",
     tell: Callable[[int], None] | None = None,
     host: Host | None = None,
@@ -63,40 +63,40 @@ def run(
     with the number of steps done since its last call. `plot` builds the engine; default: all nodes in this process.
     """
     out = Path(out)
-    folder = store.folder_of(out, sheet)
+    folder = store.folder_of(out, spec)
     host = host or Host()
     if host.again or not store.is_complete(folder):
         store.prepare(out)
         host = replace(host, threads=host.threads_beside(1))
-        checkpoint_folder = store.checkpoints_of(out, sheet)
+        checkpoint_folder = store.checkpoints_of(out, spec)
         if host.again:
             shutil.rmtree(checkpoint_folder, ignore_errors=True)
-        with one_thread(), _refusals_of(sheet), store.writing(out, sheet, again=host.again) as scratch:
-            _execute(sheet, scratch, tell or (lambda steps: None), host, checkpoint_folder, plot)
+        with one_thread(), _refusals_of(spec), store.writing(out, spec, again=host.again) as scratch:
+            _execute(spec, scratch, tell or (lambda steps: None), host, checkpoint_folder, plot)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
 
 
 @contextmanager
-def _refusals_of(sheet: ResolvedSpec) -> Iterator[None]:
+def _refusals_of(spec: ResolvedSpec) -> Iterator[None]:
     """Turn a full disk, a vanished folder or too little memory into errors of one line that name the run."""
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as problem:
-        refused = system_refusal(problem, f"{sheet.label}, seed {sheet.seed}")
+        refused = system_refusal(problem, f"{spec.label}, seed {spec.seed}")
         if refused is None:
             raise
         raise refused from None
 
 
-def steps_to_do(sheets: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
+def steps_to_do(specs: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
     """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
-    return sum(sheet.steps for sheet in sheets if again or not store.is_complete(store.folder_of(Path(out), sheet)))
+    return sum(spec.steps for spec in specs if again or not store.is_complete(store.folder_of(Path(out), spec)))
 
 
 def run_all(
-    sheets: Sequence[ResolvedSpec],
+    specs: Sequence[ResolvedSpec],
     out: str | Path,
     *,
     jobs: int | None = None,
@@ -112,45 +112,45 @@ def run_all(
     out = Path(out)
     tell = progress or (lambda index, steps: None)
     host = host or Host()
-    todo = [i for i, sheet in enumerate(sheets) if host.again or not store.is_complete(store.folder_of(out, sheet))]
+    todo = [i for i, spec in enumerate(specs) if host.again or not store.is_complete(store.folder_of(out, spec))]
     if todo:  # complete folders can be read where nothing can be written
         store.prepare(out)
-    results: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(sheets[index], host)) is not None}
+    results: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(specs[index], host)) is not None}
     todo = [index for index in todo if index not in results]
-    jobs = min(len(todo), jobs or _usual_jobs([sheets[index] for index in todo], host))
+    jobs = min(len(todo), jobs or _usual_jobs([specs[index] for index in todo], host))
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
         work = partial(_work, out=out, host=host, until=until)
-        outcomes = _run_in_processes([sheets[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
+        outcomes = _run_in_processes([specs[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
         results.update(zip(todo, outcomes, strict=True))
     else:
-        results.update((index, _attempt(sheets[index], out, partial(tell, index), host, until)) for index in todo)
+        results.update((index, _attempt(specs[index], out, partial(tell, index), host, until)) for index in todo)
     return [
-        results[index] if index in results else _attempt(sheet, out, partial(tell, index), host, None)
-        for index, sheet in enumerate(sheets)
+        results[index] if index in results else _attempt(spec, out, partial(tell, index), host, None)
+        for index, spec in enumerate(specs)
     ]
 
 
-def _too_large(sheet: ResolvedSpec, host: Host) -> BymiError | None:
+def _too_large(spec: ResolvedSpec, host: Host) -> BymiError | None:
     """The error of a run that does not fit into memory, before a process is started for it; else None."""
     try:
-        footprint.check(sheet, host)
+        footprint.check(spec, host)
     except BymiError as problem:
         return problem
     return None
 
 
-def _usual_jobs(sheets: Sequence[ResolvedSpec], host: Host) -> int:
+def _usual_jobs(specs: Sequence[ResolvedSpec], host: Host) -> int:
     """One run per core, or a few that share a GPU; no more than fit into memory, with room to spare."""
-    on_gpu = any(host.place(gains=TASKS[sheet["data"]["name"]].gains).type == "cuda" for sheet in sheets)
+    on_gpu = any(host.place(gains=TASKS[spec["data"]["name"]].gains).type == "cuda" for spec in specs)
     cores = os.cpu_count() or 1
-    memory, largest = available(), max((sum(footprint.needs(sheet).values()) for sheet in sheets), default=0)
+    memory, largest = available(), max((sum(footprint.needs(spec).values()) for spec in specs), default=0)
     fitting = cores if memory is None else max(1, memory // max(1, _ROOM * largest))
     return min(_ON_ONE_GPU if on_gpu else cores, cores, fitting)
 
 
 def _run_in_processes(
-    sheets: Sequence[ResolvedSpec], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
+    specs: Sequence[ResolvedSpec], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
 ) -> list[Result]:
     """Run specs in `jobs` processes and report their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
@@ -160,7 +160,7 @@ def _run_in_processes(
     before = _stop_on_terminate()
     try:
         with _block_interrupts():
-            futures = [pool.submit(work, index, sheet.values) for index, sheet in enumerate(sheets)]
+            futures = [pool.submit(work, index, spec.values) for index, spec in enumerate(specs)]
         waiting: set[Future[Any]] = set(futures)
         while waiting:
             _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
@@ -225,31 +225,31 @@ def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: f
     return _attempt(ResolvedSpec(values), out, lambda steps: _queue.put((index, steps)), host, until)
 
 
-def _attempt(sheet: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, until: float | None) -> Result:
+def _attempt(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, until: float | None) -> Result:
     if until is not None and time.time() > until:
         return None
     try:
-        return run(sheet, out, tell, host)
+        return run(spec, out, tell, host)
     except BymiError as problem:
         return problem
 
 
 def _execute(
-    sheet: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: EngineMaker
+    spec: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: EngineMaker
 ) -> None:
-    engine = plot(sheet, host)
+    engine = plot(spec, host)
     with (folder / store.METRICS).open("wb") as metrics:
-        log = _walk(engine, sheet, host, checkpoint_folder, tell, metrics.write)
+        log = _walk(engine, spec, host, checkpoint_folder, tell, metrics.write)
     setup, recorder = engine.scene, log.recorder
     summary = {
-        "method": sheet.label,
-        "seed": sheet.seed,
-        "digest": sheet.digest,
+        "method": spec.label,
+        "seed": spec.seed,
+        "digest": spec.digest,
         **recorder.summary(log.seconds, log.detecting),
         "theory": recorder.theory(setup.plan.optimisation.batch),
     }
     if log.trained is not None:
-        words = {"version": bymi.__version__, "digest": sheet.digest, "mean_of": int(recorder.members.sum())}
+        words = {"version": bymi.__version__, "digest": spec.digest, "mean_of": int(recorder.members.sum())}
         summary.update(write_models(folder, log.trained, setup.problem, words))
     if recorder.verdict is not None:
         verdict = store.verdict_to_json(recorder.verdict, setup.byzantine, setup.graph)
@@ -258,25 +258,25 @@ def _execute(
     store.write_json(folder / store.SUMMARY, summary)
 
 
-def follow(sheet: ResolvedSpec, host: Host, kept: Path, plot: EngineMaker) -> None:
+def follow(spec: ResolvedSpec, host: Host, kept: Path, plot: EngineMaker) -> None:
     """Compute this rank's part of a run without writing a folder; all ranks measure together. Collective."""
-    with one_thread(), _refusals_of(sheet):
-        _walk(plot(sheet, host), sheet, host, kept, lambda steps: None, lambda line: None)
+    with one_thread(), _refusals_of(spec):
+        _walk(plot(spec, host), spec, host, kept, lambda steps: None, lambda line: None)
 
 
 def _walk(
     engine: Engine,
-    sheet: ResolvedSpec,
+    spec: ResolvedSpec,
     host: Host,
     checkpoint_folder: Path,
     tell: Callable[[int], None],
     write: Callable[[bytes | bytearray], object],
 ) -> ProgressLog:
     """Run all rounds, from the newest checkpoint if there is one. Collective."""
-    setup, size = engine.scene, {"steps": sheet.steps, "every": sheet["record_every"]}
+    setup, size = engine.scene, {"steps": spec.steps, "every": spec["record_every"]}
     blank = partial(Recorder, setup.evaluator, setup.graph, setup.byzantine, **size)
     checkpointer = Checkpointer(
-        checkpoint_folder, sheet.digest, host.checkpoint_every, frame_of(setup), engine.places, engine.group
+        checkpoint_folder, spec.digest, host.checkpoint_every, frame_of(setup), engine.places, engine.group
     )
     # A closed form needs no derivatives: without autograd's records a round takes a tenth less time. Inference mode belongs to
     # a thread, and the shards of one process are threads.
@@ -291,7 +291,7 @@ def _walk(
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
             row = log.recorder.see(snapshot, gathered.models)
-            last = snapshot.step == sheet.steps or snapshot.stopped or log.recorder.diverged
+            last = snapshot.step == spec.steps or snapshot.stopped or log.recorder.diverged
             final = gathered.models if last else None
             if row is not None:
                 write(log.add(row))
@@ -311,7 +311,7 @@ def _walk(
             members = log.recorder.members
             nodes = nodes_to_keep(members, setup.byzantine, host.keep_models)
             log.trained = collect(final, members, nodes if engine.group.rank == 0 else nodes[:0])  # rank 0 writes them
-    tell(sheet.steps - done)
+    tell(spec.steps - done)
     return log
 
 

@@ -68,9 +68,9 @@ def write(path: Path, tensors: Mapping[str, Tensor], words: Mapping[str, Any]) -
 
 
 class TensorFile:
-    """A checked file: `words`, and tensors by name that are read on demand."""
+    """A checked file: `words`, and tensors by name that are read on demand. `former`: today's names by those of older files."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, former: Mapping[str, str] | None = None) -> None:
         self.path = path
         try:
             with opened(path, limit=None, links=False) as file:
@@ -83,7 +83,8 @@ class TensorFile:
                 meta = header.pop("__metadata__", None)
                 if not isinstance(meta, dict) or not all(isinstance(meta.get(key), str) for key in (_SUM, _WORDS)):
                     self._fail("no checksum in its header")
-                self._parts = self._layout(header, _LENGTH + length, size)
+                parts = self._layout(header, _LENGTH + length, size)
+                self._parts = {(former or {}).get(name, name): part for name, part in parts.items()}
                 checksum = hashlib.sha256(text.replace(meta[_SUM].encode(), _NO_SUM.encode(), 1))
                 while block := file.read(_BLOCK):
                     checksum.update(block)

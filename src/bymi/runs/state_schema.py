@@ -31,15 +31,18 @@ AXES: dict[str, tuple[Axis, ...]] = {
     "anchor": ("node",),
     "record.left": ("node",),
     "record.strikes": ("node",),
-    "trail.messages": ("column",),
-    "trail.own": ("node",),
-    "trail.times": ("column",),
-    "trail.refused": ("node", "column"),
+    "history.messages": ("column",),
+    "history.own": ("node",),
+    "history.times": ("column",),
+    "history.refused": ("node", "column"),
 }
 """What the leading dimensions of each tensor count: nodes, or columns of the inboxes; further dimensions are stored whole.
 
-On list graphs "trail.refused" is counted along the neighbour lists.
+On list graphs "history.refused" is counted along the neighbour lists.
 """
+
+FORMER_NAMES = {f"state.trail.{key}": f"state.history.{key}" for key in ("messages", "own", "times", "refused")}
+"""Names in the files of 0.11.0 and before, and today's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +74,10 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # one tracker entry per node, in place of a row
     if state.record is not None:
         tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
-    if state.trail is not None:
-        trail = state.trail
-        words.update(rounds=trail.rounds, steps=trail.steps)
-        tensors.update({f"trail.{key}": getattr(trail, key) for key in ("messages", "own", "times", "refused")})
+    if state.history is not None:
+        history = state.history
+        words.update(rounds=history.rounds, steps=history.steps)
+        tensors.update({f"history.{key}": getattr(history, key) for key in ("messages", "own", "times", "refused")})
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, words
 
 
@@ -104,26 +107,26 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
         parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.arcs))
         rounds, steps = words.get("rounds"), words.get("steps")
         if not _is_count(rounds, 0, plan.steps) or type(steps) is not float or not 0 <= steps < math.inf:
-            raise UnusableError(f"a trail over {rounds!r} rounds with steps of {steps!r} in sum")
+            raise UnusableError(f"an update history over {rounds!r} rounds with steps of {steps!r} in sum")
         if rounds:
-            parts["trail.messages"] = (torch.float64, (columns, frame.dim))
-            parts["trail.own"] = (torch.float64, (nodes, frame.dim))
-            parts["trail.times"] = (torch.int64, (columns,))
-            parts["trail.refused"] = (torch.int32, (nodes, columns if frame.arcs == frame.size else frame.arcs))
+            parts["history.messages"] = (torch.float64, (columns, frame.dim))
+            parts["history.own"] = (torch.float64, (nodes, frame.dim))
+            parts["history.times"] = (torch.int64, (columns,))
+            parts["history.refused"] = (torch.int32, (nodes, columns if frame.arcs == frame.size else frame.arcs))
     return parts
 
 
 def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: StateShape, device: torch.device) -> State:
     """The state with the parts that `expected` lists."""
-    for name in ("record.left", "record.strikes", "trail.times", "trail.refused"):
+    for name in ("record.left", "record.strikes", "history.times", "history.refused"):
         if name in tensors and bool((tensors[name] < 0).any()):
             raise UnusableError(f"{name} has counts below zero")
     parts = {name: tensor.to(device) for name, tensor in tensors.items()}
-    record = trail = None
+    record = history = None
     if frame.plan.watch is not None:
         record = Suspensions(parts["record.left"], parts["record.strikes"], frame.plan.watch.longest)
-        sums = {key: parts.get(f"trail.{key}") for key in ("messages", "own", "times", "refused")}
-        trail = UpdateHistory(words["rounds"], words["steps"], **sums)  # type: ignore[arg-type]
+        sums = {key: parts.get(f"history.{key}") for key in ("messages", "own", "times", "refused")}
+        history = UpdateHistory(words["rounds"], words["steps"], **sums)  # type: ignore[arg-type]
     return State(
         words["step"],
         words["phase"],
@@ -133,7 +136,7 @@ def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: State
         parts.get("tracker"),
         words["settled"],
         record,
-        trail,
+        history,
         parts.get("before"),
         parts.get("anchor"),
         words["stopped"],

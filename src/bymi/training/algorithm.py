@@ -73,10 +73,10 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
         for snapshot in optimise(
             problem, network, plan, current.theta, deviation, steps=remaining, tracker=tracker, settled=settled
         ):
-            if current.trail is not None and end < plan.steps:
+            if current.history is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
                 assert snapshot.inbox is not None
-                current.trail.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
+                current.history.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
             current = _after(snapshot, current, network, plan)
             yield replace(snapshot, state=current, stopped=current.stopped)
             del snapshot
@@ -91,7 +91,7 @@ def _start(problem: Problem, network: Network, plan: Plan) -> State:
     if plan.watch is None:
         return State(0, "start", theta, anchor=anchor)
     return State(
-        0, "start", theta, record=Suspensions.blank(network.arcs, plan.watch.longest), trail=UpdateHistory(), before=theta
+        0, "start", theta, record=Suspensions.blank(network.arcs, plan.watch.longest), history=UpdateHistory(), before=theta
     )
 
 
@@ -108,7 +108,7 @@ def _judged(
     problem: Problem, network: Network, whole: Network, plan: Plan, split: Split, deviation: Deviation, current: State
 ) -> tuple[Snapshot, State]:
     """The snapshot of a detection, and the state after it."""
-    if current.trail is None or current.record is None:
+    if current.history is None or current.record is None:
         if current.judged is not None:
             split = split.again(network.nodes, seed=plan.seed, step=current.step)
         detection = detect_published(
@@ -118,13 +118,20 @@ def _judged(
         flagged, anchor = detection.verdict.flagged, _anchor(current, plan)
         return detection, State(current.step, detection.phase, current.theta, current.step, flagged, anchor=anchor)
     detection, record = detect_hardened(
-        problem, network, plan, current.theta, deviation, step=current.step, trail=current.trail, record=current.record
+        problem, network, plan, current.theta, deviation, step=current.step, history=current.history, record=current.record
     )
     verdict = detection.verdict
     assert verdict is not None
     theta = _go_back(plan, network, current, verdict)
     after = State(
-        current.step, detection.phase, theta, current.step, verdict.flagged, record=record, trail=UpdateHistory(), before=theta
+        current.step,
+        detection.phase,
+        theta,
+        current.step,
+        verdict.flagged,
+        record=record,
+        history=UpdateHistory(),
+        before=theta,
     )
     return replace(detection, theta=theta), replace(after, anchor=_anchor(current, plan))
 

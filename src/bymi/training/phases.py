@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.deviation import Deviation, FollowsProtocol
 from bymi.core.inbox import Inbox, Round
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import Network, Settles
+from bymi.core.network import KnowsTrackerLimit, Network
 from bymi.core.streams import stream
 from bymi.core.topic import GRADIENT, PARAMETERS, PREMIX, TRACKER, Topic
 from bymi.detection import (
@@ -111,7 +111,7 @@ def detect_published(
         replies = _ask(problem, network, split.halves, theta, deviation.asks(nodes, step), deviation, step)
         verdict = judge_replies(replies, plan.detector, network.arcs)
         # Replies that were not acceptable count as messages not heard.
-        missing = verdict.why == REASONS.index("not heard")
+        missing = verdict.reason == REASONS.index("not heard")
         first = replace(first, heard=first.heard & ~first.from_node(missing))
     if earlier is not None:
         verdict = verdict.keeping(earlier)
@@ -126,7 +126,7 @@ def apply_verdict(network: Network, plan: Plan, flagged: Tensor, deviation: Devi
     cut = deviation.prune(flagged, network.nodes, step)
     if plan.watch is None:
         return network.prune(cut)
-    return network.weigh(cut, mutual=plan.detector.pruning == "mutual", exile=plan.detector.exile)
+    return network.reweight(cut, mutual=plan.detector.pruning == "mutual", exile=plan.detector.exile)
 
 
 def detect_hardened(
@@ -137,7 +137,7 @@ def detect_hardened(
     deviation: Deviation,
     *,
     step: int,
-    trail: UpdateHistory,
+    history: UpdateHistory,
     record: Suspensions,
 ) -> tuple[Snapshot, Suspensions]:
     """The hardened detection: its Snapshot and the suspensions after it.
@@ -165,8 +165,8 @@ def detect_hardened(
     asking = asks.nonzero().flatten()
     (parameters,) = network.exchange(step, {PARAMETERS: theta})
     # The update history is stored at its receivers, or at its senders, from where it comes with their half gradients.
-    own_history = trail.sides() if trail.rounds and parameters.history_at_senders else None
-    updates = trail.vectors() if trail.rounds and own_history is None else None
+    own_history = history.sides() if history.rounds and parameters.history_at_senders else None
+    updates = history.vectors() if history.rounds and own_history is None else None
     parameters = parameters.metadata_only()  # vectors are in the update history and in the queries
     probed: HalfGradients | None = None
     if detector.probe:
@@ -182,9 +182,9 @@ def detect_hardened(
     else:
         first, second = network.exchange(step, gradients_at(theta, at_start=False))
         half_gradients = first.paired(second, HalfGradientMakers(updates), who=asks, history=own_history)
-    trail = replace(trail, inbox=parameters)  # the layout of rows; a restored history has none
+    history = replace(history, inbox=parameters)  # the layout of rows; a restored history has none
     verdict = judge_neighbours(
-        asking, network.arcs, nodes, half_gradients, probed, trail, record.suspended, detector, watch, unasked
+        asking, network.arcs, nodes, half_gradients, probed, history, record.suspended, detector, watch, unasked
     )
     record, verdict = record.add(verdict)
     reweighted = apply_verdict(network, plan, verdict.flagged, deviation, step=step)
@@ -288,7 +288,11 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
 
     A network of many nodes may know the limit of premixing: then only the entries [y_i]_i [B] are returned. Collective.
     """
-    if how.premix_rounds is None and isinstance(network, Settles) and (entries := network.settle(step)) is not None:
+    if (
+        how.premix_rounds is None
+        and isinstance(network, KnowsTrackerLimit)
+        and (entries := network.tracker_limit(step)) is not None
+    ):
         return entries, True
     # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
     nodes = network.nodes
@@ -303,7 +307,7 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
         before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
         tracker = mixed
         unchanged = bool(((after - before).abs() <= _SETTLED * before.clamp_min(floor)).all())
-        if how.premix_rounds is None and network.agree(unchanged):
+        if how.premix_rounds is None and network.all_agree(unchanged):
             return tracker, True
     return tracker, False
 

@@ -14,7 +14,7 @@ from bymi.training.plan import Plan
 from bymi.training.state import State
 
 _PROBLEM = ("dim", "samples", "initial", "gradient", "losses")
-_NETWORK = ("nodes", "size", "arcs", "exchange", "ask", "agree", "prune", "weigh")
+_NETWORK = ("nodes", "size", "arcs", "exchange", "ask", "all_agree", "prune", "reweight")
 _DEVIATION = ("gradients", "keep", "asks", "prune")
 
 

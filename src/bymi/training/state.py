@@ -28,7 +28,7 @@ class State:
     tracker: Tensor | None = None  # [B, M] float64
     settled: bool = False  # the tracker has reached its limit
     record: Suspensions | None = None  # suspensions; this and the next two: hardened profile only
-    trail: UpdateHistory | None = None  # since the last detection
+    history: UpdateHistory | None = None  # since the last detection
     before: Tensor | None = None  # [B, D] theta after the last detection
     anchor: Tensor | None = None  # [B, D] theta when `Plan.stop` was last checked, or could first be
     stopped: bool = False  # `Plan.stop` holds: there are no more rounds
@@ -51,7 +51,7 @@ class State:
 
     def copy(self) -> State:
         """A copy that later rounds do not change: only the update history is changed in place."""
-        return self if self.trail is None else replace(self, trail=self.trail.copy())
+        return self if self.history is None else replace(self, history=self.history.copy())
 
 
 @dataclass(frozen=True, eq=False)
