@@ -106,7 +106,7 @@ _OPTIMISATION: dict[str, dict[str, object]] = {
     column: {"step_size": step, "schedule": "trapezoid", "batch": 32, "max_local_step": cap, "order": order}
     for column, step, cap, order in (
         ("receiver", 0.15, 0.2, "adapt-then-combine"),
-        *((column, 0.15, 0.12, "combine-then-adapt") for column in PUBLISHED),
+        *((column, 0.12, 0.08, "combine-then-adapt") for column in PUBLISHED),
     )
 }
 
