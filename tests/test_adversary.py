@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi import Outgoing
-from bymi.attacks import ATTACKS, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
+from bymi.attacks import ATTACKS, Adaptive, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
 from bymi.attacks.message import put_on_wire
 from bymi.core.errors import InputError
 from bymi.core.network import LocalNetwork
@@ -65,7 +65,12 @@ def vector_attacks() -> list[str]:
 def test_every_attack_acts_at_its_level(name: str) -> None:
     attack = ATTACKS[name]()
     assert isinstance(attack, VectorAttack)
-    assert touched(Adversary(MEMBERS, attack)) == TOUCHED[attack.level]
+    forged, wired = touched(Adversary(MEMBERS, attack))
+    if isinstance(attack, Adaptive):  # some of its answers need an asker, or updates
+        assert forged <= TOUCHED[attack.level][0]
+        assert (forged, wired) != (set(), set()) or attack.reads_updates
+    else:
+        assert (forged, wired) == TOUCHED[attack.level]
 
 
 @pytest.mark.parametrize("level", TOUCHED)
@@ -181,7 +186,10 @@ def test_every_attack_runs_to_the_end_with_every_method(name: str) -> None:
         scene = scene_of(*words)
         last = rounds(scene, scene.adversary)[-1]
         assert last.step == 20
-        assert issubclass(ATTACKS[name], DataAttack) or name in ("zero", "mimic") or touched_at_all(scene)
+        detected = method == "drsgd-bymi"
+        idle = name in ("zero", "mimic", "frame") or (name in ("copies", "kin") and not detected)  # answers in detections alone
+        idle = idle or (name in ("retreat", "rotation") and detected)  # a single detection; more teams than attackers
+        assert issubclass(ATTACKS[name], DataAttack) or idle or touched_at_all(scene)
 
 
 @pytest.mark.parametrize("pruning", ["mutual", "directed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bymi.attacks.adaptive import Adaptive
 from bymi.attacks.adversary import Adversary
 from bymi.attacks.base import AttackContext, PerReceiver, RoleAttack, VectorAttack
 from bymi.attacks.collusion import Shift, Steer, TrainingShift, Victim
@@ -17,6 +18,7 @@ from bymi.attacks.registry import ALIASES, ATTACKS
 from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
 from bymi.attacks.simulated_adversary import SimulatedAdversary, SimulatedDeviation
 from bymi.attacks.statistical import ALIE, Mimic, MinMax
+from bymi.attacks.timetable import Timetable
 from bymi.attacks.tracker import TrackerPoison
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "ALIE",
     "ATTACKS",
     "PLACEMENTS",
+    "Adaptive",
     "Adversary",
     "Attack",
     "AttackContext",
@@ -61,6 +64,7 @@ __all__ = [
     "SimulatedAdversary",
     "SimulatedDeviation",
     "Steer",
+    "Timetable",
     "TrackerPoison",
     "TrainingShift",
     "VectorAttack",

@@ -18,6 +18,7 @@ from bymi.attacks.message import MessageAttack, Sent
 from bymi.attacks.options import Mixing, Pruning, Shown, check_options
 from bymi.attacks.per_receiver import tailor_by_lists, tailor_by_matrices
 from bymi.attacks.registry import ALIASES, ATTACKS
+from bymi.attacks.timetable import Timetable
 from bymi.core.errors import InputError, require, shown
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox
@@ -44,7 +45,8 @@ class Adversary:
     `level`: where the attack acts, by default where it belongs. `start`: the nodes follow the protocol before that round; with
     `period` they attack in the first half of every so many rounds from then on. `faces` "two" is equivocation: a random half of
     the honest nodes receives the attack, the others true vectors. Since training gradients are not sent, such nodes train
-    truthfully and change the parameters that they send as the attack changes gradients.
+    truthfully and change the parameters that they send as the attack changes gradients. `timetable`: what attacks that are
+    timed between detections know of the plan.
     """
 
     members: Tensor  # [M] bool
@@ -56,6 +58,7 @@ class Adversary:
     start: int = 0
     period: int | None = None
     faces: Shown = "one"
+    timetable: Timetable | None = None
 
     def __post_init__(self) -> None:
         sent = {name: entry for name, entry in ATTACKS.items() if not issubclass(entry, DataAttack)}
@@ -136,8 +139,16 @@ class Adversary:
             return topic.asker is not None and bool(self.fooled[topic.asker])
         return True
 
-    def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
-        return self._forged(vectors, nodes, topic, step) if self.deviates(topic, step) else vectors
+    def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int, updates: Tensor | None = None) -> Tensor:
+        return self._forged(vectors, nodes, topic, step, updates=updates) if self.deviates(topic, step) else vectors
+
+    def observe(self, updates: Tensor | None) -> None:
+        """Nothing: update histories are collected from the network, by SimulatedDeviation."""
+
+    @property
+    def reads_updates(self) -> bool:
+        """Whether its answers in a detection depend on the update histories of all nodes."""
+        return isinstance(self.attack, VectorAttack) and self.attack.reads_updates
 
     @property
     def sees(self) -> Literal["all", "mean", "nothing"]:
@@ -266,7 +277,15 @@ class Adversary:
             return self.attack.put_on(vectors, self._sides(senders)[0])
         return self._forged(vectors, senders, topic, step, mean)
 
-    def _forged(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int, mean: Tensor | None = None) -> Tensor:
+    def _forged(
+        self,
+        vectors: Tensor,
+        nodes: Tensor,
+        topic: Topic,
+        step: int,
+        mean: Tensor | None = None,
+        updates: Tensor | None = None,
+    ) -> Tensor:
         """The vectors with those of the adversary's nodes replaced."""
         own, others = self._sides(nodes)
         if not len(own):
@@ -280,16 +299,40 @@ class Adversary:
             honest, others = honest[finite], others[finite]
         if not len(honest):
             return vectors
-        return self._replaced(vectors, nodes, own, honest, nodes[others], topic, step)
+        return self._replaced(vectors, nodes, own, honest, nodes[others], topic, step, updates)
 
     def _replaced(
-        self, vectors: Tensor, nodes: Tensor, mine: Tensor, honest: Tensor, whose: Tensor, topic: Topic, step: int
+        self,
+        vectors: Tensor,
+        nodes: Tensor,
+        mine: Tensor,
+        honest: Tensor,
+        whose: Tensor,
+        topic: Topic,
+        step: int,
+        updates: Tensor | None = None,
     ) -> Tensor:
         assert isinstance(self.attack, VectorAttack)
         own = nodes[mine]
         fresh = stream(self.seed, f"attack {topic.stream_name()}", node=own, step=step, device=vectors.device)
-        context = AttackContext(topic.part, whose, own, self.members, self.seed)
+        first = self._first_half(honest, topic, step) if updates is not None else None
+        context = AttackContext(
+            *(topic.part, whose, own, self.members, self.seed, step, self.timetable),
+            *(topic.at_start, topic.asker, updates, first),
+        )
         return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, context))
+
+    def _first_half(self, honest: Tensor, topic: Topic, step: int) -> Tensor | None:
+        """Honest first halves for one asker, kept from the call for these until that for second ones."""
+        if topic.part == "first half":
+            self._first_halves[topic.asker] = (step, honest)
+            return None
+        at, first = self._first_halves.pop(topic.asker, (step, None))
+        return first if at == step and first is not None and first.shape == honest.shape else None
+
+    @cached_property
+    def _first_halves(self) -> dict[int | None, tuple[int, Tensor | None]]:
+        return {}
 
     def _tailor(self, attack: PerReceiver, vectors: Tensor, graph: Graph, receivers: Tensor) -> Tensor:
         """One message per honest receiver in `receivers` [K]; the same for a receiver that occurs more than once."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi.attacks.levels import Level
+from bymi.attacks.timetable import Timetable
 from bymi.core.named_parts import Checked
 from bymi.core.streams import Stream, stream
 from bymi.core.topic import Part
@@ -25,11 +26,23 @@ class AttackContext:
     own: Tensor  # [b] node numbers
     members: Tensor  # [M] bool: all attackers of the run, also those without a vector in this call
     seed: int = 0
+    step: int = 0  # round
+    timetable: Timetable | None = None  # None: unknown
+    at_start: bool = False  # the vectors are gradients at the common start
+    asker: int | None = None  # the only node that receives the vectors
+    updates: Tensor | None = None  # [M, D] update history of all nodes, in a detection; None before the first window
+    first: Tensor | None = None  # [h, D] honest first halves for the same asker, when second halves are made
 
     @cached_property
     def lasting(self) -> Stream:
         """One key per attacker, the same in every round and half."""
         return stream(self.seed, "attack node", node=self.own, device=self.own.device)
+
+    @property
+    def paired(self) -> Stream:
+        """One key per attacker and query, the same for both halves."""
+        name = f"attack pair{' at the start' if self.at_start else ''}{'' if self.asker is None else f' for {self.asker}'}"
+        return stream(self.seed, name, node=self.own, step=self.step, device=self.own.device)
 
     @property
     def ranks(self) -> Tensor:
@@ -47,6 +60,11 @@ class VectorAttack(Checked, ABC):
 
     level: ClassVar[Level] = "gradient"
     sees: ClassVar[Literal["all", "mean", "nothing"]] = "all"
+
+    @property
+    def reads_updates(self) -> bool:
+        """Whether it uses `AttackContext.updates`, which have to be collected for it."""
+        return False
 
     @abstractmethod
     def __call__(self, honest: Tensor, would_send: Tensor, shared: Stream, fresh: Stream) -> Tensor:

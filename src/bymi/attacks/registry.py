@@ -2,6 +2,19 @@
 
 from __future__ import annotations
 
+from bymi.attacks.adaptive import (
+    Copies,
+    Fitted,
+    Flip,
+    Frame,
+    Inflate,
+    Kin,
+    Retreat,
+    Rotation,
+    ShiftWithDecoys,
+    Wobble,
+    WobbleFrame,
+)
 from bymi.attacks.collusion import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.data import CovariateAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
 from bymi.attacks.gradient import GradientAttack, InnerProductManipulation
@@ -40,6 +53,17 @@ _ATTACKS: dict[str, type[Attack]] = {
     "dissensus": Dissensus,
     "isolation": Isolation,
     "y-poison": TrackerPoison,
+    "wobble": Wobble,
+    "inflate": Inflate,
+    "fitted": Fitted,
+    "frame": Frame,
+    "wobble-frame": WobbleFrame,
+    "retreat": Retreat,
+    "flip": Flip,
+    "rotation": Rotation,
+    "copies": Copies,
+    "kin": Kin,
+    "shift-decoys": ShiftWithDecoys,
     "nan": NaN,
     "inf": Inf,
     "huge": Huge,

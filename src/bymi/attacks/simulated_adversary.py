@@ -134,12 +134,18 @@ class SimulatedDeviation:
     def __init__(self, network: Observable, adversary: Adversary) -> None:
         self._network, self._adversary = network, adversary
         self.keep, self.asks, self.prune = adversary.keep, adversary.asks, adversary.prune
+        self._updates: Tensor | None = None
+
+    def observe(self, updates: Tensor | None) -> None:
+        network = self._network
+        known = updates is not None and self._adversary.reads_updates
+        self._updates = network.gather(updates, "updates for those who lie") if known and updates is not None else None
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
         network, adversary = self._network, self._adversary
         # All answers to one asker are together where this is called.
         if network.whole_here or topic.asker is not None or not adversary.deviates(topic, step) or adversary.sees == "nothing":
-            return adversary.gradients(vectors, nodes, topic, step)
+            return adversary.gradients(vectors, nodes, topic, step, self._updates)
         name = f"{topic.stream_name()}s for those who lie"
         if adversary.sees == "mean":
             mean = mean_of_others(network, adversary, vectors, name)

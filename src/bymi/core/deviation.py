@@ -18,6 +18,10 @@ class Deviation(Protocol):
         """Gradients used in place of the computed ones [B, D]."""
         ...
 
+    def observe(self, updates: Tensor | None) -> None:
+        """Before a detection: own update histories of the nodes held here [B, D], None if there are none yet. Collective."""
+        ...
+
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         """Vectors kept after a round in place of the rule's output [B, D]; `averaged`: that output is the plain average."""
         ...
@@ -36,6 +40,9 @@ class FollowsProtocol:
 
     def gradients(self, vectors: Tensor, nodes: Tensor, topic: Topic, step: int) -> Tensor:
         return vectors
+
+    def observe(self, updates: Tensor | None) -> None:
+        return None
 
     def keep(self, inbox: Inbox, mixed: Tensor, nodes: Tensor, *, averaged: bool = False, step: int | None = None) -> Tensor:
         return mixed

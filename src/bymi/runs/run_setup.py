@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi import aggregation, attacks, detection
-from bymi.attacks import Adversary, Attack
+from bymi.attacks import Adversary, Attack, Timetable
 from bymi.core import topology
 from bymi.core.errors import BymiError, InputError, require
 from bymi.core.graph import Graph
@@ -77,23 +77,31 @@ def set_up_run(
         allowed = "any other with so many nodes, or with optimisation.premix_rounds set: else no tracker is sent"
         require(level != "tracker", "attack", spec["attack"]["name"], allowed)
     byzantine = byzantine.to(device)
+    plan = make_plan(spec, task.identification_of(problem.samples), problem.samples)
     return RunSetup(
         byzantine=byzantine,
         graph=graph.to(device),
         problem=problem,
         evaluator=evaluator,
-        adversary=_adversary(byzantine, attack, spec),
-        plan=make_plan(spec, task.identification_of(problem.samples), problem.samples),
+        adversary=_adversary(byzantine, attack, spec, _timetable(plan, graph.size)),
+        plan=plan,
         layout=None if layout is None else layout.to(device),
     )
 
 
-def _adversary(byzantine: Tensor, attack: attacks.Attack, spec: ResolvedSpec) -> Adversary:
+def _timetable(plan: Plan, nodes: int) -> Timetable:
+    """What attackers know of the plan."""
+    first = plan.stop_from
+    steps = [0.0] * first + [plan.step_sum(range(step, step + 1), nodes) for step in range(first, plan.steps)]
+    return Timetable(tuple(plan.detections), tuple(steps))
+
+
+def _adversary(byzantine: Tensor, attack: attacks.Attack, spec: ResolvedSpec, timetable: Timetable | None = None) -> Adversary:
     """The adversary of a run. A data attack acts before the run and leaves messages alone."""
     options = {key: spec[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
     attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
     sent = None if isinstance(attack, attacks.DataAttack) else attack
-    return Adversary(byzantine, sent, seed=spec.seed, **options)
+    return Adversary(byzantine, sent, seed=spec.seed, timetable=timetable, **options)
 
 
 def _roles_and_graph(spec: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:

@@ -161,6 +161,7 @@ def detect_hardened(
             for topic, indices in topics.items()
         }
 
+    deviation.observe(history.sides()[1] if history.rounds else None)
     asks = deviation.asks(nodes, step)
     asking = asks.nonzero().flatten()
     (parameters,) = network.exchange(step, {PARAMETERS: theta})
