@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # strangers refused by TLS are logged otherwise
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from collections.abc import Callable
 from functools import cache

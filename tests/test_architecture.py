@@ -20,7 +20,8 @@ ROWS = [
     {"distributed", "testing"},
     {"runs", "power"},
     {"experiment", "report", "node"},
-    {"paper"},
+    {"paper", "netdemo"},
+    {"node_cli"},
     {"cli"},
 ]
 SIDEWAYS = {("problems", "datasets")}

@@ -17,6 +17,7 @@ from bymi.core.errors import BymiError, InputError, StorageError, require, syste
 from bymi.core.files import refuse_link
 from bymi.core.interrupts import INTERRUPTED, SENTENCE, raise_again
 from bymi.distributed.allocator import keep_memory
+from bymi.node_cli import net_app, node_app
 
 app = typer.Typer(
     add_completion=False,
@@ -25,6 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Decentralised learning in which some nodes lie: find out who, cut them off, converge.",
 )
+
+
+app.add_typer(node_app, name="node")
+app.add_typer(net_app, name="net")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,163 @@
+"""`bymi net demo`: nodes with keys, a roster and data of their own, each a process, over mutual TLS on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bymi.core.errors import BymiError, require
+from bymi.datasets import load_images
+from bymi.datasets.partition import Stratified
+from bymi.detection import REASONS
+from bymi.experiment import load
+from bymi.node.identity import certificate_der, write_identity
+from bymi.node.journal import AUDIT, LOG
+from bymi.node.net_init import make_roster
+from bymi.node.own_data import describe, load_model
+from bymi.node.roster import Limits, Member, roster_toml
+
+LIMITS = Limits(deadline=10.0, start_wait=60.0)
+SETTINGS = (
+    *("data=digits", "data.identification=100", "graph=complete", "attack=ipm", "method=drsgd-bymi", "byzantine_ratio=0"),
+    *("warm_up.rule=balance", "warm_up.step_size=0.05", "warm_up.schedule=constant", "warm_up.batch=32"),
+    *("detection.sample=identification", "optimisation.step_size=0.2", "optimisation.schedule=trapezoid"),
+    *("optimisation.batch=32", "optimisation.max_local_step=0.3", "optimisation.order=adapt-then-combine"),
+)
+MODEL = "lenet"
+_SERVING = REASONS[-1]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A prepared network: the folder of each node, and how many of them, the last ones, are Byzantine."""
+
+    folders: list[Path]
+    byzantine: int
+    steps: int
+
+    @property
+    def honest(self) -> list[Path]:
+        return self.folders[: len(self.folders) - self.byzantine]
+
+
+def prepare(folder: Path, *, nodes: int, byzantine: int, steps: int, seed: int = 0, limits: Limits = LIMITS) -> Demo:
+    """Keys, roster, data and node files of all nodes, in a folder each. Data: scikit-learn's digits, dealt to the nodes."""
+    require(3 <= nodes <= 20, "--nodes", nodes, "3 to 20")
+    require(0 <= 2 * byzantine < nodes, "--byzantine", byzantine, "less than half of the nodes")
+    require(20 <= steps <= 10_000, "--steps", steps, "20 to 10000")
+    folders = [folder / f"node-{number}" for number in range(nodes)]
+    identities = [write_identity(one / "identity") for one in folders]
+    endpoints = [f"127.0.0.1:{port}" for port in _free_ports(nodes)]
+    members = [
+        Member(one.name, endpoint, certificate_der(identity.certificate, one.name))
+        for one, endpoint, identity in zip(folders, endpoints, identities, strict=True)
+    ]
+    samples = _write_data(folders, seed)
+    words = [*SETTINGS, f"nodes={nodes}", f"steps={steps}", f"warm_up.steps={steps // 4}", f"watch.every={max(5, steps // 3)}"]
+    (spec,) = load(None, words, seed).expand()
+    roster = make_roster(members, spec.resolved, describe(load_model(MODEL)), samples=samples, limits=limits)
+    (folder / "roster.toml").write_text(roster_toml(roster))
+    for one, endpoint in zip(folders, endpoints, strict=True):
+        lines = {
+            **{"roster": "../roster.toml", "key": "identity", "data": "data.npz", "held_out": "../held-out.npz"},
+            **{"model": MODEL, "listen": endpoint, "status": "127.0.0.1:0"},
+        }
+        (one / "node.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+    return Demo(folders, byzantine, steps)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports of loopback that are free at the moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _write_data(folders: list[Path], seed: int) -> int:
+    """A file of samples per node, and the common test images; returns the number of samples per node."""
+    images = load_images("digits")
+    places = Stratified().split(images.train_labels, len(folders), samples=None, seed=seed)
+    pixels = images.train_images.float()
+    centre, spread = float(pixels.mean()), float(pixels.std())
+    for one, rows in zip(folders, places, strict=True):
+        inputs = ((pixels[rows] - centre) / spread).numpy().astype(np.float32)
+        np.savez(one / "data.npz", inputs=inputs, targets=images.train_labels[rows].numpy())
+    test = ((images.test_images.float() - centre) / spread).numpy().astype(np.float32)
+    np.savez(folders[0].parent / "held-out.npz", inputs=test, targets=images.test_labels.numpy())
+    return int(places.shape[1])
+
+
+def run_demo(demo: Demo, *, timeout: float = 600.0) -> dict[str, Any]:
+    """Start all nodes, wait for the honest ones, and sum up what their logs say."""
+    start = time.monotonic()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GRPC_VERBOSITY": "NONE"}
+    processes = []
+    for one in demo.folders:
+        program = ["-m", "bymi", "node", "run"] if one in demo.honest else ["-m", "bymi.netdemo.byzantine_node"]
+        with (one / "stderr.txt").open("w") as errors:
+            command = [sys.executable, *program, str(one / "node.toml")]
+            processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment))
+    try:
+        for one, process in zip(demo.honest, processes, strict=False):
+            code = process.wait(max(1.0, timeout - (time.monotonic() - start)))
+            if code:
+                said = (one / "stderr.txt").read_text().strip().splitlines()[-1:]
+                raise BymiError(f"net demo: {one.name} ended with code {code} ({''.join(said)})")
+    except subprocess.TimeoutExpired:
+        raise BymiError(f"net demo: not at its end after {timeout:g} seconds; logs are in {demo.folders[0].parent}") from None
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait()
+    return summary(demo, time.monotonic() - start)
+
+
+def summary(demo: Demo, seconds: float) -> dict[str, Any]:
+    """Per honest node: whom it flags after the last detection and for which reason, and its accuracy on the test images."""
+    byzantine = [one.name for one in demo.folders if one not in demo.honest]
+    rows: list[dict[str, Any]] = []
+    for one in demo.honest:
+        verdicts = [entry for entry in _entries(one / "state" / AUDIT) if entry["event"] == "verdict"]
+        last = max((entry["step"] for entry in verdicts), default=-1)
+        reasons = {entry["name"]: entry["reason"] for entry in verdicts if entry["flagged"] and entry["reason"] != _SERVING}
+        flagged = {entry["name"]: reasons[entry["name"]] for entry in verdicts if entry["step"] == last and entry["flagged"]}
+        end = next((entry for entry in _entries(one / "state" / LOG) if entry["event"] == "end"), {})
+        rows.append(
+            {
+                "node": one.name,
+                "flagged": flagged,
+                "found_all": set(byzantine) <= set(flagged),
+                "false": sorted(set(flagged) - set(byzantine)),
+                "accuracy": end.get("held_out_accuracy"),
+            }
+        )
+    accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
+    return {
+        "nodes": len(demo.folders),
+        "byzantine": byzantine,
+        "steps": demo.steps,
+        "seconds": round(seconds, 1),
+        "found_by_all": all(row["found_all"] for row in rows),
+        "accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
+        "rows": rows,
+    }
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,93 @@
+"""Checkpoints of one node: one file per round, written whole or not at all, of which two are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from bymi.detection import Suspensions, UpdateHistory
+from bymi.problems import Problem
+from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.safetensors_file import TensorFile, UnusableError
+from bymi.runs.state_schema import StateShape, expected, pack, unpack
+from bymi.training.plan import Plan
+from bymi.training.state import State
+
+_FILE = re.compile(r"round-(\d{8,})(-judged)?\.safetensors")
+_KEPT = 2
+
+
+def save(folder: Path, run_id: str, state: State) -> None:
+    """Write a checkpoint beside the earlier ones, and remove all but the newest two. Raises OSError."""
+    tensors, words = pack(state)
+    folder.mkdir(parents=True, exist_ok=True)
+    judged = "-judged" if state.phase == "detection" else ""
+    tensorfile.write(folder / f"round-{state.step:08d}{judged}.safetensors", tensors, {"run": run_id, "state": words})
+    for path in _stored(folder)[_KEPT:]:
+        path.unlink(missing_ok=True)
+
+
+def newest(folder: Path, run_id: str, frame: StateShape, say: Callable[[str], None]) -> State | None:
+    """The newest state that can be used, or None; `say` is told why others cannot."""
+    for path in _stored(folder):
+        try:
+            return _read(path, run_id, frame)
+        except (ValueError, OSError, LookupError) as problem:
+            say(f"{path.name} not used ({problem})")
+    return None
+
+
+def _stored(folder: Path) -> list[Path]:
+    """Checkpoints, newest first."""
+    return sorted((path for path in folder.glob("round-*") if _FILE.fullmatch(path.name)), reverse=True)
+
+
+def _read(path: Path, run_id: str, frame: StateShape) -> State:
+    file = TensorFile(path)
+    words = file.words.get("state")
+    if file.words.get("run") != run_id:
+        raise UnusableError("of another run")
+    if not isinstance(words, dict):
+        raise UnusableError("says nothing of its round")
+    parts = expected(frame, words, 1, frame.columns)
+    found = {name: (file.dtype(name), file.shape(name)) for name in file.names}
+    if found != parts:
+        raise UnusableError(f"has {', '.join(sorted(found.keys() ^ parts.keys())) or 'tensors of other shapes'}")
+    return unpack({name: file.read(name) for name in file.names}, words, frame, torch.device("cpu"))
+
+
+def state_at(state: State | None, step: int, problem: Problem, node: int, plan: Plan, size: int) -> State:
+    """A state from which a node that was away continues at round `step`: its own parameters, without what it has missed.
+
+    A detection in the meantime is not made up for: flags of earlier ones stay, and the update history starts again. The tracker
+    starts at its value in a network in which all nodes mix alike.
+    """
+    nodes = torch.tensor([node])
+    theta = problem.initial(nodes) if state is None else state.theta
+    if plan.detector is None or step < plan.warm_up_steps:
+        return (
+            State(step, "warm-up", theta)
+            if plan.watch is None
+            else _with_watch(State(step, "warm-up", theta), size, state, plan)
+        )
+    judged = max(moment for moment in plan.detections if moment <= step)
+    flagged = torch.zeros(1, size, dtype=torch.bool) if state is None or state.flagged is None else state.flagged
+    tracker = None
+    if plan.detector.pruning != "mutual":
+        uniform = torch.full((1, size), 1 / size, dtype=torch.float64)
+        tracker = uniform if state is None or state.tracker is None else state.tracker
+    phase = "detection" if judged == step else "optimisation"
+    after = State(step, phase, theta, judged, flagged, tracker)
+    return after if plan.watch is None else _with_watch(after, size, state, plan)
+
+
+def _with_watch(after: State, size: int, before: State | None, plan: Plan) -> State:
+    """The state with what the hardened profile carries."""
+    assert plan.watch is not None
+    blank = Suspensions.blank(torch.zeros(1, size, dtype=torch.bool), plan.watch.longest)
+    record = blank if before is None or before.record is None else before.record
+    return replace(after, record=record, history=UpdateHistory(), before=after.theta)

@@ -1,0 +1,84 @@
+"""The node file: what the owner of one node sets, for this node alone."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from bymi.core.errors import InputError, require
+from bymi.core.files import parse_toml, read_bytes
+from bymi.core.named_parts import bounded, check_fields
+from bymi.node.roster import is_endpoint
+
+_LIMIT = 1 << 20  # bytes
+LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
+
+
+@dataclass(frozen=True)
+class NodeFile:
+    """Settings of one node. Paths are relative to the file.
+
+    `key`: folder that `bymi node keygen` made. `state`: folder for checkpoints, logs and the model. `listen`: where neighbours
+    connect to. `status`: loopback address of metrics and the live page. `data`, `held_out`, `model`, `loss`: see `own_data`.
+    `clip`, `noise`: norm to which own gradients are clipped, and noise added to them as a multiple of it.
+    """
+
+    roster: str
+    key: str
+    data: str | dict[str, str]
+    model: str
+    listen: str
+    state: str = "state"
+    status: str = "127.0.0.1:0"
+    held_out: str | dict[str, str] | None = None
+    loss: str = "cross-entropy"
+    checkpoint_every: int = bounded(10, ge=1)
+    evaluate_every: int = bounded(10, ge=1)
+    clip: float | None = bounded(None, gt=0)
+    noise: float = bounded(0.0, ge=0)
+    threads: int = bounded(1, ge=1, le=1024)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for key in ("listen", "status"):
+            require(is_endpoint(getattr(self, key)), key, getattr(self, key), "HOST:PORT")
+        host = self.status.rpartition(":")[0]
+        require(host in LOOPBACK, "status", self.status, f"an address of this machine only: {', '.join(LOOPBACK)}")
+        require(self.noise == 0 or self.clip is not None, "noise", self.noise, "0 unless clip is set")
+
+
+def parse_node_file(content: bytes) -> NodeFile:
+    """The settings in the bytes of a file; a one-line InputError for anything else."""
+    try:
+        values = parse_toml(content)
+    except ValueError as problem:
+        raise InputError(f"not valid TOML: {problem}") from None
+    names = [field.name for field in fields(NodeFile)]
+    for key in values:
+        close = difflib.get_close_matches(key, names, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        require(key in names, "node file", f"the key {key!r}", f"{', '.join(names)}{hint}")
+    for key in ("roster", "key", "data", "model", "listen"):
+        require(key in values, "node file", f"no {key}", f"{key} = ...")
+    _require_texts(values)
+    return NodeFile(**values)
+
+
+def _require_texts(values: Mapping[str, Any]) -> None:
+    """Raise an InputError unless the tables of IDX files hold texts."""
+    for key in ("data", "held_out"):
+        table = values.get(key)
+        if isinstance(table, dict):
+            fits = set(table) == {"inputs", "targets"} and all(isinstance(path, str) for path in table.values())
+            require(fits, key, table, "inputs and targets, two IDX files")
+
+
+def read_node_file(path: Path) -> NodeFile:
+    """A node file, checked."""
+    try:
+        return parse_node_file(read_bytes(path, limit=_LIMIT))
+    except InputError as problem:
+        raise InputError(f"{path}: {str(problem).removeprefix(f'{path}: ')}") from None

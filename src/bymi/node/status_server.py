@@ -1,0 +1,190 @@
+"""Metrics, health, status and a small live page of one node, on a loopback port of this machine."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import secrets
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from bymi.core.errors import InputError
+from bymi.node.node_file import LOOPBACK
+
+if TYPE_CHECKING:
+    from bymi.node.run_node import NodeRun
+
+_PAGE = Path(__file__).with_name("status_page.html")
+TOKEN = "control-token"
+"""File in the state folder with the word that orders need: readable by the owner only."""
+
+_ORDERS = ("ban", "pardon")
+_SECONDS = 5.0  # for a client to send its request
+_BODY = 4096  # bytes of an order
+
+
+class StatusServer:
+    """Answers GET / (live page), /status.json, /metrics, /healthz and /model.safetensors, and POST /ban and /pardon."""
+
+    def __init__(self, run: NodeRun, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.token = secrets.token_hex(16)
+        path = run.state_folder / TOKEN
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(self.token)
+        try:
+            self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), _handler(run, self.token))
+        except OSError as problem:
+            raise InputError(f"status: got {address}, allowed: a free port of this machine ({problem.strerror})") from None
+        self._server.daemon_threads = True
+        self.url = f"http://{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="bymi status", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def status_of(run: NodeRun) -> dict[str, Any]:
+    """The state of a node as plain values."""
+    progress, session = run.progress, run.session
+    peers = [
+        {
+            "name": peer.name,
+            "state": "banned"
+            if peer.banned
+            else "suspected"
+            if peer.suspected
+            else "heard"
+            if peer.heard_at >= 0
+            else "not yet",
+            "last_round": peer.heard_at,
+            "flagged": progress.flagged.get(peer.name),
+            "counts": dict(peer.counts),
+        }
+        for peer in session.peers.values()
+    ]
+    return {
+        "name": progress.name,
+        "run": progress.run_id,
+        "round": progress.step,
+        "rounds": progress.steps,
+        "phase": progress.phase,
+        "loss": progress.loss,
+        **progress.evaluation,
+        "done": progress.done,
+        "seconds": round(time.monotonic() - progress.started, 1),
+        "refused_calls": dict(session.transport.refusals),
+        "log_failures": run.journal.failures,
+        "peers": peers,
+    }
+
+
+def metrics_of(status: dict[str, Any]) -> str:
+    """The same as Prometheus text."""
+    lines = []
+
+    def add(name: str, kind: str, text: str, rows: list[tuple[dict[str, str], float]]) -> None:
+        lines.extend([f"# HELP bymi_{name} {text}", f"# TYPE bymi_{name} {kind}"])
+        for labels, value in rows:
+            inside = ",".join(f"{key}={json.dumps(label)}" for key, label in labels.items())
+            lines.append(f"bymi_{name}{{{inside}}} {value:.17g}" if inside else f"bymi_{name} {value:.17g}")
+
+    add("round", "gauge", "Rounds done.", [({}, status["round"])])
+    add("rounds", "gauge", "Rounds of the run.", [({}, status["rounds"])])
+    add("done", "gauge", "1 if the run has ended.", [({}, float(status["done"]))])
+    for key in ("loss", "held_out_loss", "held_out_accuracy"):
+        if status.get(key) is not None:
+            add(key, "gauge", "On the node's own samples.", [({}, status[key])])
+    peers = status["peers"]
+    add(
+        "peer_flagged",
+        "gauge",
+        "1 if flagged.",
+        [({"peer": peer["name"]}, float(peer["flagged"] is not None)) for peer in peers],
+    )
+    add(
+        "peer_suspected",
+        "gauge",
+        "1 if not waited for.",
+        [({"peer": peer["name"]}, float(peer["state"] == "suspected")) for peer in peers],
+    )
+    rows = [({"peer": peer["name"], "event": event}, float(count)) for peer in peers for event, count in peer["counts"].items()]
+    add("peer_events_total", "counter", "Messages heard, missing, reused, refused; deadlines missed.", rows)
+    refused = [({"reason": reason}, float(count)) for reason, count in status["refused_calls"].items()]
+    add("refused_calls_total", "counter", "Calls of others that were refused.", refused)
+    return "\n".join(lines) + "\n"
+
+
+def _handler(run: NodeRun, token: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = _SECONDS
+        server_version, sys_version = "bymi", ""
+
+        def do_GET(self) -> None:
+            path = urlsplit(self.path).path
+            if not self._asked_for_loopback():
+                self._send(403, b"not under this name\n", "text/plain")
+            elif path == "/":
+                self._send(200, _PAGE.read_bytes(), "text/html; charset=utf-8")
+            elif path == "/status.json":
+                self._send(200, json.dumps(status_of(run)).encode(), "application/json")
+            elif path == "/metrics":
+                self._send(200, metrics_of(status_of(run)).encode(), "text/plain; version=0.0.4")
+            elif path == "/healthz":
+                self._send(200, b"ok\n", "text/plain")
+            elif path == "/model.safetensors":
+                self._send(200, run.model_bytes(), "application/octet-stream")
+            else:
+                self._send(404, b"not found\n", "text/plain")
+
+        def do_POST(self) -> None:
+            what, length = urlsplit(self.path).path.strip("/"), self.headers.get("Content-Length", "")
+            if what not in _ORDERS or not length.isdigit() or int(length) > _BODY:
+                self._send(404, b"not found\n", "text/plain")
+                return
+            if not hmac.compare_digest(self.headers.get("X-Bymi-Token", ""), token):
+                self._send(403, b"the word in control-token is needed\n", "text/plain")
+                return
+            try:
+                run.order(what, self.rfile.read(int(length)).decode("utf-8", "replace"))
+            except InputError as problem:
+                self._send(400, f"{problem}\n".encode(), "text/plain")
+            else:
+                self._send(200, b"from the next round on\n", "text/plain")
+
+        def _asked_for_loopback(self) -> bool:
+            """Whether the name in the request is loopback: a web page can point a name of its own at this address."""
+            return self.headers.get("Host", "").rpartition(":")[0] in LOOPBACK
+
+        def _send(self, code: int, body: bytes, kind: str) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("X-Content-Type-Options", "nosniff")
+            self.send_header(
+                "Content-Security-Policy",
+                "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'",
+            )
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Requests of the owner are not logged."""
+
+    return Handler
+
+
+def read_token(folder: Path) -> str:
+    """The word that orders need, from the state folder."""
+    try:
+        return (folder / TOKEN).read_text().strip()
+    except OSError as problem:
+        raise InputError(f"{folder / TOKEN}: {problem.strerror}; allowed: the state folder of a node that runs") from None

@@ -1,0 +1,101 @@
+"""Folders of real nodes for the tests: keys, a roster, own data in files, small linear models."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from bymi.experiment import load
+from bymi.netdemo.demo import _free_ports
+from bymi.node.identity import certificate_der, write_identity
+from bymi.node.net_init import make_roster
+from bymi.node.own_data import describe, load_model
+from bymi.node.roster import Limits, Member, roster_toml
+from bymi.node.run_node import NodeRun
+from tests.peer_networks import loop_thread
+
+INPUTS, SAMPLES = 5, 40
+PACED = "tests.node_fixtures:paced_loss"
+MODEL = f"linear:inputs={INPUTS},outputs=1"
+SPEC = (
+    *("data.identification=20", "graph=complete", "byzantine_ratio=0", "method=drsgd-bymi", "warm_up.batch=8"),
+    *("optimisation.batch=8", "optimisation.step_size=0.3", "optimisation.max_local_step=0.3"),
+)
+
+
+def write_nodes(
+    folder: Path, count: int, *words: str, limits: Limits | None = None, wrong: int | None = None, **settings: Any
+) -> list[Path]:
+    """Node files of a network in which all have samples of one linear model; the targets of node `wrong` are reversed."""
+    folders = [folder / f"node-{number}" for number in range(count)]
+    identities = [write_identity(one / "identity") for one in folders]
+    endpoints = [f"127.0.0.1:{port}" for port in _free_ports(count)]
+    members = [
+        Member(one.name, endpoint, certificate_der(identity.certificate, ""))
+        for one, endpoint, identity in zip(folders, endpoints, identities, strict=True)
+    ]
+    (spec,) = load(None, [*SPEC, f"nodes={count}", *words]).expand()
+    limits = limits or Limits(deadline=20.0, start_wait=30.0)
+    roster = make_roster(members, spec.resolved, describe(load_model(MODEL)), samples=SAMPLES, limits=limits)
+    (folder / "roster.toml").write_text(roster_toml(roster))
+    truth = np.arange(1.0, INPUTS + 1.0)
+    for number, (one, endpoint) in enumerate(zip(folders, endpoints, strict=True)):
+        draws = np.random.default_rng(number)
+        inputs = draws.normal(size=(SAMPLES, INPUTS))
+        targets = inputs @ truth + 0.1 * draws.normal(size=SAMPLES)
+        targets = -9 * targets if number == wrong else targets
+        np.savez(one / "data.npz", inputs=inputs, targets=targets[:, None])
+        lines = {
+            **{"roster": "../roster.toml", "key": "identity", "data": "data.npz", "held_out": "data.npz", "model": MODEL},
+            **{"loss": "squared", "listen": endpoint, "status": "127.0.0.1:0", **settings},
+        }
+        (one / "node.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+    return [one / "node.toml" for one in folders]
+
+
+def paced_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Squared error that takes 10 ms without work: rounds as slow as those of real models, so that others can catch up."""
+    time.sleep(0.01)
+    return nnf.mse_loss(outputs, targets)
+
+
+class Running:
+    """A node that runs in a thread of this process."""
+
+    def __init__(self, path: Path) -> None:
+        self.run = NodeRun(path, loop=loop_thread())
+        self.problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.run.run()
+        except BaseException as problem:  # raised again in `end`
+            self.problem = problem
+
+    def die(self) -> None:
+        """End as a killed process does: without a word to others and without a checkpoint."""
+        self.run.session.close()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def end(self, seconds: float = 60.0) -> NodeRun:
+        """The run, once it has ended."""
+        self._thread.join(seconds)
+        if self.problem is not None:
+            raise self.problem
+        assert not self._thread.is_alive(), f"{self.run.progress.name} has not ended: {self.run.progress}"
+        return self.run
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    """Lines of a log of a node, given its node file and the log's name."""
+    return [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,0 +1,259 @@
+"""Nodes from their files to a trained model: commands, logs, checkpoints, restarts, orders by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from bymi.core.errors import InputError
+from bymi.node import node_checkpoints
+from bymi.node.journal import AUDIT, LOG, Journal, verify_audit
+from bymi.node.roster import Limits, read_roster
+from bymi.node.run_node import NodeRun
+from tests.commands import bymi
+from tests.node_fixtures import INPUTS, MODEL, PACED, Running, entries, write_nodes
+
+
+def wait_until(holds, seconds: float = 30.0) -> None:  # type: ignore[no-untyped-def]
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def get(run: NodeRun, path: str, **headers: str) -> bytes:
+    url = (run.state_folder / "status-url").read_text().strip()
+    request = urllib.request.Request(url + path, headers=headers)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+def test_a_run_with_orders_by_hand(tmp_path: Path) -> None:
+    """Four nodes, one with wrong data: it is found; the model, both logs, metrics and the page say what happened."""
+    paths = write_nodes(tmp_path, 4, "steps=40", "warm_up.steps=10", "watch.every=10", wrong=3)
+    early = [Running(path) for path in paths[:3]]  # they wait for the last one before their first round
+    first = early[0].run
+    wait_until(lambda: (first.state_folder / "status-url").exists() and get(first, "/healthz") == b"ok\n")
+    assert json.loads(bymi("node", "status", paths[0], "--json").out)["round"] == 0
+    assert "node-1: not yet, kept" in bymi("node", "status", paths[0]).out
+    assert b"fetch(" in get(first, "/")
+    with pytest.raises(urllib.error.HTTPError, match="403"):  # a web page that points its own name at loopback
+        get(first, "/status.json", Host="evil.example:80")
+    url = (first.state_folder / "status-url").read_text().strip()
+    with pytest.raises(urllib.error.HTTPError, match="403"):  # no token
+        urllib.request.urlopen(urllib.request.Request(f"{url}/ban", b"node-1"), timeout=10)
+    assert "node-2: from the next round on" in bymi("node", "ban", paths[0], "node-2").out
+    assert "node-2: from the next round on" in bymi("node", "pardon", paths[0], "node-2").out
+    assert "allowed: node-1, node-2, node-3" in bymi("node", "ban", paths[0], "nobody").err
+    bymi("node", "export", paths[0], "--out", tmp_path / "early.safetensors")
+    runs = [one.end() for one in (*early, Running(paths[3]))]
+
+    models = []
+    for path, run in zip(paths[:3], runs, strict=False):
+        state = path.parent / "state"
+        assert run.progress.flagged.keys() == {"node-3"}
+        audit = entries(state / AUDIT)
+        found = [line for line in audit if line["event"] == "verdict" and line["flagged"] and line["name"] == "node-3"]
+        assert found[0]["reason"] != "kept"
+        assert found[0]["statistic"] is not None
+        assert verify_audit(state / AUDIT) == (len(audit), None)
+        models.append(load_file(state / "model.safetensors"))
+        assert {line["event"] for line in entries(state / LOG)} >= {"start", "round", "verdict", "end"}
+    orders = [line["event"] for line in entries(paths[0].parent / "state" / AUDIT) if line.get("name") == "node-2"]
+    assert orders[:2] == ["ban", "pardon"]
+    for model in models:
+        np.testing.assert_allclose(model["1.weight"][0], np.arange(1.0, INPUTS + 1.0), atol=0.2)
+    assert not np.allclose(load_file(tmp_path / "early.safetensors")["1.weight"], models[0]["1.weight"])
+    bymi("node", "export", paths[0], "--out", tmp_path / "late.safetensors")  # the node has ended
+    assert np.array_equal(load_file(tmp_path / "late.safetensors")["1.weight"], models[0]["1.weight"])
+
+
+def test_a_changed_audit_line_is_found(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "a")
+    for step in range(5):
+        journal.tell("verdict", step=step, peer=1, reason="score", flagged=False)
+    Journal(tmp_path, "a").tell("end", step=5)  # a restarted node continues the chain
+    assert "6 lines, chain intact" in bymi("node", "audit", tmp_path / AUDIT).out
+    lines = (tmp_path / AUDIT).read_text().splitlines()
+    for broken, at in (
+        ([*lines[:2], lines[2].replace("false", "true"), *lines[3:]], 3),
+        ([*lines[:3], *lines[4:]], 4),
+        ([*lines[:1], "{", *lines[2:]], 2),
+    ):
+        (tmp_path / "changed").write_text("\n".join(broken) + "\n")
+        assert verify_audit(tmp_path / "changed")[1] == at
+        assert f"line {at} was changed" in bymi("node", "audit", tmp_path / "changed").err
+
+
+def test_a_flood_of_events_does_not_fill_the_disk(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "a")
+    for _ in range(1000):
+        journal.tell("refused call", peer=1, reason="x" * 10_000)
+    assert (tmp_path / LOG).stat().st_size < 50_000
+    assert journal.counts["refused call"] == 1000
+
+
+def test_kill_and_restart(tmp_path: Path) -> None:
+    """A process, killed in the warm-up and stopped in the optimisation, continues each time; the others go on."""
+    limits = Limits(deadline=0.3, start_wait=60.0, reuse=3)
+    words = ("steps=800", "warm_up.steps=250", "watch.every=500")
+    paths = write_nodes(tmp_path, 3, *words, limits=limits, checkpoint_every=5, loss=PACED)
+    log = paths[2].parent / "state" / LOG
+    others = [Running(path) for path in paths[:2]]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-m", "bymi", "node", "run", str(paths[2])], env={**os.environ})
+
+    def reached(step: int) -> bool:
+        return log.exists() and any(line["event"] == "round" and line["step"] >= step for line in entries(log))
+
+    node = start()
+    try:
+        for step, number in ((10, signal.SIGKILL), (300, signal.SIGTERM)):
+            wait_until(lambda step=step: reached(step), 60)  # type: ignore[misc]
+            node.send_signal(number)
+            assert node.wait(30) == (0 if number == signal.SIGTERM else -number)
+            node = start()
+        runs = [one.end(120) for one in others]
+        assert node.wait(60) == 0
+    finally:
+        node.kill()
+        node.wait()
+    events = [line["event"] for line in entries(log)]
+    assert events.count("restored") == 2
+    assert events.count("stopped") == 1
+    assert events[-1] == "end"
+    assert all(run.progress.step == 800 for run in runs)
+    assert all(run.session.peers[2].counts["suspicions"] >= 1 for run in runs)
+    assert all(run.journal.counts["readmitted"] >= 1 for run in runs)
+
+
+@pytest.mark.parametrize("profile", ["paper", "hardened"])
+def test_death_in_each_phase(tmp_path: Path, profile: str) -> None:
+    """A node that dies in the warm-up, at the detection and in the optimisation comes back from its last checkpoint, and is heard."""
+    limits = Limits(deadline=0.3, start_wait=20.0)
+    words = (f"profile={profile}", "steps=160", "warm_up.steps=40", "optimisation.premix_rounds=10", "warm_up.cool_down=0")
+    paths = write_nodes(tmp_path, 4, *words, limits=limits, checkpoint_every=4, loss=PACED)
+    others = [Running(path) for path in paths[:3]]
+    for step in (20, 40, 90):
+        node = Running(paths[3])
+        wait_until(lambda step=step, node=node: node.run.progress.step >= step)  # type: ignore[misc]
+        node.die()
+    node = Running(paths[3])
+    runs = [one.end() for one in (*others, node)]
+    assert all(run.progress.step == 160 for run in runs)
+    assert node.run.journal.counts["restored"] == 1
+    for run in runs[:3]:
+        peer = run.session.peers[3]
+        assert peer.heard_at == 160  # to the end
+        assert not peer.suspected
+        assert peer.counts["heard"] > 100
+
+
+def test_a_late_node_joins_at_the_median_round(tmp_path: Path) -> None:
+    """It trusts no single neighbour about the round: one says 1,000,000."""
+    limits = Limits(deadline=0.3, start_wait=0.3)
+    words = ("steps=160", "warm_up.steps=30", "watch.every=80")
+    paths = write_nodes(tmp_path, 5, *words, limits=limits, loss=PACED)
+    early = [Running(path) for path in paths[:4]]
+    wait_until(lambda: early[0].run.progress.step > 50)
+    early[3].run.session.transport.outbox.step = 1_000_000
+    late = Running(paths[4])
+    late.end()
+    for one in early:
+        one.end()
+    joins = [line["joins"] for line in entries(paths[4].parent / "state" / AUDIT) if line["event"] == "behind"]
+    assert joins
+    assert all(50 <= step < 160 for step in joins)
+    assert late.run.progress.step == 160
+    assert min(one.run.session.peers[4].counts["heard"] for one in early[:3]) > 10
+
+
+def test_a_corrupt_checkpoint_and_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write_nodes(tmp_path, 3, "steps=30", "warm_up.steps=10", checkpoint_every=4)
+    for one in [Running(path) for path in paths]:
+        one.end()
+    stored = sorted((paths[0].parent / "state" / "checkpoints").iterdir())
+    assert len(stored) == 2
+    stored[-1].write_bytes(stored[-1].read_bytes()[:-9])
+    run = NodeRun(paths[0])
+    state = run._restored()
+    assert state is not None
+    assert state.step < 30
+    told = [line for line in entries(paths[0].parent / "state" / AUDIT) if line["event"] == "restored"]
+    assert "cut short" in told[-2]["reason"]
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(node_checkpoints, "save", full)
+    run._checkpoint()
+    assert entries(paths[0].parent / "state" / AUDIT)[-1]["reason"] == "No space left on device"
+    monkeypatch.setattr(Path, "open", full)
+    run.journal.tell("verdict", step=1)
+    assert run.journal.failures == 2
+
+
+def test_files_are_checked(tmp_path: Path) -> None:
+    """A mistake in a roster, a node file or own data is one line."""
+    (path, *_) = write_nodes(tmp_path, 3, "steps=30")
+    text = path.read_text()
+    for old, new, expected in (
+        ("loss", "lose", "did you mean 'loss'"),
+        ("data.npz", "nothing.npz", "data: cannot read"),
+        (MODEL, "linear:inputs=7,outputs=1", "as the roster has it"),
+        ('"127.0.0.1:0"', '"0.0.0.0:0"', "an address of this machine only"),
+        ("squared", "cubed", "loss: got 'cubed'"),
+    ):
+        path.write_text(text.replace(old, new))
+        with pytest.raises(InputError, match=expected.replace("(", r"\(")):
+            NodeRun(path)
+    path.write_text(text)
+    roster = (tmp_path / "roster.toml").read_text()
+    read = read_roster(tmp_path / "roster.toml")
+    for old, new, expected in (
+        ("[[0, 1]", "[[0, 0]", "edges"),
+        ("node-1", "node-0", "a different one for each node"),
+        (read.members[0].fingerprint, "0" * 64, "fingerprint"),
+        ('"stop" = "(none)"', '"stop" = "(none)", ', "TOML"),
+    ):
+        (tmp_path / "roster.toml").write_text(roster.replace(old, new, 1))
+        if old in roster:
+            with pytest.raises(InputError, match=expected):
+                read_roster(tmp_path / "roster.toml")
+    (tmp_path / "roster.toml").write_text(roster.replace("deadline = 20.0", "deadline = 21.0"))
+    assert read_roster(tmp_path / "roster.toml").run_id != read.run_id
+
+
+def test_the_roster_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = []
+    for name in ("a", "b", "c"):
+        said = bymi("node", "keygen", "--out", name).out
+        assert len(said.split()[1]) == 64
+        lines.append(f"{name} 127.0.0.1:700{len(lines)} {name}/certificate.pem")
+    assert "has a key.pem already" in bymi("node", "keygen", "--out", "a").err
+    assert oct(Path("a/key.pem").stat().st_mode)[-3:] == "600"
+    Path("members.txt").write_text("\n".join(lines))
+    Path("run.toml").write_text('method = "drsgd-bymi"\nsteps = 50\ngraph = "ring"\n')
+    said = bymi(
+        "net", "init", "roster.toml", "--members", "members.txt", "--spec", "run.toml", "--model", MODEL, "--samples", 40
+    )
+    roster = read_roster(Path("roster.toml"))
+    assert said.out.split()[2] == roster.run_id
+    assert roster.edges == ((0, 1), (0, 2), (1, 2))
+    assert roster.plan.steps == 50
+    assert torch.equal(roster.graph.hears, ~torch.eye(3, dtype=torch.bool))
