@@ -143,7 +143,10 @@ def test_kill_and_restart(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["paper", "hardened"])
 def test_death_in_each_phase(tmp_path: Path, profile: str) -> None:
-    """A node that dies in the warm-up, at the detection and in the optimisation comes back from its last checkpoint, and is heard."""
+    """A node that dies in the warm-up, at the detection and in the optimisation comes back from its last checkpoint.
+
+    It is heard again to the end, unless the published detection, of which there is one, cut its arcs.
+    """
     limits = Limits(deadline=0.3, start_wait=20.0)
     words = (f"profile={profile}", "steps=160", "warm_up.steps=40", "optimisation.premix_rounds=10", "warm_up.cool_down=0")
     paths = write_nodes(tmp_path, 4, *words, limits=limits, checkpoint_every=4, loss=PACED)
@@ -160,7 +163,7 @@ def test_death_in_each_phase(tmp_path: Path, profile: str) -> None:
         peer = run.session.peers[3]
         assert peer.heard_at == 160  # to the end
         assert not peer.suspected
-        assert peer.counts["heard"] > 100
+        assert peer.counts["heard"] > 100 or (profile == "paper" and "node-3" in run.progress.flagged)
 
 
 def test_a_late_node_joins_at_the_median_round(tmp_path: Path) -> None:
