@@ -33,11 +33,12 @@ GAP_FILES = {
     "metrics.jsonl",
     "summary.json",
     "SHA256SUMS",
+    "per_node.json",
     "figures/gap.png",
     "figures/gap.svg",
     *MODEL_FILES,
 }
-VERDICT_FILES = {"verdict.json", "figures/scores.png", "figures/scores.svg"}
+VERDICT_FILES = {"verdict.json", "detections.jsonl", "figures/scores.png", "figures/scores.svg"}
 METHODS = ("dsgd", "rule", "drsgd-bymi")
 
 

@@ -21,7 +21,7 @@ ROWS = [
     {"runs", "power"},
     {"experiment", "report", "node"},
     {"paper", "netdemo"},
-    {"node_cli"},
+    {"node_cli", "commands"},
     {"cli"},
 ]
 SIDEWAYS = {("problems", "datasets")}

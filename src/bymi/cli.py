@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bymi import __version__
+from bymi import __version__, commands
 from bymi.core.errors import BymiError, InputError, StorageError, require, system_refusal
 from bymi.core.files import refuse_link
 from bymi.core.interrupts import INTERRUPTED, SENTENCE, raise_again
@@ -321,6 +321,9 @@ def list_parts() -> None:
 
     for heading, rows in {**catalogue(), "study": study_rows()}.items():
         _console().print(plain_table([heading, "parameters", "what it is"], rows))
+
+
+commands.register(app)
 
 
 def _host(where: Any, specs: Any, group: Any) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bymi.core.graph import Core, Graph
 from bymi.detection import REASONS, Verdict
 from bymi.distributed.gathered_rounds import Held, Models
+from bymi.runs import detection_log
 from bymi.runs.convergence_theory import Look, spaced, theory_of
 from bymi.runs.evaluators import Evaluator, number
 from bymi.runs.model_averages import Average, look
@@ -291,6 +292,19 @@ class Recorder:
                 floored=int(self._floored[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
             )
         return summary
+
+    def detection_line(self, step: int) -> bytes:
+        """The last detection as a line of detections.jsonl, empty where the graph is too large for it."""
+        if self.verdict is None or self._pruned is None or not detection_log.is_stored(self._graph):
+            return b""
+        return detection_log.detection_line(step, self.verdict, self._graph, self._pruned)
+
+    def per_node(self) -> dict[str, Any] | None:
+        """The content of per_node.json, None where the graph is too large for it."""
+        if not detection_log.is_stored(self._graph):
+            return None
+        counts = {"unheard": self._unheard, "capped": self._capped, "floored": self._floored}
+        return detection_log.per_node_json(self._graph, self._byzantine, self._core, **counts, local_steps=self._local_steps)
 
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The recorder's state as tensors and plain values, for a checkpoint."""

@@ -31,10 +31,11 @@ class ProgressLog:
         rows: bytes = b"",
         seconds: float = 0.0,
         detecting: float = 0.0,
+        detections: bytes = b"",
     ) -> None:
         self.recorder, self.states, self.detecting = recorder, states, detecting
         self.trained: Trained | None = None  # set when the run has ended
-        self.rows = bytearray(rows)
+        self.rows, self.detections = bytearray(rows), bytearray(detections)
         self._start = time.perf_counter() - seconds
 
     @property
@@ -50,8 +51,8 @@ class ProgressLog:
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All of it as tensors and plain values, for a checkpoint."""
         tensors, words = self.recorder.keep()
-        rows = torch.from_numpy(np.array(self.rows, dtype=np.uint8))
-        return {**tensors, "rows": rows}, {"recorder": words, "seconds": self.seconds, "detecting": self.detecting}
+        tensors = {**tensors, "rows": _as_tensor(self.rows), "detections": _as_tensor(self.detections)}
+        return tensors, {"recorder": words, "seconds": self.seconds, "detecting": self.detecting}
 
     @staticmethod
     def take_up(saved: Saved, scene: RunSetup, recorder: Callable[[], Recorder]) -> ProgressLog:
@@ -62,6 +63,9 @@ class ProgressLog:
             raise ValueError("what was measured is missing")
         if rows is None or rows.dtype != torch.uint8 or not all(isinstance(row, dict) for row in _rows(rows)):
             raise ValueError("the rows of metrics.jsonl are missing")
+        detections = saved.tensors.get("detections", rows[:0])
+        if detections.dtype != torch.uint8 or not all(isinstance(line, dict) for line in _rows(detections)):
+            raise ValueError("the lines of detections.jsonl are damaged")
         resumed, judged = recorder(), saved.states[0].judged
 
         def prune(flagged: Tensor) -> Graph:
@@ -71,7 +75,12 @@ class ProgressLog:
             return network.graph
 
         resumed.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
-        return ProgressLog(resumed, saved.states, rows.numpy().tobytes(), words["seconds"], words["detecting"])
+        lines = {"rows": rows.numpy().tobytes(), "detections": detections.numpy().tobytes()}
+        return ProgressLog(resumed, saved.states, **lines, seconds=words["seconds"], detecting=words["detecting"])
+
+
+def _as_tensor(lines: bytearray) -> Tensor:
+    return torch.from_numpy(np.array(lines, dtype=np.uint8))
 
 
 def _rows(stored: Tensor) -> list[Any]:

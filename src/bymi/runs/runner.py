@@ -25,6 +25,7 @@ from bymi.distributed.allocator import keep_memory, let_go
 from bymi.distributed.host import Host, one_thread
 from bymi.distributed.parent_watchdog import die_with_parent
 from bymi.problems import LinearProblem, ModuleProblem
+from bymi.runs import detection_log
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
 from bymi.runs.available_memory import available
@@ -254,6 +255,10 @@ def _execute(
     if recorder.verdict is not None:
         verdict = store.verdict_to_json(recorder.verdict, setup.byzantine, setup.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
+    if log.detections:
+        (folder / detection_log.DETECTIONS).write_bytes(log.detections)
+    if (per_node := recorder.per_node()) is not None:
+        store.write_json(folder / detection_log.PER_NODE, per_node, indent=None)
     store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(setup), "ranks": engine.group.size})
     store.write_json(folder / store.SUMMARY, summary)
 
@@ -291,6 +296,8 @@ def _walk(
             if snapshot.verdict is not None:
                 log.detecting += time.perf_counter() - before
             row = log.recorder.see(snapshot, gathered.models)
+            if snapshot.verdict is not None:
+                log.detections += log.recorder.detection_line(snapshot.step)
             last = snapshot.step == spec.steps or snapshot.stopped or log.recorder.diverged
             final = gathered.models if last else None
             if row is not None:

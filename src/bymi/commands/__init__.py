@@ -1,0 +1,15 @@
+"""Commands of the command line beyond running: one file each, added to the application by `register`."""
+
+from __future__ import annotations
+
+import typer
+
+from bymi.commands import report
+
+
+def register(app: typer.Typer) -> None:
+    """Add all commands to the application."""
+    report.register(app)
+
+
+__all__ = ["register"]

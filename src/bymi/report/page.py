@@ -1,0 +1,256 @@
+"""`bymi report`: one self-contained HTML page from run folders, of one run, of several, or of a sweep."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import bymi
+from bymi.core import files
+from bymi.core.errors import BymiError, InputError, require
+from bymi.report import tables
+from bymi.report.figures import describe
+from bymi.report.meanings import meanings
+from bymi.report.page_data import measures_of, rank, run_data
+from bymi.report.sweep_data import SHOWN, sweep_data
+from bymi.runs import run_folder as store
+from bymi.runs.results_table import ListedRun, ResultsTable, find_runs, table_of
+
+DETAILED = 8
+"""Runs up to which a page shows the detections of each; a page of more is an overview."""
+
+_SCRIPTS = ("base.js", "chart.js", "detections.js", "sweep.js")
+_REPEATED = 60  # runs whose spec is on the page
+
+
+def write_page(folders: Sequence[str | Path], path: str | Path) -> ListedRun | None:
+    """Write the page of all runs in these folders; returns the run that it puts first, if any has ended."""
+    path = Path(path)
+    require(path.suffix in (".html", ".htm"), "-o", str(path), "a file name that ends in .html")
+    runs = find_runs([Path(folder) for folder in folders])
+    text, main = page(runs)
+    files.write_bytes(path, text.encode())
+    return main
+
+
+def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
+    """The page as text, and the run that it puts first."""
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    table = table_of(runs)
+    order = sorted(range(len(runs)), key=lambda index: rank(runs[index]))
+    runs, table = [runs[index] for index in order], ResultsTable([table[i] for i in order], table.settings, table.measures)
+    ended = [run for run in runs if run.summary is not None]
+    varied = [key for key in table.settings if len({repr(row[key]) for row in table}) > 1]
+    detailed = ended if len(ended) <= DETAILED else []
+    is_sweep = len(runs) > DETAILED or any(key != "method" for key in varied)
+    data = _data(detailed)
+    main = (detailed[data["main"]] if detailed else ended[-1]) if ended else None
+    data["sweep"] = sweep_data(runs, table) if is_sweep else None
+    has_detections = any(run["detections"] for run in data["runs"])
+    has_nodes = any(run["nodes"] for run in data["runs"])
+    sections = [
+        *([("sweep", "Sweep")] if is_sweep else []),
+        ("table", "Table"),
+        *([("curves", "Curves")] if detailed else []),
+        *([("graph", "Graph"), ("detections", "Detections"), ("node", "One node")] if has_detections else []),
+        *([("nodes", "Nodes")] if has_nodes else []),
+        ("repeat", "Repeat it"),
+    ]
+    values = {
+        "version": bymi.__version__,
+        "title": describe(main.spec) if main is not None and main.spec else "No run has ended yet",
+        "count": f"{len(runs)} runs" if len(runs) > 1 else "1 run",
+        "outcome": _overview(table) if is_sweep and not detailed else outcome(main, ended),
+        "remarks": [line for run in detailed for line in tables.remarks(run.summary or {})],
+        "tiles": [] if main is None or (is_sweep and not detailed) else _tiles(main, ended),
+        "sections": sections,
+        "sweep": is_sweep,
+        "fixed": data["sweep"]["fixed"] if is_sweep else [],
+        "table": _sweep_table(table) if is_sweep else _table(runs, main),
+        "detailed": bool(detailed),
+        "detections": has_detections,
+        "nodes": has_nodes,
+        "repeat": [_repeat(run) for run in ended[-_REPEATED:]],
+        "repeat_note": f"{len(ended) - _REPEATED} more runs have their spec.json in their folders."
+        if len(ended) > _REPEATED
+        else "",
+        "data": Markup(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")),
+        "css": Markup(_part("page.css")),
+        "js": Markup("\n".join(map(_part, _SCRIPTS))),
+    }
+    environment = Environment(autoescape=True, trim_blocks=True)
+    return environment.from_string(_part("page.html.j2")).render(values), main
+
+
+def _part(name: str) -> str:
+    return resources.files("bymi.report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _data(runs: Sequence[ListedRun]) -> dict[str, Any]:
+    graphs: list[dict[str, Any]] = []
+    with_verdicts = sum((run.summary or {}).get("detections") is not None for run in runs)
+    budget = 1_800_000 // max(1, with_verdicts)
+    listed = []
+    for run in runs:
+        try:
+            listed.append(run_data(run, graphs, budget))
+        except (BymiError, KeyError, TypeError, ValueError, IndexError) as problem:
+            raise InputError(f"{run.folder}: a damaged run folder ({' '.join(str(problem).split())})") from None
+    judged = [index for index, run in enumerate(listed) if run["detections"]]
+    main = judged[-1] if judged else len(listed) - 1
+    return {"runs": listed, "graphs": graphs, "measures": measures_of(listed), "main": main}
+
+
+def outcome(main: ListedRun | None, runs: Sequence[ListedRun]) -> str:
+    """One sentence on the main run, with the values of the others that have the same measure."""
+    if main is None or main.summary is None:
+        return "No run has ended yet."
+    summary = main.summary
+    said = [f"{main.label} finished" if summary["outcome"] == "finished" else f"{main.label} ended {summary['outcome']}"]
+    if summary["outcome"] != "finished":
+        said[0] += f" ({summary['sentence']})"
+    if summary.get("found") is not None:
+        said.append(
+            f"at its last detection honest nodes flagged {summary['found']:.1%} of the arcs from Byzantine nodes, "
+            f"and {summary['fdp']:.1%} of a node's flags were wrong on average"
+        )
+    elif summary.get("fdp") is not None:
+        said.append(f"{summary['fdp']:.1%} of a node's flags were wrong on average")
+    if summary.get("core_size") is not None:
+        said.append(f"{summary['core_size']} nodes are left in the core, {summary['core_byzantine']} of them Byzantine")
+    measure = _measure(summary)
+    if measure is not None:
+        key, name = measure
+        others = [run for run in runs if run is not main and (run.summary or {}).get(key) is not None and run.seed == main.seed]
+        beside = ", ".join(f"{run.label} {_value(key, (run.summary or {})[key])}" for run in others)
+        said.append(
+            f"its {name} is {_value(key, summary[key])}" + (f" ({beside})" if beside and len(others) < DETAILED else "")
+        )
+    return f"{said[0]}: {'; '.join(said[1:])}." if said[1:] else f"{said[0]}."
+
+
+def _measure(summary: dict[str, Any]) -> tuple[str, str] | None:
+    names = (
+        ("gap", "optimality gap"),
+        ("acc_scc", "accuracy (core)"),
+        ("acc_normal", "accuracy (honest nodes)"),
+        ("loss", "loss"),
+    )
+    return next(((key, name) for key, name in names if summary.get(key) is not None), None)
+
+
+def _value(key: str, value: float) -> str:
+    return f"{value:.1%}" if key.startswith("acc") else f"{value:.1e}"
+
+
+def _tiles(main: ListedRun, runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
+    """Four figures of the main run."""
+    summary, tiles = main.summary or {}, []
+    if summary.get("found") is not None:
+        tiles.append((f"{summary['found']:.1%}", "of arcs from Byzantine nodes flagged"))
+    if summary.get("fdp") is not None:
+        tiles.append((f"{summary['fdp']:.1%}", "FDP: honest among the flagged"))
+    if summary.get("core_size") is not None:
+        tiles.append((str(summary["core_size"]), f"nodes in the core, {summary['core_byzantine']} of them Byzantine"))
+    if (measure := _measure(summary)) is not None:
+        tiles.append((_value(measure[0], summary[measure[0]]), measure[1]))
+    return tiles
+
+
+def _table(runs: Sequence[ListedRun], main: ListedRun | None) -> dict[str, Any]:
+    summaries = [run.summary for run in runs if run.summary is not None]
+    shown = tables.columns(summaries)
+    rows = [tables.cells(run.summary, shown) if run.summary else _failed(run, len(shown)) for run in runs]
+    return {
+        "title": "Against the baselines" if len(runs) > 1 else "The run",
+        "headings": [heading for heading, _ in shown],
+        "rows": rows,
+        "words": [0],
+        "main": next((index for index, run in enumerate(runs) if run is main), -1),
+        "legend": meanings(key for _, key in shown),
+        "searchable": len(runs) > 4,
+    }
+
+
+def _failed(run: ListedRun, columns: int) -> list[str]:
+    return [run.label, *["-"] * (columns - 3), "failed" if run.error else "not run", run.error or "-"]
+
+
+def _sweep_table(table: ResultsTable) -> dict[str, Any]:
+    """A row per run: settings, the measures that the overview shows, the outcome, and why a run failed."""
+    shown = [key for key, _, _ in SHOWN if key in table.measures]
+    names = {key: heading for heading, key in tables.COLUMNS}
+    settings = [key for key in table.settings if key == "seed" or len({repr(row[key]) for row in table}) > 1 or key == "method"]
+    rows = []
+    for row in table:
+        cells = [tables.cell(key, row[key]) for key in settings]
+        cells += [tables.cell(key, row[key]) if key in names else _plain(row[key]) for key in shown]
+        why = "" if row["outcome"] == "finished" else str(row["sentence"] or "")
+        rows.append([*cells, str(row["outcome"]), why])
+    return {
+        "title": "All runs",
+        "headings": [*settings, *[names.get(key, key) for key in shown], "outcome", "why"],
+        "rows": rows,
+        "words": [
+            *[i for i, key in enumerate(settings) if key != "seed"],
+            len(settings) + len(shown),
+            len(settings) + len(shown) + 1,
+        ],
+        "main": -1,
+        "legend": meanings(shown),
+        "searchable": True,
+    }
+
+
+def _plain(value: Any) -> str:
+    return "-" if value is None else f"{100 * value:.1f}" if value is True or value is False else f"{value:.3g}"
+
+
+def _overview(table: ResultsTable) -> str:
+    """One sentence on a sweep."""
+    finished = sum(row["outcome"] == "finished" for row in table)
+    settings = len({tuple(repr(row[key]) for key in table.settings if key != "seed") for row in table})
+    seeds = len({row["seed"] for row in table})
+    rest = len(table) - finished
+    other = f"; {rest} did not finish: see why in the table" if rest else ""
+    return (
+        f"{len(table)} runs of {settings} settings with {seeds} {'seeds' if seeds > 1 else 'seed'}: {finished} finished{other}."
+    )
+
+
+def _repeat(run: ListedRun) -> dict[str, Any]:
+    """Spec, environment, summary and the command of one run."""
+    environment = _optional(run.folder / store.ENVIRONMENT)
+    text = json.dumps(run.spec, indent=2)
+    own = "given_objects" in text
+    name = f"{run.folder.name}.json"
+    return {
+        "label": run.label,
+        "seed": run.seed,
+        "folder": run.folder.name,
+        "file": name,
+        "href": f"data:application/json;base64,{base64.b64encode(text.encode()).decode()}",
+        "how": "Made by bymi.train from objects of a program: the same call repeats it."
+        if own
+        else "Save the spec, then run it; or name the spec.json in the run folder.",
+        "command": "bymi.train(...)  # with the settings below" if own else f"bymi run {name}",
+        "spec": text,
+        "environment": [(key, value) for key, value in environment.items()],
+        "summary": [
+            (key, json.dumps(value) if isinstance(value, (dict, list)) else value) for key, value in (run.summary or {}).items()
+        ],
+    }
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    try:
+        value = store.read_json(path)
+    except BymiError:
+        return {}
+    return value if isinstance(value, dict) else {}

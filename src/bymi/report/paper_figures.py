@@ -1,0 +1,173 @@
+"""`bymi report --figures`: figures of runs and sweeps in the style of a paper, as PNG, SVG and PDF."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from bymi.core import files
+from bymi.report.figures import COLOURS, STYLE
+from bymi.report.page_data import curves, measures_of, phases, rank
+from bymi.report.sweep_data import sweep_data
+from bymi.runs import run_folder as store
+from bymi.runs.results_table import ListedRun, find_runs, table_of
+
+SYMBOLS = {
+    "gap": r"optimality gap  $F(\bar{\theta}) - F^{\star}$",
+    "grad_norm": r"gradient norm  $\|\nabla F(\bar{\theta})\|$",
+    "grad_norm_weighted": r"gradient norm  $\|\nabla F(\bar{\theta}_v)\|$",
+    "consensus": r"consensus  $\max_i \|\theta_i - \bar{\theta}\|$",
+    "fdp": r"$\mathrm{FDP}$",
+    "pa": r"$P_a$",
+}
+"""Names with symbols, by key; others keep the name that pages use."""
+
+_STYLE: dict[Any, Any] = {
+    **STYLE,
+    "font.family": "STIXGeneral",
+    "mathtext.fontset": "stix",
+    "font.size": 9,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.2,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "pdf.fonttype": 42,  # TrueType, which journals ask for
+}
+_DASHES = ("-", "--", ":", "-.")
+
+
+def write_figures(folders: Sequence[str | Path], target: str | Path) -> list[Path]:
+    """Write all figures that these runs allow; returns the paths."""
+    target = Path(target)
+    runs = sorted(find_runs([Path(folder) for folder in folders]), key=rank)
+    ended = [run for run in runs if run.summary is not None]
+    table = table_of(runs)
+    jobs: dict[str, Callable[[], Figure]] = {}
+    if len(ended) <= 8:
+        listed = [{"label": run.label, **_curves(run)} for run in ended]
+        for measure in measures_of(listed):
+            jobs[f"curve-{measure['key']}"] = partial(_curve, listed, measure)
+    if len(runs) > len({run.label for run in runs}):
+        sweep = sweep_data(runs, table)
+        shown = [
+            one for one in sweep["measures"] if one["key"] in ("gap", "acc_scc", "acc_normal", "loss", "fdp", "pa", "found")
+        ]
+        for measure in shown:
+            jobs[f"dots-{measure['key']}"] = partial(_dots, sweep, measure)
+            if len(sweep["axes"]) > 1:
+                jobs[f"heat-{measure['key']}"] = partial(_heat, sweep, measure)
+        for measure in sweep["curve_measures"]:
+            jobs[f"bands-{measure['key']}"] = partial(_bands, sweep, measure)
+    return [path for name, make in jobs.items() for path in _save(make, target, name)]
+
+
+def _curves(run: ListedRun) -> dict[str, Any]:
+    rows = store.read_rows(run.folder / store.METRICS)
+    detections = [row["step"] for row in rows if row["phase"] == "detection"]
+    return {"curves": curves(rows), "phases": phases(rows), "detections": detections}
+
+
+def _save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
+    files.refuse_link(target)
+    target.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with matplotlib.rc_context(_STYLE):
+        figure = make()
+        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
+            content = io.BytesIO()
+            figure.savefig(content, format=kind, dpi=300, metadata=metadata)
+            files.write_bytes(target / f"{name}.{kind}", content.getvalue())
+            paths.append(target / f"{name}.{kind}")
+    return paths
+
+
+def _name(measure: dict[str, Any]) -> str:
+    return SYMBOLS.get(measure["key"], str(measure["name"]))
+
+
+def _curve(runs: Sequence[dict[str, Any]], measure: dict[str, Any]) -> Figure:
+    figure = Figure(figsize=(4.6, 2.9), layout="constrained")
+    axes = figure.subplots()
+    for index, run in enumerate(runs):
+        values = run["curves"].get(measure["key"])
+        if values is not None:
+            steps = run["curves"]["step"]
+            axes.plot(steps, _floats(values), _DASHES[index % 4], color=COLOURS[index % 6], label=run["label"])
+    for step in max((run["detections"] for run in runs), key=len, default=[]):
+        axes.axvline(step, color="0.6", linewidth=0.5, linestyle=(0, (4, 3)), zorder=0)
+    axes.set(xlabel=r"round $t$", ylabel=_name(measure), yscale="log" if measure["log"] else "linear")
+    axes.legend()
+    return figure
+
+
+def _bands(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
+    figure = Figure(figsize=(4.6, 2.9), layout="constrained")
+    axes = figure.subplots()
+    shown = [band for band in sweep["bands"] if measure["key"] in band["measures"]][: len(COLOURS)]
+    for index, band in enumerate(shown):
+        values = band["measures"][measure["key"]]
+        colour = COLOURS[index]
+        axes.plot(values["step"], values["mid"], _DASHES[index % 4], color=colour, label=", ".join(band["settings"]))
+        axes.fill_between(values["step"], values["low"], values["high"], color=colour, alpha=0.2, linewidth=0)
+    axes.set(xlabel=r"round $t$", ylabel=_name(measure), yscale="log" if measure["log"] else "linear")
+    axes.legend()
+    return figure
+
+
+def _dots(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
+    groups: dict[str, list[float]] = {}
+    for row in sweep["rows"]:
+        value = row["values"][measure["key"]]
+        groups.setdefault(", ".join(row["settings"]) or "all", []).append(np.nan if value is None else float(value))
+    figure = Figure(figsize=(4.6, 0.9 + 0.24 * len(groups)), layout="constrained")
+    axes = figure.subplots()
+    for place, values in enumerate(groups.values()):
+        known = [value for value in values if np.isfinite(value)]
+        axes.plot(known, [place] * len(known), "o", color=COLOURS[0], alpha=0.7, markersize=4, markeredgewidth=0)
+        if known:
+            axes.plot([float(np.median(known))], [place], "|", color="black", markersize=9)
+    axes.set_yticks(range(len(groups)), list(groups))
+    axes.invert_yaxis()
+    axes.set(xlabel=_name(measure), xscale="log" if measure["kind"] == "log" else "linear")
+    return figure
+
+
+def _heat(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
+    """Medians over the first two settings; other settings and seeds are pooled."""
+    down, across = sweep["axes"][:2]
+    cells: dict[tuple[str, str], list[float]] = {}
+    for row in sweep["rows"]:
+        value = row["values"][measure["key"]]
+        if value is not None:
+            cells.setdefault((row["settings"][0], row["settings"][1]), []).append(float(value))
+    medians = np.array(
+        [[np.median(cells[(a, b)]) if (a, b) in cells else np.nan for b in across["values"]] for a in down["values"]]
+    )
+    figure = Figure(figsize=(1.6 + 0.95 * len(across["values"]), 1.0 + 0.36 * len(down["values"])), layout="constrained")
+    axes = figure.subplots()
+    log = measure["kind"] == "log"
+    image = axes.imshow(np.log10(np.where(medians > 0, medians, np.nan)) if log else medians, cmap="cividis", aspect="auto")
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(across["values"])), across["values"])
+    axes.set_yticks(range(len(down["values"])), down["values"])
+    axes.set(xlabel=across["key"], ylabel=down["key"])
+    for (i, j), value in np.ndenumerate(medians):
+        if np.isfinite(value):
+            light = bool(np.asarray(image.norm(np.log10(value) if log and value > 0 else value), dtype=float) > 0.6)
+            axes.text(
+                j, i, f"{value:.1e}" if log else f"{value:.3g}", ha="center", va="center", color="black" if light else "white"
+            )
+    bar = figure.colorbar(image)
+    bar.set_label(rf"$\log_{{10}}$ of the {measure['name']}" if log else _name(measure))
+    return figure
+
+
+def _floats(values: Sequence[float | None]) -> list[float]:
+    return [float("nan") if value is None else value for value in values]

@@ -1,0 +1,108 @@
+"""From the runs of a sweep to what its page draws: dots per seed, bands of curves, the axes that were varied."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bymi.core.errors import BymiError
+from bymi.report.page_data import curves, measures_of
+from bymi.runs import run_folder as store
+from bymi.runs.results_table import ListedRun, ResultsTable
+
+SHOWN: tuple[tuple[str, str, str], ...] = (
+    ("gap", "optimality gap", "log"),
+    ("acc_scc", "Acc (scc): accuracy of the core's mean model", "share"),
+    ("acc_normal", "Acc (normal): accuracy of the honest nodes' mean model", "share"),
+    ("acc_all", "Acc (all): accuracy of all nodes' mean model", "share"),
+    ("loss", "loss", "log"),
+    ("fdp", "FDP: honest among the flagged", "share"),
+    ("pa", "P_a: honest nodes that flagged all Byzantine neighbours", "share"),
+    ("found", "arcs from Byzantine nodes flagged", "share"),
+    ("honest_edge_loss", "edges between honest nodes lost", "share"),
+    ("core_size", "nodes in the core", "count"),
+    ("core_byzantine", "Byzantine nodes in the core", "count"),
+    ("consensus", "largest distance from the mean", "log"),
+    ("unheard", "messages not heard", "count"),
+    ("seconds", "seconds", "count"),
+)
+"""Measures of the overview: key in summary.json, name, and kind of scale."""
+
+_BAND_POINTS = 120
+
+
+def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]:
+    """Settings, measures, a row per run and a band per setting and measure."""
+    axes = [key for key in table.settings if key != "seed"]
+    values = {key: list(dict.fromkeys(_text(row[key]) for row in table)) for key in axes}
+    varied = [key for key in axes if len(values[key]) > 1]
+    shown = [{"key": key, "name": name, "kind": kind} for key, name, kind in SHOWN if key in table.measures]
+    known = {one["key"] for one in shown}
+    shown += [
+        {"key": key, "name": key, "kind": "count"} for key in table.measures if key not in known and key.startswith("eval")
+    ]
+    rows = [
+        {
+            "settings": [_text(row[key]) for key in varied],
+            "seed": row["seed"],
+            "run": row["run"],
+            "outcome": row["outcome"],
+            "sentence": row["sentence"],
+            "values": {one["key"]: row[one["key"]] for one in shown},
+        }
+        for row in table
+    ]
+    return {
+        "axes": [{"key": key, "values": values[key]} for key in varied],
+        "fixed": [[key, values[key][0]] for key in axes if key not in varied and values[key]],
+        "measures": shown,
+        "rows": rows,
+        **_bands(runs, rows),
+    }
+
+
+def _bands(runs: Sequence[ListedRun], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Per setting and measure the median and the range over seeds, at the steps that all of its runs have recorded."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for run, row in zip(runs, rows, strict=True):
+        if run.summary is None:
+            continue
+        try:
+            groups.setdefault(tuple(row["settings"]), []).append(curves(store.read_rows(run.folder / store.METRICS)))
+        except (BymiError, ValueError, KeyError):
+            continue
+    measures = measures_of([{"curves": curve} for group in groups.values() for curve in group])
+    bands = []
+    for settings, group in groups.items():
+        band: dict[str, Any] = {"settings": list(settings), "runs": len(group), "measures": {}}
+        for measure in measures:
+            key = measure["key"]
+            columns = [dict(zip(curve["step"], curve[key], strict=True)) for curve in group if key in curve]
+            if columns:
+                band["measures"][key] = _band(columns)
+        bands.append(band)
+    return {"bands": bands, "curve_measures": measures}
+
+
+def _band(columns: Sequence[Mapping[int, float | None]]) -> dict[str, list[float]]:
+    common = [step for step in columns[0] if all(column.get(step) is not None for column in columns)]
+    stride = max(1, len(common) // _BAND_POINTS)
+    steps = common[::stride] + (common[-1:] if common and (len(common) - 1) % stride else [])
+    values = [[float(column[step] or 0.0) for column in columns] for step in steps]
+    return {
+        "step": [float(step) for step in steps],
+        "low": [min(row) for row in values],
+        "mid": [_short(statistics.median(row)) for row in values],
+        "high": [max(row) for row in values],
+    }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,202 @@
+"""`bymi report`: what the page says agrees with the run folders, and it works in a browser without asking for anything."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bymi.report.page_data import halves, phases, run_data, step_factors
+from bymi.runs import run_folder as store
+from bymi.runs.detection_log import DETECTIONS, PER_NODE
+from bymi.runs.results_table import find_runs
+from tests.browser import browser, needs_browser, requests_of
+from tests.commands import bymi, mistake
+
+SMALL = ("nodes=30", "steps=80", "data.dim=5", "data.samples=60", "watch.every=20", "record_every=10", "attack=ipm:a=5.0")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("report") / "runs"
+    assert bymi("run", *SMALL, "--jobs", 1, "--out", out).code in (0, 5, 8)
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> Path:
+    path = runs.parent / "report.html"
+    assert bymi("report", runs, "-o", path).code == 0
+    return path
+
+
+def data_of(page: Path) -> dict[str, Any]:
+    """The data that a page carries."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def hardened(out: Path) -> Path:
+    (folder,) = out.glob("*hardened*")
+    return folder
+
+
+def test_every_detection_is_stored_and_the_last_is_the_verdict(runs: Path) -> None:
+    folder = hardened(runs)
+    lines, verdict = store.read_rows(folder / DETECTIONS), store.read_json(folder / store.VERDICT)
+    rows = [row for row in store.read_rows(folder / store.METRICS) if row["phase"] == "detection"]
+    assert [line["step"] for line in lines] == [row["step"] for row in rows]
+    assert len(lines) > 2
+    nodes, arc = store.read_json(folder / PER_NODE), 0
+    assert nodes["byzantine"] == verdict["byzantine"]
+    for receiver in verdict["receivers"]:
+        neighbours = receiver["neighbours"]
+        assert nodes["neighbours"][receiver["node"]] == neighbours
+        span = slice(arc, arc + len(neighbours))
+        flags = [sender for sender, bit in zip(neighbours, lines[-1]["flagged"][span], strict=True) if bit == "1"]
+        assert flags == receiver["flagged"]
+        for stored, score in zip(lines[-1]["score"][span], receiver["scores"], strict=True):
+            assert stored == (None if score is None else pytest.approx(score, rel=1e-3))
+        arc += len(neighbours)
+    assert arc == len(lines[-1]["flagged"])
+    for line, row in zip(lines, rows, strict=True):  # the rates of metrics.jsonl, from the stored flags alone
+        bad, arcs = set(nodes["byzantine"]), [(r, s) for r, senders in enumerate(nodes["neighbours"]) for s in senders]
+        found = [
+            bit == "1"
+            for bit, (receiver, sender) in zip(line["flagged"], arcs, strict=True)
+            if receiver not in bad and sender in bad
+        ]
+        assert row["found"] == pytest.approx(sum(found) / len(found))
+
+
+def test_the_page_carries_the_detections_it_draws(runs: Path, page: Path) -> None:
+    data, lines = data_of(page), store.read_rows(hardened(runs) / DETECTIONS)
+    (run,) = [run for run in data["runs"] if "hardened" in run["label"]]
+    assert [one["step"] for one in run["detections"]] == [line["step"] for line in lines]
+    packed, line = run["detections"][-1], lines[-1]
+    bits = np.unpackbits(np.frombuffer(base64.b64decode(packed["flagged"]), np.uint8), bitorder="little")
+    assert "".join(map(str, bits[: len(line["flagged"])])) == line["flagged"]
+    assert list(base64.b64decode(packed["reason"])) == line["reason"]
+
+
+def test_halves_keep_three_digits_of_any_size() -> None:
+    values = [0.0, 1.0, -2.5, 446.09, 1e-30, 3e37, None, 1e300]
+    raw = np.frombuffer(base64.b64decode(halves(values)), "<u2").astype(np.uint32) << 16
+    back = raw.view(np.float32)
+    for value, stored in zip(values, back, strict=True):
+        if value is None:
+            assert math.isnan(stored)
+        elif value < 1e38:
+            assert stored == pytest.approx(value, rel=4e-3)
+        else:
+            assert stored > 1e38
+
+
+def test_phases_and_step_factors() -> None:
+    steps = [(5, "warm-up"), (6, "detection"), (10, "optimisation"), (12, "detection"), (20, "optimisation")]
+    assert phases([{"step": step, "phase": phase} for step, phase in steps]) == [["warm-up", 0, 6], ["optimisation", 6, 20]]
+    spec = {"detection": {"pruning": "directed"}, "optimisation": {"min_weight": 0.1}}
+    assert step_factors([0.5, 0.25, 0.0, None], spec) == [0.5, 1.0, 10.0, None]
+
+
+def test_many_detections_are_thinned_and_the_page_says_so(runs: Path) -> None:
+    (run,) = find_runs([hardened(runs)])
+    data = run_data(run, [], budget=2)
+    assert len(data["detections"]) == 2 < data["detections_stored"]
+    assert data["detections"][-1]["step"] == data["looks"][-1]["step"]
+
+
+def test_words_from_a_folder_are_no_markup(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for path in hardened(runs).glob("*.json*"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    summary = store.read_json(folder / store.SUMMARY)
+    summary.update(method="</script><script>alert(1)</script>", sentence="<img src=x onerror=alert(1)>", outcome="diverged")
+    (folder / store.SUMMARY).write_text(json.dumps(summary))
+    assert bymi("report", folder, "-o", tmp_path / "page.html").code == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "alert(1)</script>" not in text
+    assert "<img" not in text
+    assert text.count("<script") == 2
+
+
+def test_mistakes_are_one_line(runs: Path, tmp_path: Path) -> None:
+    assert "a run folder, or a folder of them" in mistake("report", tmp_path / "nothing")
+    assert "with some inside" in mistake("report", tmp_path)
+    assert "ends in .html" in mistake("report", runs, "-o", tmp_path / "page.pdf")
+
+
+def test_figures_come_in_three_formats(runs: Path, tmp_path: Path) -> None:
+    assert bymi("report", runs, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures").code == 0
+    starts = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}
+    for kind, start in starts.items():
+        assert (tmp_path / "figures" / f"curve-gap{kind}").read_bytes().startswith(start)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+def column(driver: Any, table: str, index: int) -> list[str]:
+    rows = "[...document.getElementById(arguments[0]).tBodies[0].rows].filter(row => !row.hidden)"
+    script = f"return {rows}.map(row => row.cells[arguments[1]].textContent)"
+    return list(driver.execute_script(script, table, index))
+
+
+@needs_browser
+def test_the_page_works_in_a_browser(driver: Any, runs: Path, page: Path) -> None:
+    driver.get("about:blank")  # instead of the browser's own first page
+    requests_of(driver)
+    driver.get(page.as_uri())
+    assert requests_of(driver) == [page.as_uri()], "the page itself and nothing else"
+    assert driver.get_log("browser") == [], "no errors or warnings"
+    nodes = store.read_json(hardened(runs) / PER_NODE)
+    last = store.read_rows(hardened(runs) / DETECTIONS)[-1]
+
+    driver.execute_script(
+        "const i = document.querySelector('#state-controls input'); i.value = 7; i.dispatchEvent(new Event('change'))"
+    )
+    assert column(driver, "neighbours", 0) == [str(sender) for sender in nodes["neighbours"][7]]
+    before = sum(map(len, nodes["neighbours"][:7]))
+    flags = last["flagged"][before : before + len(nodes["neighbours"][7])]
+    assert [verdict.startswith("flagged") for verdict in column(driver, "neighbours", 2)] == [flag == "1" for flag in flags]
+    reasons = [last["reasons"][code] for code in last["reason"][before : before + len(flags)]]
+    assert column(driver, "neighbours", 3) == reasons
+
+    head = driver.find_elements("css selector", "#neighbours thead button")[4]
+    for reverse in (True, False):
+        head.send_keys("\n")  # by keyboard
+        numbers = [float(text) for text in column(driver, "neighbours", 4) if text != "-"]
+        assert numbers == sorted(numbers, reverse=reverse)
+    driver.find_element("css selector", "[data-filter=neighbours]").send_keys("byzantine")
+    assert set(column(driver, "neighbours", 1)) == {"Byzantine"}
+
+    row = driver.find_element("css selector", "#node-table tr[data-node='3']")
+    driver.execute_script("arguments[0].focus()", row)
+    row.send_keys("\n")
+    assert "Node 3 is" in driver.find_element("id", "node-note").text
+    driver.execute_script("document.querySelector('#looks tbody tr').click()")
+    assert f"round {store.read_rows(hardened(runs) / DETECTIONS)[0]['step']}" in driver.find_element("id", "after-caption").text
+    assert len(driver.find_elements("css selector", "#graph-after .node")) == 30
+    driver.find_element("id", "theme").send_keys("\n")
+    assert driver.get_log("browser") == []
+
+
+@needs_browser
+def test_the_page_fits_a_phone(driver: Any, page: Path) -> None:
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    driver.get(page.as_uri())
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= 390
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
