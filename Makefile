@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test golden check format bench bench-large bench-images clean
+.PHONY: run test setup-browser golden check format bench bench-large bench-images clean
 
 run: $(READY)
 	$(BIN)/bymi run
@@ -34,6 +34,11 @@ bench-large: $(READY)
 
 bench-images: $(READY)
 	$(BIN)/python benchmarks/images.py
+
+# For the tests of report pages in a real browser, which skip without one; as root, on Debian or Ubuntu.
+setup-browser: $(READY)
+	apt-get install --yes chromium chromium-driver
+	$(PIP) 'selenium>=4.20'
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
