@@ -35,12 +35,14 @@ def detection_line(step: int, verdict: Verdict, graph: Graph, pruned: Graph) -> 
         "reasons": REASONS,
         "threshold": [_short(limit) for limit in verdict.threshold.tolist()],
         "score": [_short(score) for score in verdict.scores[arcs].tolist()],
-        "statistic": [_short(one) for one in verdict.figure[arcs].tolist()] if verdict.figure.numel() else None,
-        "reason": verdict.why[arcs].tolist(),
+        "statistic": [_short(one) for one in verdict.statistic[arcs].tolist()] if verdict.statistic.numel() else None,
+        "reason": verdict.reason[arcs].tolist(),
         "flagged": _bits(verdict.flagged[arcs]),
         "cut": _bits(~pruned.hears[arcs]),
-        "filtered_weight": [_short(one) for one in verdict.taken.tolist()] if verdict.taken.numel() else None,
-        "guard_acted": verdict.guarded.nonzero().flatten().tolist(),
+        "filtered_weight": [_short(one) for one in verdict.filtered_weight.tolist()]
+        if verdict.filtered_weight.numel()
+        else None,
+        "guard_acted": verdict.guard_acted.nonzero().flatten().tolist(),
     }
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
