@@ -22,7 +22,14 @@ RUNS: dict[str, tuple[str, ...]] = {
     "paper, tracker on the move": ("profile=paper", "method=drsgd-bymi", "optimisation.premix_rounds=2"),
     "paper, again": ("profile=paper", "method=drsgd-bymi", "detection.every=12", "stop.tolerance=1e-9", "stop.patience=7"),
     "rule, looked at": ("profile=paper", "method=rule", "stop.tolerance=1e-9", "stop.patience=6"),
+    "paper, frost": (
+        "profile=paper",
+        "method=drsgd-bymi",
+        "optimisation.method=frost:heavy_ball=0.2",
+        "optimisation.premix_rounds=2",
+    ),
     "hardened": WATCHED,
+    "hardened, tracking": (*WATCHED, "optimisation.method=gradient-tracking"),
     "hardened, directed": (*WATCHED, "detection.pruning=directed"),
     "hardened, two faces": (*WATCHED, "attack=ipm", "byzantine_faces=two", "byzantine_level=message"),
     "hardened, a message for each": (*WATCHED, "attack=dissensus"),
@@ -68,6 +75,8 @@ def tensors_in(value: object) -> dict[str, torch.Tensor]:
             found[name] = part
         elif name in ("record", "history", "verdict") and part is not None:
             found.update({f"{name}.{inner}": tensor for inner, tensor in tensors_in(part).items()})
+        elif name == "memory":
+            found.update({f"memory.{inner}": tensor for inner, tensor in part.items()})
     return found
 
 

@@ -30,7 +30,7 @@ from bymi.core.streams import stream
 from bymi.core.topic import Topic
 from bymi.problems import LinearProblem, linear_problem, linear_shard, split_samples
 from bymi.runs.simulate import local_network
-from bymi.training.phases import FollowsProtocol, detect_published, dgd_rs, optimise, warm_up
+from bymi.training.phases import FollowsProtocol, detect_published, optimise, warm_up
 from tests.reference import optimisation
 
 NODES, DIM = 9, 3
@@ -60,25 +60,27 @@ class Pulls:
         raise AssertionError("nobody compares losses")
 
 
+def dgd_rs(problem: Pulls, graph: Graph, step_size: StepSize, rounds: int) -> list[Tensor]:
+    """Parameters after each round of the optimiser dgd-rs."""
+    how = Optimisation(step_size, 1, "paper", method="dgd-rs")
+    plan, start = Plan(rounds + 1, 1, detector=Detector(), optimisation=how), problem.initial(torch.arange(NODES))
+    return [snapshot.theta for snapshot in optimise(problem, LocalNetwork(graph), plan, start, FollowsProtocol())]
+
+
 def test_dgd_rs_is_the_printed_update() -> None:
     """eq:DGDRS, five rounds against the transcription. y_{i,0} = e_i; the step is divided by the tracker before the round."""
-    graph, problem, everybody = one_way_cuts(), Pulls(), torch.arange(NODES)
-    theta, tracker = problem.initial(everybody), torch.eye(NODES, dtype=torch.float64)
-    mixing, slow_theta, slow_tracker = graph.mixing.numpy(), theta.numpy(), tracker.numpy()
-    for step in range(5):
-        rate, slow_gradient = 0.01 / (step + 1), slow_theta - problem.targets.numpy()
-        theta, tracker = dgd_rs(theta, tracker, problem.gradient(theta, everybody, everybody), graph.mixing, rate)
-        slow_theta, slow_tracker = optimisation.dgd_rs_round(slow_theta, slow_tracker, slow_gradient, mixing, rate)
-        np.testing.assert_allclose(theta.numpy(), slow_theta, rtol=0, atol=1e-13)
-        np.testing.assert_allclose(tracker.numpy(), slow_tracker, rtol=0, atol=1e-13)
+    graph, problem = one_way_cuts(), Pulls()
+    theta, tracker = problem.initial(torch.arange(NODES)).numpy(), np.eye(NODES)
+    for step, found in enumerate(dgd_rs(problem, graph, StepSize(0.01, "linear"), 5)):
+        rate = 0.01 * (1 - step / 5)
+        theta, tracker = optimisation.dgd_rs_round(theta, tracker, theta - problem.targets.numpy(), graph.mixing.numpy(), rate)
+        np.testing.assert_allclose(found.numpy(), theta, rtol=0, atol=1e-13)
 
 
 def test_dgd_rs_converges_to_the_plain_mean_with_a_falling_step() -> None:
     """As the paper says of it: to the optimum of the sum, although the weights favour some nodes."""
-    graph, problem, everybody = one_way_cuts(), Pulls(), torch.arange(NODES)
-    theta, tracker = problem.initial(everybody), torch.eye(NODES, dtype=torch.float64)
-    for step in range(4000):
-        theta, tracker = dgd_rs(theta, tracker, theta - problem.targets, graph.mixing, 0.005 * (1 - step / 4000))
+    graph, problem = one_way_cuts(), Pulls()
+    theta = dgd_rs(problem, graph, StepSize(0.005, "linear"), 4000)[-1]
     assert (theta - problem.targets.mean(0)).abs().max() < 3e-3
     assert (graph.core().perron @ problem.targets - problem.targets.mean(0)).abs().max() > 0.03
 

@@ -85,7 +85,7 @@ class Run:
 
 
 def _run(method: str, attack: str, form: str) -> tuple[str, Run]:
-    how, shape = {**RULE_METHODS, **PAPER_METHODS, **HARDENED_METHODS}[method], FORMS[form]
+    how, shape = {**RULE_METHODS, **PAPER_METHODS, **HARDENED_METHODS, **OPTIMISER_METHODS}[method], FORMS[form]
     what = DETECTION_ATTACKS.get(attack, (f"attack={attack}", "optimisation.premix_rounds=2"))
     return f"{method} | {attack} | {form}", Run((*BASE, *how, *(word.format(absurd=shape.absurd) for word in what)), shape)
 
@@ -140,6 +140,24 @@ def _again() -> Iterator[tuple[str, Run]]:
             yield f"{name} | again", replace(run, words=words)
 
 
+OPTIMISER_METHODS: dict[str, Words] = {
+    **{name: (*_PAPER, f"optimisation.method={name}") for name in ("dsgd", "dgd-rs", "ab")},
+    "momentum": (*_PAPER, "optimisation.method=drsgd:momentum=0.9"),
+    "frost": (*_PAPER, "optimisation.method=frost:heavy_ball=0.2,spread=0.3", "optimisation.premix_rounds=2"),
+    "tracking": (*_HARDENED, "optimisation.method=gradient-tracking", "optimisation.batch=all"),
+}
+_OPTIMISER_ATTACKS = ("ipm", "two faces on messages", "dissensus", "silent", "every other round, own vectors")
+
+
+def _optimisers() -> Iterator[tuple[str, Run]]:
+    """Each optimiser in three forms, under other attacks."""
+    forms = list(FORMS)
+    for row, method in enumerate(OPTIMISER_METHODS):
+        for column in range(3):
+            attack = _OPTIMISER_ATTACKS[(row + column) % len(_OPTIMISER_ATTACKS)]
+            yield _run(method, attack, forms[(row + 2 * column) % len(forms)])
+
+
 def _placed() -> Iterator[tuple[str, Run]]:
     for place in ("high-degree", "neighbourhood"):
         for form in ("dense", "lists, sharded"):
@@ -168,6 +186,9 @@ _ON_RANKS = [
     ("hardened at the sender", "gaussian on messages", "strips"),
     ("hardened, directed", "dissensus", "lists, sharded"),
     ("hardened, no fuse", "every other round, own vectors", "dense, sharded"),
+    ("frost", "dissensus", "strips"),
+    ("ab", "two faces on messages", "lists, sharded"),
+    ("tracking", "ipm", "slices"),
 ]
 _CHECKPOINTS = {("hardened, directed", "dissensus", "dense"): 4, ("hardened", "two-faced nan", "lists"): 3}
 
@@ -180,6 +201,7 @@ RUNS: dict[str, Run] = {
     **dict(_heard_by_half()),
     **dict(_placed()),
     **dict(_again()),
+    **dict(_optimisers()),
     **dict(_run(*names) for names in (*_ON_RANKS, *_CHECKPOINTS)),
 }
 ON_RANKS = [_run(*names)[0] for names in _ON_RANKS]

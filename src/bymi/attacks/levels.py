@@ -8,7 +8,8 @@ from bymi.core.topic import Part
 
 Level = Literal["gradient", "training", "pair", "message", "tracker"]
 """gradient: gradients used in training and both detection halves; training: those of training alone, with true halves; pair:
-detection halves alone; message: parameters as they are sent; tracker: tracker vectors as they are sent.
+detection halves alone; message: parameters, and directions of gradient tracking, as they are sent; tracker: tracker vectors as
+they are sent.
 """
 
 PARTS: dict[Level, frozenset[Part]] = {

@@ -73,6 +73,11 @@ class Graph(ABC):
     def symmetric(self) -> bool:
         """Whether every arc has its reverse."""
 
+    @property
+    @abstractmethod
+    def mutual(self) -> Tensor:
+        """[M, P] bool: arcs whose reverse is an arc, too."""
+
     @abstractmethod
     def look(self, values: Tensor) -> Tensor:
         """Values per node [M] at each place: [M, P], or [1, P] if equal for all rows."""
@@ -213,6 +218,10 @@ class MatrixGraph(Graph):
     @property
     def symmetric(self) -> bool:
         return torch.equal(self.hears, self.hears.T)
+
+    @property
+    def mutual(self) -> Tensor:
+        return self.hears & self.hears.T
 
     def look(self, values: Tensor) -> Tensor:
         return values[None]

@@ -136,6 +136,10 @@ class ListGraph(Graph):
     def symmetric(self) -> bool:
         return torch.equal(self.hears, self._reversed(self.hears))
 
+    @property
+    def mutual(self) -> Tensor:
+        return self.hears & self._reversed(self.hears)
+
     def prune(self, flagged: Tensor) -> ListGraph:
         cut = flagged & self.hears
         kept = torch.where(cut, 0.0, self.weight)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["gradient", "parameters", "premix", "tracker", "first half", "second half"]
+Kind = Literal["gradient", "parameters", "direction", "premix", "tracker", "first half", "second half"]
 
 Part = Literal["training", "first half", "second half", "message", "tracker"]
-"""Where in the protocol a vector is used: in training, in one half of detection, or sent as parameters or tracker."""
+"""Where in the protocol a vector is used: training, a half of detection, or sent as parameters, directions, tracker."""
 
 _PARTS: dict[Kind, Part] = {
     "gradient": "training",
     "parameters": "message",
+    "direction": "message",
     "premix": "tracker",
     "tracker": "tracker",
     "first half": "first half",
@@ -49,6 +50,7 @@ class Topic:
 
 GRADIENT = Topic("gradient")
 PARAMETERS = Topic("parameters")
+DIRECTION = Topic("direction")
 PREMIX = Topic("premix")
 TRACKER = Topic("tracker")
 FIRST_HALF = Topic("first half")

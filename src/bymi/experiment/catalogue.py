@@ -17,6 +17,7 @@ from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
 from bymi.experiment.spec_parts import Part
 from bymi.runs import tasks
+from bymi.training import optimisers
 
 Row = tuple[str, str, str]
 
@@ -33,6 +34,7 @@ def catalogue() -> dict[str, list[Row]]:
         "data.partition": _rows(datasets.PARTITIONS),
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
+        "optimisation.method": _rows(optimisers.OPTIMISERS),
         "detection.threshold": _rows(detection.THRESHOLDS),
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }

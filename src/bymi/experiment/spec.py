@@ -15,7 +15,7 @@ from bymi.experiment.spec_parts import Part, PartOf
 from bymi.experiment.validation_errors import first_mistake
 from bymi.runs import tasks
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec
-from bymi.training import plan
+from bymi.training import optimisers, plan
 
 RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
@@ -23,6 +23,7 @@ ScalePart = Annotated[Part, PartOf(detection.SCALES, {})]
 ThresholdPart = Annotated[Part, PartOf(detection.THRESHOLDS, {})]
 GraphPart = Annotated[Part, PartOf(topology.TOPOLOGIES, topology.ALIASES)]
 AttackPart = Annotated[Part, PartOf(attacks.ATTACKS, attacks.ALIASES)]
+MethodPart = Annotated[Part, PartOf(optimisers.OPTIMISERS, optimisers.ALIASES)]
 DataPart = Annotated[Part, PartOf(tasks.TASKS, tasks.ALIASES, unnamed="linear")]
 
 
@@ -79,8 +80,9 @@ class Watch(Section):
 
 @derived(plan.Optimisation)
 class Optimisation(Section):
-    """Step convention, size and schedule; cap on local steps; floor on the tracker; rounds of premixing."""
+    """Optimiser, step convention, size and schedule; cap on local steps; floor on the tracker; rounds of premixing."""
 
+    method: MethodPart = written("drsgd")
     step_size: Annotated[float, Field(ge=0)] | Literal["theorem"] = Field(0.0625, union_mode="left_to_right")
     schedule: plan.Schedule = "linear"
 
@@ -145,9 +147,19 @@ class Spec(Section):
             raise ValueError(f"warm_up.steps: got {self.warm_up_steps}, allowed: 1 to steps - 1 = {self.steps - 1}")
         if self.detection.cross_fit and not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
             raise ValueError("detection.cross_fit: got True, allowed: with a centre that is a weighted mean")
+        self._check_optimiser()
         self._check_hardening()
         self._check_attack()
         return self
+
+    def _check_optimiser(self) -> None:
+        """Check what the optimiser needs of the detection and of the order of steps."""
+        method = optimisers.OPTIMISERS[self.optimisation.method.name]
+        if method.doubly_stochastic and self.detection.pruning != "mutual":
+            allowed = "with detection.pruning = 'mutual'; frost or ab after one-sided cuts"
+            raise ValueError(f"optimisation.method: got {self.optimisation.method.name!r}, allowed: {allowed}")
+        if issubclass(method, optimisers.DGDRS) and self.optimisation.order != "combine-then-adapt":
+            raise ValueError(f"optimisation.order: got {self.optimisation.order!r}, allowed: combine-then-adapt with dgd-rs")
 
     def _check_hardening(self) -> None:
         """Check what the parts of the hardened profile need of each other."""
@@ -215,6 +227,8 @@ class Spec(Section):
                 del values["data"][key]
         if self.detection.threshold == _DEFAULTS["threshold"]:
             del values["detection"]["threshold"]
+        if self.optimisation.method == _DEFAULTS["method"]:
+            del values["optimisation"]["method"]
         return ResolvedSpec(values)
 
     def expand(self) -> list[Spec]:
@@ -228,7 +242,7 @@ class Spec(Section):
 
 
 _LATER_DATA_KEYS = {"optimum_spread": 0.0, "covariance_spread": 0.0, "feature_shift": "none", "smallest": 1.0}
-_DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detection().threshold}
+_DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detection().threshold, "method": Optimisation().method}
 
 
 def default_values() -> dict[str, Any]:

@@ -32,11 +32,11 @@ def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
         drawn = held if nodes < _MANY else min(held, _AT_ONCE)
         # The rows, and temporaries of a normal draw of them.
         data = 8 * task.samples * (held * (task.dim + 1) + 3 * drawn * task.dim)
-        numbers, sample = task.dim, task.dim + 1
+        numbers, sample, samples = task.dim, task.dim + 1, task.samples
     elif isinstance(task, Images):
         images = _IMAGES if task.samples is None else min(_IMAGES, nodes * task.samples)
         data = _PIXELS * (4 * (math.ceil(images / ranks) + _TESTED) + images)  # as float32 and, all of them, as bytes
-        numbers, sample = _LENET, _PIXELS
+        numbers, sample, samples = _LENET, _PIXELS, math.ceil(images / nodes)
     else:
         return {}
     size = task.dtype.itemsize
@@ -44,7 +44,8 @@ def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
     rounds = {"warm_up": spec.warm_up_steps, "optimisation": spec.steps - spec.warm_up_steps}
     if spec.method != "drsgd-bymi" and spec["alone"] is not None:
         rounds = {"alone": spec.steps}
-    picked = max(spec[phase]["batch"] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
+    sizes = {phase: samples if spec[phase]["batch"] == "all" else spec[phase]["batch"] for phase in rounds}
+    picked = max(sizes[phase] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
     return {
         "graph": _graph(spec),
         "data": data,

@@ -63,12 +63,15 @@ class ResolvedSpec:
     def label(self) -> str:
         """Short name of the method for tables: DSGD, BALANCE, BALANCE-DRSGD-ByMI for the published detection.
 
-        With a panel BALANCE-hardened-ByMI; without one, but with gradients at the receiver's point, BALANCE-receiver-ByMI.
+        With a panel BALANCE-hardened-ByMI; without one, but with gradients at the receiver's point, BALANCE-receiver-ByMI. An
+        optimiser other than DRSGD is named: BALANCE-FROST-ByMI, BALANCE-hardened-FROST-ByMI.
         """
         rule = self.values["warm_up"]["rule"]["name"].rpartition(":")[2].upper()
         receiver = self.values["detection"]["point"] == "receiver"
-        whole = "hardened" if self.values["panel"] is not None else "receiver" if receiver else "DRSGD"
-        names = {"dsgd": "DSGD", "rule": rule, "published": f"{rule}-DRSGD-ByMI", "drsgd-bymi": f"{rule}-{whole}-ByMI"}
+        method = self.values["optimisation"].get("method", {"name": "drsgd"})["name"].rpartition(":")[2].upper()
+        kind = "hardened" if self.values["panel"] is not None else "receiver" if receiver else ""
+        whole = "-".join(word for word in (kind, "" if kind and method == "DRSGD" else method) if word)
+        names = {"dsgd": "DSGD", "rule": rule, "published": f"{rule}-{method}-ByMI", "drsgd-bymi": f"{rule}-{whole}-ByMI"}
         return str(names[self.method])
 
     @property

@@ -26,6 +26,7 @@ from bymi.runs.evaluators import Evaluator
 from bymi.runs.foreign_parts import refuse_imports
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec, make, require_types
 from bymi.runs.tasks import TASKS, Task
+from bymi.training.optimisers import OPTIMISERS
 from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
 
 
@@ -125,6 +126,7 @@ def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
         require(judging["sample"] <= samples, "detection.sample", judging["sample"], f"2 to {samples}, all that a node has")
     size, schedule = optimisation.pop("step_size"), optimisation.pop("schedule")
     value = theorem_step(spec["nodes"], spec.steps - spec.warm_up_steps) if isinstance(size, str) else size
+    method = build_part(OPTIMISERS, optimisation.pop("method", {"name": "drsgd"}))
     parts = {
         "centre": build_part(detection.CENTRES, judging["centre"]),
         "scale": build_part(detection.SCALES, judging["scale"]),
@@ -144,7 +146,7 @@ def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
             cool_down=warm_up["cool_down"],
         ),
         detector=detection.Detector(**{**judging, **parts}) if whole else None,
-        optimisation=Optimisation(step_size=StepSize(value, schedule), **optimisation),
+        optimisation=Optimisation(step_size=StepSize(value, schedule), method=method, **optimisation),
         watch=detection.Watch(**spec["watch"]) if whole and spec["watch"] is not None else None,
         identification=identification,
         seed=spec.seed,
@@ -163,7 +165,7 @@ _TYPES: dict[str, Any] = {
 }
 _WARM_UP = {**get_type_hints(WarmUp), "steps": int | None, "rule": dict, "step_size": float, "schedule": str}
 _DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict, "threshold": dict}
-_OPTIMISATION = {**get_type_hints(Optimisation), "step_size": float | Literal["theorem"], "schedule": str}
+_OPTIMISATION = {**get_type_hints(Optimisation), "method": dict, "step_size": float | Literal["theorem"], "schedule": str}
 
 
 def check_resolved_spec(spec: ResolvedSpec, where: str, *, imports: bool = False) -> None:

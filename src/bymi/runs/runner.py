@@ -37,6 +37,7 @@ from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup
 from bymi.runs.tasks import TASKS
 from bymi.runs.trained_models import collect, nodes_to_keep, write_models
+from bymi.training.optimisers import DRSGD
 
 Progress = Callable[[int, int], None]
 """Called with (index of the spec in the list, steps done since the last call)."""
@@ -235,6 +236,13 @@ def _attempt(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host: H
         return problem
 
 
+def _theory(recorder: Recorder, setup: RunSetup) -> dict[str, Any] | None:
+    """What the theorem says about a run of its own optimiser; None for others."""
+    how = setup.plan.optimisation
+    batch = setup.problem.samples if how.batch == "all" else how.batch
+    return recorder.theory(batch) if how.method == DRSGD() else None
+
+
 def _execute(
     spec: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: EngineMaker
 ) -> None:
@@ -247,7 +255,7 @@ def _execute(
         "seed": spec.seed,
         "digest": spec.digest,
         **recorder.summary(log.seconds, log.detecting),
-        "theory": recorder.theory(setup.plan.optimisation.batch),
+        "theory": _theory(recorder, setup),
     }
     if log.trained is not None:
         words = {"version": bymi.__version__, "digest": spec.digest, "mean_of": int(recorder.members.sum())}

@@ -38,7 +38,7 @@ AXES: dict[str, tuple[Axis, ...]] = {
 }
 """What the leading dimensions of each tensor count: nodes, or columns of the inboxes; further dimensions are stored whole.
 
-On list graphs "history.refused" is counted along the neighbour lists.
+On list graphs "history.refused" is counted along the neighbour lists. Tensors "memory.NAME" of an optimiser are by node.
 """
 
 FORMER_NAMES = {f"state.trail.{key}": f"state.history.{key}" for key in ("messages", "own", "times", "refused")}
@@ -72,6 +72,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors = {key: getattr(state, key) for key in ("theta", "flagged", "tracker", "before", "anchor")}
     words: dict[str, Any] = {key: getattr(state, key) for key in ("step", "phase", "judged", "settled", "stopped")}
     words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # one tracker entry per node, in place of a row
+    tensors.update({f"memory.{name}": vectors for name, vectors in state.memory.items()})
     if state.record is not None:
         tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
     if state.history is not None:
@@ -98,8 +99,11 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
     parts: TensorShapes = {"theta": (frame.dtype, (nodes, frame.dim))}
     if judged is not None:
         parts["flagged"] = (torch.bool, (nodes, frame.arcs))
-    if phase == "optimisation" and plan.detector is not None and plan.detector.pruning != "mutual":
+    method = plan.optimisation.method
+    if phase == "optimisation" and method.tracked and not plan.doubly_stochastic:
         parts["tracker"] = (torch.float64, (nodes,) if words["entries"] else (nodes, frame.size))
+    if phase == "optimisation":
+        parts.update({f"memory.{name}": parts["theta"] for name in method.memory})
     if plan.stop is not None and (plan.detector is None or judged is not None):
         parts["anchor"] = parts["theta"]
     if plan.watch is not None:
@@ -140,6 +144,7 @@ def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: State
         parts.get("before"),
         parts.get("anchor"),
         words["stopped"],
+        {name.removeprefix("memory."): part for name, part in parts.items() if name.startswith("memory.")},
     )
 
 

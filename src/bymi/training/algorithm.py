@@ -69,9 +69,15 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
             network = detection.network
             yield replace(detection, state=current)
             del detection
-        remaining, tracker, settled = range(current.step, end), current.tracker, current.settled
+        carried = {"tracker": current.tracker, "settled": current.settled, "memory": current.memory}
         for snapshot in optimise(
-            problem, network, plan, current.theta, deviation, steps=remaining, tracker=tracker, settled=settled
+            problem,
+            network,
+            plan,
+            current.theta,
+            deviation,
+            steps=range(current.step, end),
+            **carried,  # type: ignore[arg-type]
         ):
             if current.history is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)

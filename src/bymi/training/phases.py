@@ -1,4 +1,4 @@
-"""The three phases: warm-up, detection, optimisation. Each is written once, for a process that holds B of the M nodes."""
+"""The phases: warm-up and detection; the third is `optimise`. Each is written once, for a process that holds B of M nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from bymi.core.deviation import Deviation, FollowsProtocol
-from bymi.core.inbox import Inbox, Round
+from bymi.core.inbox import Round
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import KnowsTrackerLimit, Network
-from bymi.core.streams import stream
-from bymi.core.topic import GRADIENT, PARAMETERS, PREMIX, TRACKER, Topic
+from bymi.core.network import Network
+from bymi.core.topic import GRADIENT, PARAMETERS, Topic
 from bymi.detection import (
     REASONS,
     HalfGradientMakers,
@@ -27,15 +26,11 @@ from bymi.detection import (
     judge_neighbours,
     judge_replies,
 )
-from bymi.detection.clipping import SelfCentredClipping, fused
-from bymi.problems import Problem, Split, all_samples, fresh_halves, sizes_of
-from bymi.training.plan import Optimisation, Plan
+from bymi.problems import Problem, Split, fresh_halves, sizes_of
+from bymi.training.batches import draw_batches
+from bymi.training.optimisation import local_steps, optimise, premix
+from bymi.training.plan import Plan
 from bymi.training.state import Snapshot
-
-_PREMIX_PER_NODE = 10  # premixing gives up after this many rounds per node
-_ROUNDING = 1e-6  # tolerance on the sum of a tracker row
-_SETTLED = 1e-12  # relative change of a tracker entry that counts as none
-_STEPS_AT_ONCE = 8  # steps per draw of mini-batches: affects time only, not the numbers
 
 
 def warm_up(
@@ -58,8 +53,9 @@ def warm_up(
     nodes, rule = network.nodes, plan.warm_up.rule
     theta = problem.initial(nodes) if theta is None else theta
     early, late = range(start, min(rounds, plan.handover)), range(max(start, plan.handover), rounds)
-    batches = ((plan.warm_up.batch, early), (plan.optimisation.batch, late))
-    for step, chosen in chain.from_iterable(_draw(pool, sizes, nodes, batch, plan.seed, steps) for batch, steps in batches):
+    parts = ((plan.warm_up.batch, early), (plan.optimisation.batch, late))
+    batches = chain.from_iterable(draw_batches(pool, sizes, nodes, batch, plan.seed, steps) for batch, steps in parts)
+    for step, chosen in batches:
         rate = plan.rule_step(step, network.size)
         gradient = deviation.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
 
@@ -219,142 +215,6 @@ def _ask(
     return network.ask(step, theta, answer, asking, received, history)
 
 
-def optimise(
-    problem: Problem,
-    network: Network,
-    plan: Plan,
-    theta: Tensor,
-    deviation: Deviation,
-    *,
-    steps: range | None = None,
-    tracker: Tensor | None = None,
-    settled: bool = False,
-) -> Iterator[Snapshot]:
-    """Yield the Snapshots of SGD over the pruned graph, with local steps over the tracker entry. Paper: eq:local_dsgdrs.
-
-    Steps are divided by the tracker after the round, as published; with "adapt-then-combine", which is ours, by that before it.
-    `steps`: rounds of the plan to run, by default all after the warm-up. `tracker` and `settled`: from earlier rounds over this
-    network. Mutual pruning leaves doubly stochastic weights, for which the tracker would be 1 / M everywhere: there is none.
-    """
-    nodes, settings = network.nodes, plan.optimisation
-    samples = all_samples(problem, nodes)
-    first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
-    doubly_stochastic = plan.detector is not None and plan.detector.pruning == "mutual"
-    fuse = None if plan.watch is None or plan.watch.fuse is None else SelfCentredClipping(plan.watch.fuse)
-    steps = range(first, plan.steps) if steps is None else steps
-    if tracker is None and not doubly_stochastic:
-        tracker, settled = premix(network, settings, step=steps.start)
-    for step, chosen in _draw(samples.warm_up, samples.sizes, nodes, settings.batch, plan.seed, steps):
-        rate = settings.step_size.at(step - first, rounds)
-        gradient = deviation.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
-        adapt_first = settings.order == "adapt-then-combine"
-        if adapt_first:
-            local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
-            theta = theta - local.to(theta.dtype)[:, None] * gradient
-        parameters, tracker = _exchange(network, step, theta, tracker, settled)
-        mixture, share, far_out = parameters.average(), None, None
-        if fuse is not None:
-            share, far_out = fuse(parameters)
-            mixture = fused(parameters, share)
-        theta = deviation.keep(parameters, parameters.mix(mixture), nodes, averaged=fuse is None, step=step)
-        if not adapt_first:
-            local, capped, floored = local_steps(tracker, nodes, rate, settings, network.size)
-            theta = theta - local.to(theta.dtype)[:, None] * gradient
-        acted = (capped, floored, share, far_out)
-        yield Snapshot(step + 1, "optimisation", theta, parameters, *acted, tracker=tracker, settled=settled)
-        del parameters
-
-
-def _exchange(network: Network, step: int, theta: Tensor, tracker: Tensor | None, settled: bool) -> tuple[Inbox, Tensor | None]:
-    """Inbox of parameters, and the tracker after the round, unchanged once it has settled. Paper: eq:eupdate."""
-    if settled or tracker is None:
-        (parameters,) = network.exchange(step, {PARAMETERS: theta})
-        return parameters, tracker
-    parameters, trackers = network.exchange(step, {PARAMETERS: theta, TRACKER: tracker})
-    trackers = trackers.accept_rows(_is_distribution)
-    return parameters, trackers.mix(trackers.average())
-
-
-def _is_distribution(rows: Tensor) -> Tensor:
-    """Mask [J] of rows that can be a tracker: no negative entry, sum one."""
-    return (rows.amin(1) >= -_ROUNDING) & ((rows.sum(1) - 1).abs() <= _ROUNDING)
-
-
-def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tensor, bool]:
-    """Tracker [B, M] after rounds of y_i <- sum_j W_ij y_j from y_i = e_i, without data, and whether it has settled.
-
-    With `premix_rounds` = None, rounds continue until no [y_i]_i changes (entries tending to zero are compared with the floor),
-    so that eq:eupdate would not change it later. Without premixing, the first local steps would be divided by W_ii instead of
-    v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
-
-    A network of many nodes may know the limit of premixing: then only the entries [y_i]_i [B] are returned. Collective.
-    """
-    if (
-        how.premix_rounds is None
-        and isinstance(network, KnowsTrackerLimit)
-        and (entries := network.tracker_limit(step)) is not None
-    ):
-        return entries, True
-    # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
-    nodes = network.nodes
-    tracker = torch.zeros(len(nodes), network.size, dtype=torch.float64, device=nodes.device)
-    tracker.scatter_(1, nodes[:, None], 1.0)
-    floor = how.min_weight / network.size
-    limit = _PREMIX_PER_NODE * network.size if how.premix_rounds is None else how.premix_rounds
-    for _ in range(limit):
-        (inbox,) = network.exchange(step, {PREMIX: tracker})
-        inbox = inbox.accept_rows(_is_distribution)
-        mixed = inbox.mix(inbox.average())
-        before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
-        tracker = mixed
-        unchanged = bool(((after - before).abs() <= _SETTLED * before.clamp_min(floor)).all())
-        if how.premix_rounds is None and network.all_agree(unchanged):
-            return tracker, True
-    return tracker, False
-
-
-def local_steps(
-    tracker: Tensor | None, nodes: Tensor, rate: float, how: Optimisation, size: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Step size per node, whether it was capped, and whether its tracker entry was floored, each [B]."""
-    if tracker is None:
-        entry = torch.full((len(nodes),), 1 / size, dtype=torch.float64, device=nodes.device)
-    else:
-        entry = tracker if tracker.ndim == 1 else tracker.gather(1, nodes[:, None]).squeeze(1)
-    floor = how.min_weight / size
-    steps = rate / entry.clamp_min(floor)
-    if how.convention == "mean":
-        steps = steps / size
-    return steps.clamp_max(how.max_local_step), steps > how.max_local_step, entry < floor
-
-
-def dgd_rs(theta: Tensor, tracker: Tensor, gradients: Tensor, mixing: Tensor, step_size: float) -> tuple[Tensor, Tensor]:
-    """Parameters [M, D] and trackers [M, M] after one round of DGD-RS as published, without safeguards. Paper: eq:DGDRS.
-
-    theta_i <- sum_j W_ij theta_j - eta grad f_i(theta_i) / [y_i]_i and y_i <- sum_j W_ij y_j, with exact `gradients` [M, D] and
-    row-stochastic `mixing` [M, M]. It divides by the tracker *before* the round. `optimise`, which is derived from it, is
-    another update (eq:local_dsgdrs): mini-batches, and the tracker *after* the round.
-    """
-    return mixing @ theta - step_size * gradients / tracker.diagonal()[:, None], mixing @ tracker
-
-
-def _draw(
-    pool: Tensor, sizes: Tensor | None, nodes: Tensor, batch: int, seed: int, steps: range
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield each step with one mini-batch per node [B, batch], drawn with replacement from its row of `pool` [B, P].
-
-    `sizes` [B]: number of valid entries per row; None: all.
-    """
-    high = pool.shape[1] if sizes is None else sizes[:, None]
-    whole_pool = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
-    for start in range(steps.start, steps.stop, _STEPS_AT_ONCE):
-        chunk = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
-        step_column = torch.arange(chunk.start, chunk.stop, device=nodes.device)[:, None]
-        positions = stream(seed, "batch", node=nodes, step=step_column, device=nodes.device).integers(high, batch)
-        for step, row in zip(chunk, positions, strict=True):
-            yield step, row if whole_pool else torch.gather(pool, 1, row)
-
-
 __all__ = [
     "Deviation",
     "FollowsProtocol",
@@ -362,7 +222,6 @@ __all__ = [
     "apply_verdict",
     "detect_hardened",
     "detect_published",
-    "dgd_rs",
     "local_steps",
     "optimise",
     "premix",

@@ -11,6 +11,8 @@ from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule
 from bymi.core.errors import InputError, is_number, require, shown
 from bymi.core.named_parts import bounded, check_fields, part_by_name
 from bymi.detection import Detector, Panel, Watch
+from bymi.training.optimisers import ALIASES as METHODS
+from bymi.training.optimisers import DGDRS, DRSGD, OPTIMISERS, Optimiser
 
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 
@@ -111,27 +113,32 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Optimisation:
-    """Settings of SGD rescaled by the tracker y of the left Perron vector. `step_size` may be a number, for a constant one.
+    """Settings of the third phase. `step_size` may be a number, for a constant one.
 
-    `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes times a usual step size; "mean" takes eta /
-    (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step, `min_weight` / m floors [y]_ii: a node that
-    few others receive from has a tiny [y]_ii and would take a huge step. Uses of the cap and the floor are counted.
-    `premix_rounds`: rounds of y without data before the first step; None: until y has reached its limit. `order`:
-    "combine-then-adapt" as published, or "adapt-then-combine", which averages the noise of a step before the next gradient is
-    taken and so allows larger steps.
+    `method`: the optimiser, or its name in OPTIMISERS with parameters, "frost:heavy_ball=0.3". `batch`: samples per node and
+    round, or "all" for exact local gradients. `convention`: "paper" takes local steps eta / [y]_ii, about the number of nodes
+    times a usual step size; "mean" takes eta / (m [y]_ii), so that a usual step size fits. `max_local_step` caps a local step,
+    `min_weight` / m floors [y]_ii: a node that few others receive from has a tiny [y]_ii and would take a huge step. Uses of
+    the cap and the floor are counted. `premix_rounds`: rounds of y without data before the first step; None: until y has
+    reached its limit. `order`: "combine-then-adapt" as published, or "adapt-then-combine", which averages the noise of a step
+    before the next gradient is taken and so allows larger steps.
     """
 
     step_size: StepSize = StepSize(0.0625, "linear")
-    batch: int = bounded(32, ge=1)
+    batch: int | Literal["all"] = bounded(32, ge=1)
     convention: Literal["paper", "mean"] = "mean"
     max_local_step: float = bounded(0.08, gt=0)
     min_weight: float = bounded(0.1, gt=0, le=1)
     premix_rounds: int | None = bounded(None, ge=0, le=10**6)
     order: Order = "combine-then-adapt"
+    method: Optimiser = field(default_factory=DRSGD)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "method", part_by_name("method", self.method, Optimiser, OPTIMISERS, METHODS))
         object.__setattr__(self, "step_size", _step_size(self.step_size))
         check_fields(self)
+        if isinstance(self.method, DGDRS):
+            require(self.order == "combine-then-adapt", "order", self.order, "combine-then-adapt with dgd-rs")
 
     def usual_step(self, step: int, steps: int, nodes: int) -> float:
         """Local step of a node with [y]_ii = 1 / m in round `step` of `steps`: the step size of DSGD."""
@@ -210,6 +217,14 @@ class Plan:
             # The published phases would silently ignore these.
             require(self.detector.panel is None, "watch", "off", "without a panel; Watch(every=None) detects once")
             require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
+        if self.detector is not None and self.optimisation.method.doubly_stochastic:
+            allowed = "with pruning = mutual; frost or ab after one-sided cuts"
+            require(self.doubly_stochastic, "method", type(self.optimisation.method).__name__, allowed)
+
+    @property
+    def doubly_stochastic(self) -> bool:
+        """Whether the detection leaves weights whose columns sum to one, too."""
+        return self.detector is not None and self.detector.pruning == "mutual"
 
     @property
     def handover(self) -> int:

@@ -36,6 +36,9 @@ def check_run(problem: Problem, network: Network, plan: Plan, deviation: Deviati
         mutual = plan.detector is not None and plan.detector.pruning == "mutual"
         if mutual and not graph.symmetric:
             raise GraphError(NOT_MUTUAL)
+        if plan.optimisation.method.push and plan.detector is not None:
+            name = type(plan.optimisation.method).__name__
+            require(graph.symmetric, "optimisation.method", name, "frost on a graph in which some arcs have no reverse")
 
 
 def _has(thing: object, names: tuple[str, ...]) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -32,6 +33,7 @@ class State:
     before: Tensor | None = None  # [B, D] theta after the last detection
     anchor: Tensor | None = None  # [B, D] theta when `Plan.stop` was last checked, or could first be
     stopped: bool = False  # `Plan.stop` holds: there are no more rounds
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # [B, D] each: of the optimiser, since the detection
 
     def __post_init__(self) -> None:
         require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
@@ -47,6 +49,7 @@ class State:
             theta=snapshot.theta,
             tracker=snapshot.tracker,
             settled=snapshot.settled,
+            memory=snapshot.memory,
         )
 
     def copy(self) -> State:
@@ -87,6 +90,7 @@ class Snapshot:
     network: Network | None = None
     tracker: Tensor | None = None  # [B, M] after the round
     settled: bool = False
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # [B, D] each, after the round: of the optimiser
     stopped: bool = False  # early stopping: the run ends here
     state: State | None = None  # to resume after this round
     counts: RoundCounts | None = None
