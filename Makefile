@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test setup-browser golden check format bench bench-large bench-images clean
+.PHONY: run test setup-browser golden check format docs bench bench-large bench-images clean
 
 run: $(READY)
 	$(BIN)/bymi run
@@ -25,6 +25,11 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# The documentation site, into site/; a warning is an error.
+docs: $(READY)
+	$(PIP) '.[docs]' --no-build-isolation -e .
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY)
 	$(BIN)/python benchmarks/run.py

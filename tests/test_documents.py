@@ -54,9 +54,10 @@ def test_python_snippets_run(
         assert {str(row) for row in range(8)} <= set(flagged.group(1).split(", "))
 
 
+PAGES_WITH_COMMANDS = ("tutorial.md", "real-data.md", "detect.md", "level.md", "from-byzfl.md")
 SHELL = [
     line
-    for page in (ROOT / "README.md", ROOT / "docs" / "real-data.md", ROOT / "docs" / "detect.md")
+    for page in (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES_WITH_COMMANDS))
     for block in blocks(page.read_text(), "sh")
     for line in block.splitlines()
     if line.strip()

@@ -1,0 +1,45 @@
+"""The documentation site lists every page, the glossary every key of summary.json, and the notebook runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+from bymi.runs.metrics import SUMMARY_KEYS
+
+ROOT = Path(__file__).parents[1]
+ADDED = {"index.md", "changelog.md", "contributing.md"}  # made from files of the root by docs/site_hooks.py
+
+
+def test_the_navigation_lists_every_page_and_no_other() -> None:
+    listed = set(re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text().split("nav:")[-1], re.MULTILINE))
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert pages <= listed, sorted(pages - listed)
+    assert all((ROOT / "docs" / page).exists() for page in listed - ADDED)
+
+
+def test_the_glossary_has_every_key_of_summary_json() -> None:
+    text = (ROOT / "docs" / "summary.md").read_text()
+    explained = {key for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
+    assert {"method", "seed", "digest", *SUMMARY_KEYS} == explained
+
+
+def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells in order, in one namespace; the three attackers are flagged and the detecting run ends well."""
+    cells = json.loads((ROOT / "examples" / "tutorial.ipynb").read_text())["cells"]
+    monkeypatch.chdir(tmp_path)
+    mpl.use("Agg")
+    names: dict[str, object] = {"__name__": "notebook"}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "tutorial.ipynb", "exec", dont_inherit=True), names)
+            assert not cell["outputs"], "clear the outputs before committing"
+    flagged, runs = names["flagged"], names["runs"]
+    assert isinstance(flagged, dict)
+    assert {0, 1, 2} <= set(flagged)
+    assert isinstance(runs, dict)
+    assert runs["with detection"].summary["outcome"] == "finished"
