@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -57,12 +57,12 @@ def play(network: Network, plan: Plan) -> list[Snapshot]:
     return [replace(snapshot, inbox=None, network=None, state=None) for snapshot in drsgd_bymi(problem(), network, plan)]
 
 
-def side_by_side(networks: list[Any], plan: Plan) -> list[list[Snapshot]]:
+def side_by_side(networks: list[Any], plan: Plan, work: Callable[..., list[Snapshot]] = play) -> list[list[Snapshot]]:
     """Snapshots of each node, each in a thread of its own."""
     rows: dict[int, list[Snapshot]] = {}
 
     def run(index: int) -> None:
-        rows[index] = play(networks[index], plan)
+        rows[index] = work(networks[index], plan)
 
     threads = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(len(networks))]
     for thread in threads:

@@ -210,6 +210,7 @@ class Session:
         self.transport.outbox.publish(reached, b"1")
         others = [number for number in self.senders if number not in senders]
         answers, _ = await asyncio.gather(self._pull(tag, senders), self._pull(reached, others))
+        self.started = True
         return answers
 
     async def _swap_sealed(self, tag: Tag, body: bytes, senders: Sequence[int]) -> dict[int, bytes | Miss | Refused]:
@@ -244,7 +245,6 @@ class Session:
     ) -> dict[int, bytes | Miss | Refused]:
         """Answers of senders, all called at once."""
         answers = await asyncio.gather(*(self._fetch(self.peers[number], tag, method, body) for number in senders))
-        self.started = True
         return dict(zip(senders, answers, strict=True))
 
     async def _fetch(self, peer: Peer, tag: Tag, method: str, body: bytes) -> bytes | Miss | Refused:
