@@ -19,7 +19,7 @@ ROWS = [
     {"training"},
     {"distributed", "testing"},
     {"runs", "power"},
-    {"experiment", "report", "node"},
+    {"experiment", "report", "node", "flower"},
     {"paper", "netdemo"},
     {"node_cli", "commands"},
     {"cli"},
