@@ -313,14 +313,29 @@ def plan(
 
 
 @app.command("list")
-def list_parts() -> None:
-    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes."""
-    from bymi.experiment.catalogue import catalogue
+def list_parts(
+    table: Annotated[
+        str | None,
+        typer.Argument(help="One table: key, recipe, graph, warm_up.rule, attack, ..., study; or topologies, with --nodes."),
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=2, max=2000, help="With topologies: the number of nodes.")] = 16,
+) -> None:
+    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes.
+
+    `bymi list topologies --nodes 64` draws every topology: degree, spectral gap, diameter.
+    """
+    from bymi.experiment.catalogue import catalogue, topology_rows
     from bymi.paper.find_study import study_rows
     from bymi.report.tables import plain_table
 
-    for heading, rows in {**catalogue(), "study": study_rows()}.items():
-        _console().print(plain_table([heading, "parameters", "what it is"], rows))
+    if table == "topologies":
+        _console().print(plain_table(*topology_rows(nodes)))
+        return
+    tables = {**catalogue(), "study": study_rows()}
+    require(table is None or table in tables, "table", table, f"{', '.join(tables)}, topologies")
+    for heading, rows in tables.items():
+        if table in (None, heading):
+            _console().print(plain_table([heading, "parameters", "what it is"], rows))
 
 
 commands.register(app)
