@@ -49,13 +49,19 @@ class Hall:
         return Hall(np.vstack([first, self.first]), np.vstack([second, self.second]))
 
 
-def draw_hall(*, neighbours: int, dim: int, seed: int, byzantine: Sequence[str] = (), noise: float = 1.0) -> Hall:
-    """Honest halves about one mean; the first rows lie in the ways named."""
+def draw_hall(
+    *, neighbours: int, dim: int, seed: int, byzantine: Sequence[str] = (), noise: float = 1.0, spread: float = 0.0
+) -> Hall:
+    """Honest halves about one mean, or about means with a `spread` from row to row; the first rows lie in the ways named."""
     random = np.random.default_rng(seed)
     mean, direction = random.standard_normal((2, dim))
+    mean = mean * (1 + spread / 2)
     direction = direction / np.linalg.norm(direction)
     first, second = (mean + noise * random.standard_normal((neighbours + 1, dim)) for _ in range(2))
     plan = random.standard_normal((2, dim))
+    if spread:
+        own = spread * np.random.default_rng(seed + 1).standard_normal(first.shape)
+        first, second = first + own, second + own
     usual = noise * np.sqrt(dim)
     for row, how in enumerate(byzantine):
         other = random.standard_normal((2, dim)) / np.sqrt(dim)
@@ -80,6 +86,8 @@ def draw_hall(*, neighbours: int, dim: int, seed: int, byzantine: Sequence[str] 
             first[row] = first[neighbours]
         elif how == "plan":
             first[row], second[row] = mean + noise * (plan + 0.2 * random.standard_normal((2, dim)))
+        elif how == "backward":
+            first[row], second[row] = -first[row], -second[row]
         elif how == "huge":
             first[row] *= 1e5
             second[row] *= 1e5
@@ -91,10 +99,10 @@ def draw_hall(*, neighbours: int, dim: int, seed: int, byzantine: Sequence[str] 
 MIXED = ("huge", "copy", "apart", "mean", "shift", "shift", "exact", "mirror", "same")
 
 
-def evidence_of(halls: Sequence[Hall], *, points: bool, spare: int = 0) -> Evidence:
+def evidence_of(halls: Sequence[Hall], *, points: bool, spare: int = 0, zero: bool = False) -> Evidence:
     """Several halls as one batch, each about its own origin, with `spare` more seats than any of them needs."""
     size = spare + max(len(hall.first) for hall in halls)
-    firsts, seconds, valid, judged = [], [], [], []
+    firsts, seconds, valid, judged, zeros = [], [], [], [], []
     for hall in halls:
         origin = hall.origin
         empty = torch.zeros(size - len(hall.first), hall.first.shape[1], dtype=torch.float64)
@@ -103,9 +111,14 @@ def evidence_of(halls: Sequence[Hall], *, points: bool, spare: int = 0) -> Evide
         seats = torch.arange(size)
         valid.append(seats <= hall.own)
         judged.append(seats < hall.own)
+        zeros.append(torch.from_numpy(-origin))
     first, second = torch.stack(firsts), torch.stack(seconds)
     products = (first @ first.mT, second @ second.mT, first @ second.mT)
     evidence = Evidence(*products, torch.stack(valid), torch.stack(judged))
+    if zero:
+        nothing = torch.stack(zeros)[:, :, None]
+        along = [(half @ nothing).squeeze(2) for half in (first, second)]
+        evidence = replace(evidence, zero=(along[0], along[1], nothing.square().sum(1)))
     return replace(evidence, points=(first, second)) if points else evidence
 
 
@@ -114,10 +127,18 @@ def found_in(mask: Tensor) -> list[set[int]]:
     return [set(row.nonzero().flatten().tolist()) for row in mask]
 
 
-def heard(halls: Sequence[Hall], panel: Panel | None = None, *, points: bool = False, spare: int = 0, **how: Any) -> Findings:
+def heard(
+    halls: Sequence[Hall],
+    panel: Panel | None = None,
+    *,
+    points: bool = False,
+    spare: int = 0,
+    zero: bool = False,
+    **how: Any,
+) -> Findings:
     """What the panel finds in these halls."""
     settings = {"fdr_level": LEVEL, "offset": 1, "centre": Filtering(), "cross_fit": True} | how
-    return hear(evidence_of(halls, points=points, spare=spare), panel or Panel(), **settings)
+    return hear(evidence_of(halls, points=points, spare=spare, zero=zero), panel or Panel(), **settings)
 
 
 def reasons_of(findings: Findings, hall: Hall, place: int = 0) -> list[str]:

@@ -296,14 +296,15 @@ def test_a_whole_detection(seed: int, probe: bool, guard: float) -> None:
         order = [*hears[receiver].nonzero().flatten().tolist(), receiver]
         first, second = (np.array(half) for half in zip(*(data.answer(node, point) for node in order), strict=True))
         hall = Hall(first, second)
-        return by_definition.hear(first, second, hall.own, hall.origin, panel, detector.fdr_level, True)
+        at_probe = point is start
+        return by_definition.hear(first, second, hall.own, hall.origin, panel, detector.fdr_level, True, at_probe)
 
-    flags = 0
+    flags, start = 0, problem.start.numpy()
     for receiver in range(nodes):
         neighbours = hears[receiver].nonzero().flatten().tolist()
         words = reasons(receiver, theta[receiver].numpy())
         if probe:
-            there = reasons(receiver, problem.start.numpy())
+            there = reasons(receiver, start)
             words = by_definition.at_both_points(words, there, list(range(len(neighbours))), guard)
         assert [REASONS[code] for code in snapshot.verdict.reason[receiver, neighbours].tolist()] == words[:-1]
         flags += sum(word != "kept" for word in words)

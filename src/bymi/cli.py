@@ -131,7 +131,7 @@ def reproduce(
         str,
         typer.Argument(
             help="default; scenario-a, scenario-b; published-step; detect-level; theory, theory-mnist, speed-up, fdr-level; "
-            "red-team, red-team-limits, red-team-pieces, red-team-mnist; "
+            "red-team, red-team-limits, red-team-pieces, red-team-mnist; non-iid; "
             "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
             "or pages: write README and docs of this checkout from docs/results."
         ),
@@ -144,7 +144,8 @@ def reproduce(
         typer.Option(
             "--only",
             help="Columns of an image study: undefended, alone, alone-global, published, published-averaging, receiver, "
-            "hardened; of red-team: nobody, BALANCE, published, hardened; default: all.",
+            "hardened; of red-team: nobody, BALANCE, published, hardened; of non-iid: hardened, BALANCE, IOS, receiver, "
+            "published; default: all.",
         ),
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="A small part, one seed: a look, not a result.")] = False,
@@ -313,29 +314,14 @@ def plan(
 
 
 @app.command("list")
-def list_parts(
-    table: Annotated[
-        str | None,
-        typer.Argument(help="One table: key, recipe, graph, warm_up.rule, attack, ..., study; or topologies, with --nodes."),
-    ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", min=2, max=2000, help="With topologies: the number of nodes.")] = 16,
-) -> None:
-    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes.
-
-    `bymi list topologies --nodes 64` draws every topology: degree, spectral gap, diameter.
-    """
-    from bymi.experiment.catalogue import catalogue, topology_rows
+def list_parts() -> None:
+    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes."""
+    from bymi.experiment.catalogue import catalogue
     from bymi.paper.find_study import study_rows
     from bymi.report.tables import plain_table
 
-    if table == "topologies":
-        _console().print(plain_table(*topology_rows(nodes)))
-        return
-    tables = {**catalogue(), "study": study_rows()}
-    require(table is None or table in tables, "table", table, f"{', '.join(tables)}, topologies")
-    for heading, rows in tables.items():
-        if table in (None, heading):
-            _console().print(plain_table([heading, "parameters", "what it is"], rows))
+    for heading, rows in {**catalogue(), "study": study_rows()}.items():
+        _console().print(plain_table([heading, "parameters", "what it is"], rows))
 
 
 commands.register(app)

@@ -90,6 +90,9 @@ def _digest(snapshot: Snapshot) -> str:
 _STORED = {"reason": "why", "statistic": "figure", "filtered_weight": "taken", "guard_acted": "guarded"}  # names in digests
 
 
+_LATER = ("pull",)  # fields of the hardened verdict that are younger than stored digests of the published one
+
+
 def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
     yield "theta", snapshot.theta
     yield "tracker", snapshot.tracker
@@ -99,6 +102,8 @@ def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
     yield "far out", None if snapshot.far_out is None else snapshot.far_out[arcs]
     if snapshot.verdict is not None:
         for name, tensor in vars(snapshot.verdict).items():
+            if name in _LATER and not tensor.numel():
+                continue
             yield f"verdict {_STORED.get(name, name)}", tensor
     history = None if snapshot.state is None else snapshot.state.history
     if history is not None:

@@ -200,6 +200,63 @@ def outstanding(
     return {row for row in passed if cosines[row] >= least}, units
 
 
+def median_weights(points: Vector) -> Vector:
+    """Weights of the geometric median: Weiszfeld's iteration until they stand still."""
+    weights = even(len(points))
+    for _ in range(100_000):
+        centre = mean_of(points, weights)
+        pulls = [1 / max(_TINY, float(np.linalg.norm(point - centre))) for point in points]
+        moved = np.array(pulls) / sum(pulls)
+        done = float(np.abs(moved - weights).max()) <= 1e-12
+        weights = moved
+        if done:
+            break
+    return weights
+
+
+def degree(first: Vector, second: Vector, weights: Vector) -> float:
+    """The 30 % quantile of the cosines of both halves about their centres, minus two spreads over the root of their number."""
+    sizes = lengths(first, second, weights)
+    products = scores(first, second, weights, cross_fit=True)
+    cosines = sorted(product / size for product, size in zip(products, sizes, strict=True))
+    return cosines[math.floor(0.3 * (len(cosines) - 1))] - 2 * spread(cosines) / math.sqrt(len(cosines))
+
+
+def crowd(found: set[int], count: int) -> bool:
+    return len(found) >= max(4.0, 0.08 * count)
+
+
+def farther(values: dict[int, float], sizes: dict[int, float], alone: float, together: float) -> tuple[set[int], float]:
+    """Scores of `alone` times the median score, of `together` times for a crowd, cosines of 0.4; and that median."""
+    usual = median(list(values.values()))
+    like = {row for row, value in values.items() if value >= 0.4 * sizes[row]}
+    joint = {row for row in like if values[row] >= together * usual}
+    found = {row for row in like if values[row] >= alone * usual}
+    return (found | joint if crowd(joint, len(values)) else found), usual
+
+
+def backward(
+    first: Vector, second: Vector, rows: list[int], weights: Vector, judged: list[int], left: list[int], bound: float
+) -> set[int]:
+    """Who points against the centre of the others, about zero; `rows` have the `weights`, only those `left` make estimates."""
+    weight = dict.fromkeys(range(len(first)), 0.0) | dict(zip(rows, weights.tolist(), strict=True))
+    c1, c2 = (sum(weight[row] * half[row] for row in weight) for half in (first, second))
+    cosines = {}
+    for row in judged:
+        others1, others2 = (
+            (centre - weight[row] * half[row]) / (1 - weight[row]) for centre, half in ((c1, first), (c2, second))
+        )
+        along = (float(first[row] @ others2) + float(others1 @ second[row])) / 2
+        size = float(np.linalg.norm(first[row]) * np.linalg.norm(second[row])) * max(0.0, float(c1 @ c2))
+        cosines[row] = along / math.sqrt(max(size, _TINY))
+    usual = median([cosines[row] for row in left])
+    width = _NORMAL * median([cosines[row] - usual for row in left if cosines[row] >= usual])
+    if usual <= 0.5:
+        return set()
+    found = {row for row, value in cosines.items() if value < -0.2 * usual and usual - value > bound * max(width, _TINY)}
+    return found if crowd(found, len(judged)) else set()
+
+
 def usual_noise(values: list[float]) -> float:
     negative = [-value for value in values if value < 0]
     return _NORMAL * max(median(negative), 0.7 * median([abs(value) for value in values]))
@@ -250,7 +307,16 @@ def shifted(
     return found
 
 
-def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: Any, level: float, cross_fit: bool) -> list[str]:
+def hear(
+    first: Vector,
+    second: Vector,
+    own: int | None,
+    about: Vector,
+    panel: Any,
+    level: float,
+    cross_fit: bool,
+    at_probe: bool = False,
+) -> list[str]:
     """The reason found for each row, "kept" for none: every test on those whom the ones before it have left."""
     count = len(first)
     neighbours = [row for row in range(count) if row != own]
@@ -287,6 +353,23 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
     after, wider = still(), widened()
     rows, one, two, mine = left()
     middle = noise_edge(one, two, panel.edge, panel.most)
+    mixed = 0.0
+    if panel.mixed is not None:
+        typical = median_weights(one)
+        mixed = min(degree(one, two, middle.weights), degree(one, two, typical))
+        if mixed > panel.mixed:
+            others = {
+                place: score for place, score in enumerate(scores(one, two, typical, cross_fit=cross_fit)) if place != mine
+            }
+            sizes = dict(enumerate(lengths(one, two, typical)))
+            found, usual = farther(others, sizes, panel.far * wider, panel.far_joint * wider)
+            note(rows, {place for place in found if others[place] >= 3 * panel.far * wider * usual}, "extreme score")
+            note(rows, found, "far")
+            if at_probe:
+                found = backward(first, second, rows, typical, neighbours, after, panel.backward * wider)
+                note(list(range(count)), found, "backward")
+            return guarded(why, before, after, panel.guard)
+    stretch = 1 / (1 - max(0.0, mixed) / (panel.mixed or 1.0))
     all_scores = scores(one, two, middle.weights, cross_fit=cross_fit)
     judged = {place: score for place, score in enumerate(all_scores) if place != mine}
     sizes = dict(enumerate(lengths(one, two, middle.weights)))
@@ -299,16 +382,21 @@ def hear(first: Vector, second: Vector, own: int | None, about: Vector, panel: A
         others = [place for place in range(len(one)) if place not in far]
         edge = float(axes(one[others] - two[others], even(len(others)))[0][-1]) / 2
         middle = Middle(middle.weights, middle.taken, edge, middle.stretched)
-    how = {"edge": panel.edge, "strong": panel.direction * wider, "weak": panel.joint * wider, "level": level / 2}
+    how = {"edge": panel.edge, "level": level / 2}
+    how |= {"strong": panel.direction * wider * stretch, "weak": panel.joint * wider * stretch}
     note(rows, shifted(one, two, mine, middle, **how, out=far), "direction")
-    screened = guard(why, before, _SCREEN, panel.guard)
+    return guarded(why, before, after, panel.guard)
+
+
+def guarded(why: list[str], before: list[int], after: list[int], share: float) -> list[str]:
+    screened = guard(why, before, _SCREEN, share)
     if screened != why:  # the screen was a mistake, and with it what was found among those it left
         return ["kept" if word in _SOFT else word for word in screened]
-    return guard(why, after, _SOFT, panel.guard)
+    return guard(why, after, _SOFT, share)
 
 
 _SCREEN = ("inconsistent", "alike", "too good")
-_SOFT = ("extreme score", "score", "direction")
+_SOFT = ("extreme score", "score", "direction", "far", "backward")
 
 
 def guard(why: list[str], asked: list[int], names: tuple[str, ...], share: float) -> list[str]:

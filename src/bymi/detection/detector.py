@@ -90,6 +90,7 @@ class Verdict:
     )  # [B, J] float64: of the test that decided; empty: the scores
     filtered_weight: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the filter removed
     guard_acted: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the guard acted on a flagged majority
+    pull: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] shift of a gradient below which one neighbour is kept
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """The verdict per sender, from one per message."""

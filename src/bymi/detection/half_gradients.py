@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import NamedTuple, Protocol
@@ -44,15 +44,19 @@ class HalfGradients(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HalfGradientMakers:
-    """HalfGradients from half gradients that were broadcast; `deeds` [R, D]: the update history, if it is stored here."""
+    """HalfGradients from half gradients that were broadcast; `deeds` [R, D]: the update history, if it is stored here.
+
+    `zero`: whether evidence has products with the zero vector.
+    """
 
     deeds: Tensor | None = None
+    zero: bool = False
 
     def common(self, first: DenseInbox, second: DenseInbox) -> HalfGradients:
-        return CommonHalfGradients(first, second, self.deeds)
+        return CommonHalfGradients(first, second, self.deeds, zero=self.zero)
 
     def lists(self, first: ListInbox, second: ListInbox) -> HalfGradients:
-        return ListedHalfGradients(first, second, self.deeds)
+        return ListedHalfGradients(first, second, self.deeds, zero=self.zero)
 
     def replies(self, replies: Iterator[NeighbourhoodReply]) -> HalfGradients:
         return QueriedHalfGradients(replies, self.deeds)
@@ -62,19 +66,21 @@ class HalfGradientMakers:
 class ProbeMakers(HalfGradientMakers):
     """HalfGradientMakers for the probe of receivers [b], which is read after other half gradients."""
 
+    zero: bool = True
     receivers: Tensor = field(kw_only=True)
     arcs: Tensor = field(kw_only=True)
     nodes: Tensor = field(kw_only=True)
 
     def replies(self, replies: Iterator[NeighbourhoodReply]) -> HalfGradients:
-        return BufferedHalfGradients(QueriedHalfGradients(replies), self.receivers, self.arcs, self.nodes)
+        return BufferedHalfGradients(QueriedHalfGradients(replies, zero=self.zero), self.receivers, self.arcs, self.nodes)
 
 
 class CommonHalfGradients:
     """Half gradients in rows that most receivers share: products of all rows, gathered per receiver."""
 
-    def __init__(self, first: DenseInbox, second: DenseInbox, deeds: Tensor | None) -> None:
+    def __init__(self, first: DenseInbox, second: DenseInbox, deeds: Tensor | None, *, zero: bool = False) -> None:
         self._first, self._second, self._deeds = first, second, deeds
+        self._zero = _ZeroProducts.of(first, second) if zero else None
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         index, valid = seats.rows(self._first)
@@ -83,6 +89,8 @@ class CommonHalfGradients:
         else:
             first, second, cross = (pick(products, index) for products in self._products)
             evidence = Evidence(first, second, cross, valid, valid & seats.judged)
+        if self._zero is not None:
+            evidence = replace(evidence, zero=self._zero.at(index))
         if self._deeds is None or rows is None:
             return TestInputs(evidence)
         return TestInputs(evidence, self._crossed[rows[:, :, None], index[:, None, :]])
@@ -104,8 +112,9 @@ class CommonHalfGradients:
 class ListedHalfGradients:
     """Half gradients where each receiver has few of all rows: products within each neighbourhood."""
 
-    def __init__(self, first: ListInbox, second: ListInbox, deeds: Tensor | None) -> None:
+    def __init__(self, first: ListInbox, second: ListInbox, deeds: Tensor | None, *, zero: bool = False) -> None:
         self._first, self._second, self._deeds = first, second, deeds
+        self._zero = _ZeroProducts.of(first, second) if zero else None
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         index, valid = seats.rows(self._first)
@@ -115,7 +124,8 @@ class ListedHalfGradients:
         points = None
         if self._first.own.shape[1] <= FEW_DIMENSIONS:
             points = one.points(index), _about(two.vectors[index], origin)
-        evidence = Evidence(one.among(index), second, cross, valid, valid & seats.judged, points)
+        zero = None if self._zero is None else self._zero.at(index)
+        evidence = Evidence(one.among(index), second, cross, valid, valid & seats.judged, points, zero)
         if self._deeds is None or rows is None:
             return TestInputs(evidence)
         parts = [inner_of_sets(self._deeds, rows, half.vectors, index, torch.zeros_like(origin)) for half in (one, two)]
@@ -128,9 +138,9 @@ class QueriedHalfGradients:
     They were queried at the receiver's own point, or broadcast by senders whose rows are in other processes.
     """
 
-    def __init__(self, replies: Iterator[NeighbourhoodReply], deeds: Tensor | None = None) -> None:
+    def __init__(self, replies: Iterator[NeighbourhoodReply], deeds: Tensor | None = None, *, zero: bool = False) -> None:
         """`deeds`: the update history if stored here; otherwise it may come with the replies."""
-        self._replies, self._deeds = replies, deeds
+        self._replies, self._deeds, self._zero = replies, deeds, zero
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         valid = torch.zeros_like(seats.taken)
@@ -139,6 +149,7 @@ class QueriedHalfGradients:
         products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         crossed: dict[int, Tensor] = {}
         history_gram: dict[int, Tensor] = {}
+        zeros: dict[int, _ZeroProducts] = {}
 
         def read(position: int, reply: NeighbourhoodReply) -> None:
             first, second = reply.read()
@@ -151,6 +162,8 @@ class QueriedHalfGradients:
                 halves[position] = first.rows.vectors, second.rows.vectors
                 return
             products[position] = _multiply(first, second)
+            if self._zero:
+                zeros[position] = _ZeroProducts.of(first, second)
             if reply.deeds is None and deeds is not None and rows is not None:
                 crossed[position] = _cross(deeds[rows[position, : len(reply.senders) + 1]], first, second)
 
@@ -164,12 +177,17 @@ class QueriedHalfGradients:
         )
         if not halves:
             one, two, cross = (stack([products[position][part] for position in sorted(products)], size) for part in range(3))
-            return TestInputs(Evidence(one, two, cross, valid, valid & seats.judged), crossed_products, history_products)
+            zero = _ZeroProducts.stacked([zeros[position] for position in sorted(zeros)], size) if zeros else None
+            evidence = Evidence(one, two, cross, valid, valid & seats.judged, zero=zero)
+            return TestInputs(evidence, crossed_products, history_products)
         one, two = (
             stack_rows([halves[position][half] for position in sorted(halves)], size).to(torch.float64) for half in range(2)
         )
         origin, taken = medoid(one, valid)[:, None], seats.taken[:, :, None]
         evidence = _from_points((one - origin) * taken, (two - origin) * taken, valid, seats)
+        if self._zero and evidence.points is not None:
+            along = [-(points @ origin.mT).squeeze(2) for points in evidence.points]
+            evidence = replace(evidence, zero=(along[0], along[1], origin.square().sum(2)))
         if deeds is None or rows is None:
             return TestInputs(evidence, crossed_products, history_products)
         return TestInputs(evidence, (deeds[rows].to(torch.float64) * taken) @ ((one + two) / 2).mT)
@@ -183,6 +201,31 @@ class BufferedHalfGradients:
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         return next(self._pages)
+
+
+class _ZeroProducts(NamedTuple):
+    """Products of the zero vector with first and second halves [R] and with itself, about the origin of all products."""
+
+    first: Tensor
+    second: Tensor
+    square: Tensor
+
+    @staticmethod
+    def of(first: Inbox, second: Inbox) -> _ZeroProducts:
+        origin = first.rows.origin
+        zero = torch.zeros_like(origin)[None]
+        one, two, own = (inner(rows, zero, origin).squeeze(1) for rows in (first.rows.vectors, second.rows.vectors, zero))
+        return _ZeroProducts(one, two, own)
+
+    def at(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of rows [b, n]."""
+        return self.first[index], self.second[index], self.square.expand(len(index), 1)
+
+    @staticmethod
+    def stacked(parts: list[_ZeroProducts], size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of several receivers, padded with zeros."""
+        one, two = (stack_rows([part[half][:, None] for part in parts], size).squeeze(2) for half in range(2))
+        return one, two, torch.stack([part.square for part in parts])
 
 
 def groups(receivers: Tensor) -> tuple[Tensor, ...]:

@@ -77,6 +77,7 @@ def judge_neighbours(
         seats.spread(findings.scores, verdict.scores)
         seats.spread(statistic, verdict.statistic)
         verdict.filtered_weight[group], verdict.guard_acted[group] = findings.filtered_weight, guard_acted
+        verdict.pull[group] = findings.pull
     return verdict
 
 
@@ -183,4 +184,5 @@ def _blank(arcs: Tensor) -> Verdict:
         statistic=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
         filtered_weight=torch.zeros(shape[0], dtype=torch.float64, device=device),
         guard_acted=torch.zeros(shape[0], dtype=torch.bool, device=device),
+        pull=torch.full(shape[:1], torch.nan, dtype=torch.float64, device=device),
     )

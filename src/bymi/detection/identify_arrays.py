@@ -26,7 +26,7 @@ from bymi.detection.scale import Identity, Scale
 from bymi.detection.score_test import least_cosine, noise_of
 from bymi.detection.threshold import threshold
 
-PANEL = Panel(dimension_free=True)
+PANEL = Panel(dimension_free=True, mixed=None)
 """Panel of the hardened profile on arrays."""
 
 _FEW_DIMENSIONS = 10  # below, two halves are often close by chance: too little noise is no reason

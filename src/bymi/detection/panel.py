@@ -14,14 +14,16 @@ from bymi.detection.consistency import alike, inconsistent, too_good
 from bymi.detection.direction import shifted
 from bymi.detection.evidence import Evidence
 from bymi.detection.gross_outliers import absurd, duplicates
+from bymi.detection.heterogeneity import backward, farther, heterogeneity
 from bymi.detection.noise_edge import Centre, NoiseEdge
 from bymi.detection.reasons import reason_code
-from bymi.detection.score_test import outstanding
+from bymi.detection.robust_statistics import median
+from bymi.detection.score_test import noise_of, outstanding
 from bymi.detection.threshold import threshold
 
 _MANY = 60  # neighbours from which bounds are not widened
 _SEVERE = 3.0  # times the bound of a strong score: out of reach of honest noise
-_SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint")
+_SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint", "far", "far_joint", "backward")
 _EDGE = 1.2  # noise edge of the directional test if there is no filter
 
 
@@ -33,7 +35,10 @@ class Panel(Checked):
     halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves that resemble
     those of others, in spreads. `edge`, `most`: the filter's noise edge and the largest share it may remove; edge None for the
     detector's own centre. `strong`, `weak`: scores in units of noise; strong None for the published threshold. `direction`,
-    `joint`: shifts in one direction, alone and together with others, in spreads. `guard`: share of neighbours above which flags
+    `joint`: shifts in one direction, alone and together with others, in spreads. `mixed`: degree of heterogeneity
+    (heterogeneity.py) from which nodes do not count as alike: there scores of `far` times the median one are flagged, or of
+    `far_joint` times with others, in place of the tests on score and direction; and at the probe gradients that point
+    `backward`, in spreads. None: nodes are alike. `guard`: share of neighbours above which flags
     are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours n. `dimension_free`: cosines
     and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for plain arrays; off in
     networks, whose bounds were chosen without it.
@@ -50,6 +55,10 @@ class Panel(Checked):
     weak: float = bounded(5.0, gt=0)
     direction: float | None = bounded(4.5, gt=0)
     joint: float = bounded(2.5, gt=0)
+    mixed: float | None = bounded(0.25, gt=0, lt=1)
+    far: float = bounded(12.0, gt=0)
+    far_joint: float = bounded(7.0, gt=0)
+    backward: float | None = bounded(3.0, gt=0)
     guard: float | None = bounded(0.5, gt=0)
     widen: float = bounded(10.0, ge=0)
     dimension_free: bool = False
@@ -78,6 +87,9 @@ class Panel(Checked):
             "extreme score": strong,
             "direction": (self.direction or off) * wider,
             "joint direction": self.joint * wider,
+            "far": self.far * wider,
+            "joint far": self.far_joint * wider,
+            "backward": (self.backward or off) * wider,
         }
 
 
@@ -91,6 +103,7 @@ class Findings:
     filtered_weight: Tensor  # [b] share of weight that the filter removed
     guard_acted: Tensor  # [b] bool: the guard acted
     weights: Tensor  # [b, n] of the centre
+    pull: Tensor  # [b] length of a shift of a neighbour's gradient whose score is at the bound
 
     @property
     def flagged(self) -> Tensor:
@@ -130,21 +143,38 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     # From here on evidence is soft: it depends on the centre.
     hard, remaining = code.clone(), evidence.without(code != 0)
     wider = panel.wider(remaining.count)
-    scores = remaining.scores(middle.weights, cross_fit=cross_fit)
+    degree, weights = torch.zeros_like(wider), middle.weights
+    if panel.mixed is not None:
+        degree, weights = heterogeneity(remaining, middle.weights, panel.mixed)
+    different = torch.zeros_like(degree, dtype=torch.bool) if panel.mixed is None else degree > panel.mixed
+    scores, lengths = remaining.scores(weights, cross_fit=cross_fit), remaining.lengths(weights)
     if panel.strong is None:
         limit = threshold(torch.where(remaining.judged, scores, 0.0), remaining.judged, fdr_level=fdr_level, offset=offset)
-        units, flagged = scores, remaining.judged & (scores >= limit[:, None])
+        units, bound, unit = scores, limit[:, None], torch.ones_like(wider)
+        flagged = remaining.judged & (scores >= bound)
     else:
-        strong, weak = panel.strong * wider, panel.weak * wider
-        lengths = remaining.lengths(middle.weights)
+        bound, weak, unit = panel.strong * wider, panel.weak * wider, noise_of(scores, remaining.judged)
         enough = weak if panel.dimension_free else None
         flagged, units = outstanding(
-            scores, lengths, remaining.judged, fdr_level=fdr_level, strong=strong, weak=weak, enough=enough
+            scores, lengths, remaining.judged, fdr_level=fdr_level, strong=bound, weak=weak, enough=enough
         )
-        note(flagged & (units >= _SEVERE * strong), "extreme score", units)
-    note(flagged, "score", units)
+        note(flagged & ~different & (units >= _SEVERE * bound), "extreme score", units)
+    note(flagged & ~different, "score", units)
+    if bool(different.any()):
+        far, spreads = farther(scores, lengths, remaining.judged, panel.far * wider, panel.far_joint * wider)
+        bound = torch.where(different, panel.far * wider, bound)
+        unit = torch.where(different, median(scores, remaining.judged), unit)
+        units = torch.where(different, spreads, units)
+        note(far & different & (units >= _SEVERE * bound), "extreme score", units)
+        note(far & different, "far", units)
+        if panel.backward is not None and evidence.zero is not None:
+            flagged, z = backward(evidence, remaining.judged, weights, panel.backward * wider)
+            note(flagged & different, "backward", z)
     if panel.direction is not None:
-        strong, weak = panel.direction * wider, panel.joint * wider
+        # Alike nodes only: where data differ a little, bounds are wider, and where they differ by more, there is no test.
+        stretch = 1.0 if panel.mixed is None else 1 / (1 - degree.clamp_min(0.0) / panel.mixed).clamp_min(0.0)
+        strong, weak = panel.direction * wider * stretch, panel.joint * wider * stretch
+        middle = replace(middle, stretched=middle.stretched & ~different.squeeze(1))
         # Without rows of extreme score, which would raise the number of flags that the rate allows. Half the level, since the
         # direction was selected for its variance.
         without_extreme = remaining.without(code == reason_code("extreme score"))
@@ -158,9 +188,8 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     if panel.guard is not None:
         code, guard_acted = _guard(code, hard, screened, remaining, panel.guard)
     statistic = torch.where((code == 0) & remaining.judged, units, statistic)
-    return Findings(
-        code, statistic, torch.where(evidence.judged, scores, torch.nan), middle.filtered_weight, guard_acted, middle.weights
-    )
+    scores, pull = torch.where(evidence.judged, scores, torch.nan), (bound * unit).clamp_min(0.0).sqrt().squeeze(1)
+    return Findings(code, statistic, scores, middle.filtered_weight, guard_acted, weights, pull)
 
 
 def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:

@@ -17,6 +17,8 @@ REASONS = (
     "deed",
     "serving time",
     "alike",
+    "far",
+    "backward",
 )
 """Meaning of the codes in `Verdict.reason`. A neighbour whose halves were not heard is flagged, since it cannot be judged.
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from bymi.core.errors import InputError
 from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
-from bymi.paper import evidence
 from bymi.paper import page_detect_level as detect_level
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper import page_images as images
+from bymi.paper import page_non_iid as non_iid
 from bymi.paper import page_published_step as published_step
 from bymi.paper import page_red_team as red_team
 from bymi.paper import page_scenarios as studies
@@ -27,7 +27,7 @@ from bymi.paper.claims import claims
 from bymi.paper.committed_results import Results
 from bymi.paper.provenance import fingerprints
 
-BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims, "evidence-images": evidence.images}
+BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims}
 """What stands between the marks of each name."""
 
 WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
@@ -36,6 +36,7 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "images/ratios-*.json": images.page,
     "images/curves-*.json": image_curves.page,
     "red-team/*.json": red_team.page,
+    "non-iid/*.json": lambda name, values: non_iid.page(values),
     "published-step/*.json": lambda name, values: published_step.page(values),
     "theory/*.json": lambda name, values: theory.write_page(values, name),
     "detection/*.json": lambda name, values: detect_level.page(values),
@@ -97,8 +98,6 @@ def check(root: Path) -> list[str]:
             figure = path.with_name(name)
             if not figure.exists() or fingerprints([figure]) != {name: digest}:
                 lines.append(f"{figure.relative_to(root)} was not drawn with {path.name}: {values.get('command')}")
-    if evidence.differs(results):
-        lines.append("docs/results/evidence/red-team.png was not drawn from red-team.json: bymi reproduce pages")
     return lines
 
 
@@ -109,5 +108,4 @@ def write(root: Path) -> list[Path]:
         if not path.exists() or path.read_bytes() != text.encode():
             write_bytes(path, text.encode())
             written.append(path)
-    results = Results(root)
-    return [*written, *(evidence.draw(results) if evidence.differs(results) else [])]
+    return written

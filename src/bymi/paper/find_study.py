@@ -8,6 +8,7 @@ from bymi.core.errors import InputError, require
 from bymi.paper.study_default import DefaultStudy, build_default
 from bymi.paper.study_detect_level import NAME as DETECT_LEVEL
 from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
+from bymi.paper.study_non_iid import NON_IID_STUDIES, NonIidStudy, build_non_iid
 from bymi.paper.study_published_step import STEP_STUDIES, StepStudy, build_step_study
 from bymi.paper.study_red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
 from bymi.paper.study_scenarios import STUDIES, Study, build_study
@@ -16,9 +17,9 @@ from bymi.paper.study_theory import THEORY_STUDIES, TheoryStudy, build_theory
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy:
+) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = (*STUDIES, *STEP_STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, *THEORY_STUDIES, "default")
+    known = (*STUDIES, *STEP_STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, *THEORY_STUDIES, *NON_IID_STUDIES, "default")
     if name not in known:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL, 'pages'))}")
     if name == "default":
@@ -35,6 +36,8 @@ def find_study(
         return build_red_team(name, seeds=seeds, only=only, fast=fast)
     if name in THEORY_STUDIES:
         return build_theory(name, seeds=seeds, only=only, fast=fast)
+    if name in NON_IID_STUDIES:
+        return build_non_iid(seeds=seeds, only=only, fast=fast)
     return build_image_study(name, seeds=seeds, only=only, fast=fast)
 
 
@@ -42,5 +45,9 @@ def study_rows() -> list[tuple[str, str, str]]:
     """Rows (name, "", what it shows) of all studies, for `bymi list`."""
     first = ("default", "What `bymi run` runs without arguments, seed 0: the table and the figure of the README.")
     scenarios = [(name, (study.__doc__ or "").strip().splitlines()[0]) for name, study in STUDIES.items()]
-    others = [entry for table in (STEP_STUDIES, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES) for entry in table.items()]
+    others = [
+        entry
+        for table in (STEP_STUDIES, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES, NON_IID_STUDIES)
+        for entry in table.items()
+    ]
     return [(name, "", shown) for name, shown in (first, *scenarios, *others)]

@@ -8,19 +8,21 @@ from rich.table import Table
 
 from bymi.paper import page_default as default
 from bymi.paper import page_images as images
+from bymi.paper import page_non_iid as non_iid
 from bymi.paper import page_published_step as published_step
 from bymi.paper import page_red_team as red_team
 from bymi.paper import page_scenarios as studies
 from bymi.paper import page_theory as theory
 from bymi.paper.study_default import DefaultStudy
 from bymi.paper.study_images import ImageStudy
+from bymi.paper.study_non_iid import NonIidStudy
 from bymi.paper.study_published_step import StepStudy
 from bymi.paper.study_red_team import RedTeam
 from bymi.paper.study_scenarios import Study
 from bymi.paper.study_theory import TheoryStudy
 from bymi.report.tables import plain_table
 
-AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy
+AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy
 
 
 def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
@@ -34,6 +36,8 @@ def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table
     if isinstance(study, StepStudy):
         table = published_step.table(published_step.collect(study, folder, command))
         return published_step.draw(study, folder, command), plain_table(*table)
+    if isinstance(study, NonIidStudy):
+        return non_iid.draw(study, folder, command), None
     if isinstance(study, TheoryStudy):
         return theory.draw(study, folder, command), None
     paths = studies.draw(study, folder, command)

@@ -184,6 +184,13 @@ class ImageEvaluator:
             "grad_norm_weighted": number(lengths[-1]) if len(models) > 2 else None,
         }
 
+    def accuracy(self, theta: Tensor) -> float:
+        """Share of the test images that a model [D] classifies correctly. Collective."""
+        right = self._right(theta)
+        counts = torch.stack([right, right.new_tensor(len(self._labels))])
+        total, tested = self._group.total(counts, "accuracy").tolist()
+        return float(total / tested)
+
     def _gradient(self, theta: Tensor) -> Tensor:
         """This process's part of the gradient over all samples of the honest nodes, float64 [D]."""
         if not len(self._honest):

@@ -14,7 +14,7 @@ from bymi.detection import REASONS, Verdict
 from bymi.distributed.gathered_rounds import Held, Models
 from bymi.runs import detection_log
 from bymi.runs.convergence_theory import Look, spaced, theory_of
-from bymi.runs.evaluators import Evaluator, number
+from bymi.runs.evaluators import Evaluator, ImageEvaluator, number
 from bymi.runs.model_averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
 from bymi.training.phases import Snapshot
@@ -46,6 +46,7 @@ SUMMARY_KEYS = (
     "acc_all",
     "acc_normal",
     "acc_scc",
+    "acc_farthest",
     "grad_norm",
     "steps_done",
     "model_bytes",
@@ -69,7 +70,8 @@ number of honest nodes most of whose arcs are stuck (their data are extreme, or 
 the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes,
 `fused` of messages between honest nodes (clipped as far out). `gap` and `acc_scc` are of the mean model of the core: all of its
 `core_size` nodes, of which `core_byzantine` are Byzantine; without a detection `gap` is of the mean over honest nodes.
-`exiled`: honest nodes that were flagged by most of the honest nodes that receive from them. `guard_acted`: verdicts of honest
+`acc_farthest`: accuracy of the honest node whose model is farthest from the honest mean, after the last round. `exiled`:
+honest nodes that were flagged by most of the honest nodes that receive from them. `guard_acted`: verdicts of honest
 nodes, over all detections, that flagged a majority and were reduced to hard evidence. `model_bytes`: size of the files of
 trained models in the folder; `model_finite`: whether all numbers in them are finite. `theory`: what the convergence theorem
 requires over the pruned graph, and what the run did (bymi.runs.convergence_theory).
@@ -191,9 +193,13 @@ class Recorder:
     def _look(self, step: int, models: Models) -> dict[str, Any]:
         """Measures of the models, and how far apart these are."""
         about = None if self._core is None else Average(self._core.members, self._core.perron)
-        averages, largest_distance, distance = look(models, self._evaluator.averages(self._core), ~self._byzantine, about)
+        averages, distances, distance = look(models, self._evaluator.averages(self._core), ~self._byzantine, about)
         measures: dict[str, Any] = self._evaluator.measure(averages)
-        measures.update(consensus=number(largest_distance), distance_weighted=None if distance is None else number(distance))
+        if step == self._steps and isinstance(self._evaluator, ImageEvaluator):
+            farthest = torch.zeros_like(self._byzantine).index_fill(0, self._honest[distances.argmax()], True)
+            (model,), _, _ = look(models, [Average(farthest)], farthest)
+            measures["acc_farthest"] = self._evaluator.accuracy(model)
+        measures.update(consensus=number(distances.max()), distance_weighted=None if distance is None else number(distance))
         if self._core is not None:
             slope = measures["grad_norm_weighted"]
             gradient = None if slope is None else slope**2
@@ -346,7 +352,8 @@ class Recorder:
             if bool(((reason < 0) | (reason >= len(REASONS))).any()):
                 raise ValueError("a verdict for reasons that there are not")
             full = bool(parts["verdict.statistic"].numel()) if "verdict.statistic" in parts else False
-            extra = {"statistic": blank, "filtered_weight": node, "guard_acted": node > 0} if full else {}
+            extra = {"statistic": blank, "filtered_weight": node, "guard_acted": node > 0, "pull": node} if full else {}
+            parts = {"verdict.pull": torch.full_like(node, torch.nan), **parts}  # checkpoints of 0.11 lack it
             self.verdict = Verdict(
                 scores=_like(parts, "verdict.scores", blank),
                 threshold=_like(parts, "verdict.threshold", node),

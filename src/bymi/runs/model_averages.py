@@ -25,9 +25,9 @@ class Average(NamedTuple):
 def look(
     models: Models, averages: Sequence[Average], among: Tensor, about: Average | None = None
 ) -> tuple[list[Tensor], Tensor, Tensor | None]:
-    """Averages of models [D] each, the largest distance of a node in `among` [M] to their mean, and a mean squared distance.
+    """Averages of models [D] each, distances of the nodes in `among` [M] to their mean, and a mean squared distance.
 
-    The latter is that of the members of `about` to their average. One pass over all blocks of coordinates. Collective.
+    The last is that of the members of `about` to their average. One pass over all blocks of coordinates. Collective.
     """
     by_average: list[list[Tensor]] = [[] for _ in averages]
     distances: Tensor | None = None
@@ -42,4 +42,4 @@ def look(
             square = (block[about.members] - about.of(block)).square().sum(1, dtype=torch.float64).mean()
             squares = square if squares is None else squares + square
     assert distances is not None
-    return [torch.cat(parts) for parts in by_average], distances.max(), squares
+    return [torch.cat(parts) for parts in by_average], distances, squares

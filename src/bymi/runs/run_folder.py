@@ -222,6 +222,7 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> 
                 float(verdict.filtered_weight[node]),
                 bool(verdict.guard_acted[node]),
             )
+            entry["pull"] = _plain(float(verdict.pull[node]))
         receivers.append(entry)
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
 
