@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
     from bymi.experiment.train import TrainedRun, train
     from bymi.problems import LinearProblem, ModuleProblem, Problem, Shards
+    from bymi.runs.results_table import ResultsTable, results
     from bymi.runs.simulate import simulate
     from bymi.runs.trained_models import load_model
     from bymi.training.algorithm import drsgd_bymi
@@ -88,6 +89,7 @@ __all__ = [
     "Principal",
     "Problem",
     "Regular",
+    "ResultsTable",
     "Ring",
     "Round",
     "Rule",
@@ -109,6 +111,7 @@ __all__ = [
     "drsgd_bymi",
     "identify",
     "load_model",
+    "results",
     "simulate",
     "stream",
     "train",
@@ -126,7 +129,15 @@ _ROOMS = (
         "core.network",
     ),
     *("aggregation", "problems", "detection", "attacks"),
-    *("training.plan", "training.state", "training.phases", "training.algorithm", "runs.trained_models", "runs.simulate"),
+    *(
+        "training.plan",
+        "training.state",
+        "training.phases",
+        "training.algorithm",
+        "runs.trained_models",
+        "runs.results_table",
+        "runs.simulate",
+    ),
     "experiment.train",
 )
 """Where the names are; the first room that has one counts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from contextlib import suppress
@@ -10,12 +11,26 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bymi import __version__, commands
+from bymi.commands.options import (
+    AsJson,
+    CheckpointEvery,
+    DataFolder,
+    Device,
+    Gradients,
+    Imports,
+    Jobs,
+    KeepModels,
+    Quiet,
+    Timeout,
+    Track,
+)
+from bymi.commands.running import bar, run_specs
 from bymi.core.errors import BymiError, InputError, StorageError, require, system_refusal
 from bymi.core.files import refuse_link
-from bymi.core.interrupts import INTERRUPTED, SENTENCE, raise_again
+from bymi.core.interrupts import INTERRUPTED, SENTENCE
 from bymi.distributed.allocator import keep_memory
 from bymi.node_cli import net_app, node_app
 
@@ -42,25 +57,6 @@ def _options(
 
 
 Out = Annotated[Path, typer.Option("--out", help="Folder for the run folders.")]
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one a core.")]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda. auto: a GPU for models that gain from one.")]
-Gradients = Annotated[
-    str, typer.Option("--gradients", help="auto, loop, stacked, batched or captured: how those of all nodes are made.")
-]
-DataFolder = Annotated[
-    Path | None, typer.Option("--data", help="Folder of the data sets. Default: BYMI_DATA, the cache, else a download.")
-]
-Timeout = Annotated[
-    float, typer.Option("--timeout", min=1.0, max=1e6, help="Under torchrun: seconds after which a silent rank counts as lost.")
-]
-
-CheckpointEvery = Annotated[
-    int | None,
-    typer.Option("--checkpoint-every", min=0, help="Rounds between checkpoints. Default: about every 30 s; 0: none."),
-]
-KeepModels = Annotated[
-    str, typer.Option("--keep-models", help="Trained models in a run folder: mean (of the core, and one node's), all or none.")
-]
 
 
 @app.command()
@@ -82,10 +78,11 @@ def run(
     checkpoint_every: CheckpointEvery = None,
     keep_models: KeepModels = "mean",
     again: Annotated[bool, typer.Option("--again", help="Run from the first round even what is complete.")] = False,
-    imports: Annotated[
-        bool, typer.Option("--allow-imports", help="Import module:Name parts of a run folder's spec.json: runs their code.")
-    ] = False,
+    imports: Imports = False,
     timeout: Timeout = 60.0,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    track: Track = None,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A. Under torchrun: over all ranks."""
     from bymi.distributed.launch import ranks
@@ -99,8 +96,9 @@ def run(
     source = words.pop(0) if words and "=" not in words[0] else None
     with ranks(timeout, device=device) as group:
         specs = load(source, words, seed, imports=imports).expand()
-        where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
-        results = _run_all(specs, out, jobs, {**where, "keep_models": keep_models}, group, again=again)
+        where: dict[str, Any] = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
+        where = {**where, "keep_models": keep_models, "track": tuple(track or ())}
+        results = run_specs(specs, out, jobs, where, group, again=again, quiet=quiet)
     if group is not None and group.rank:
         return
     for result in results:
@@ -111,18 +109,39 @@ def run(
     for folder in folders:
         figures.draw_run(folder)
 
-    console = _console()
-    console.print(tables.terminal_table(summaries, title=figures.describe(specs[0].resolved.values)))
-    for line in (line for summary in summaries for line in tables.remarks(summary)):
-        _print_line(console, line)
-    if len(folders) > 1:
-        name = f"comparison-seed{specs[0].seed}-" + "-".join(spec.digest[:6] for spec in specs)
-        for path in figures.draw_comparison(folders, out, name)[:1]:
+    name = f"comparison-seed{specs[0].seed}-" + "-".join(spec.digest[:6] for spec in specs)
+    drawn = figures.draw_comparison(folders, out, name)[:1] if len(folders) > 1 else []
+    if as_json:
+        for summary, folder in zip(summaries, folders, strict=True):
+            print(json.dumps({"folder": str(folder), **summary}, allow_nan=False))
+    if not quiet:
+        console = commands.console(error=as_json)
+        _print_table(console, summaries, figures.describe(specs[0].resolved.values))
+        for line in (line for summary in summaries for line in tables.remarks(summary)):
+            _print_line(console, line)
+        for path in drawn:
             _print_line(console, f"Figure: {path}")
-    for folder in folders:
-        _print_line(console, f"Folder: {folder}")
+        for folder in folders:
+            _print_line(console, f"Folder: {folder}")
+        alone = {path.parent for path in out.glob(f"*/{store.SUMMARY}")} == set(folders)
+        _print_line(console, f"Report: bymi report {out if alone else ' '.join(map(str, folders))}")
     # Under torchrun an exit code would mean that a rank has failed, and restart the run.
     raise typer.Exit(worst(summary["outcome"] for summary in summaries) if group is None else 0)
+
+
+def _print_table(console: Console, summaries: list[Any], title: str) -> None:
+    """Print the table of runs, or a block per run where the terminal is too narrow, and what its columns mean."""
+    from bymi.report import tables
+    from bymi.report.meanings import meanings
+
+    table = tables.terminal_table(summaries, title=title)
+    if tables.width_of(table) > console.width:
+        console.print(tables.blocks(summaries, title, console.width), markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(table)
+    accuracies = [key for _, key in tables.columns(summaries) if key.startswith("acc")]
+    for name, meaning in meanings(accuracies):
+        _print_line(console, f"{name}: {meaning}")
 
 
 @app.command()
@@ -181,14 +200,14 @@ def reproduce(
     plan = find_study(study, seeds=seeds, mu=mu, dims=dim or (), only=only or (), fast=fast)
     specs, folder = plan.specs, out / plan.folder
     refuse_link(folder)
-    console = _console()
+    console = commands.console()
     if export is not None:
         write_resolved_specs(export, [spec.resolved for spec in specs])
         _print_line(console, f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
         return
     with ranks(timeout, device=device) as group:
         where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
-        results = _run_all(specs, folder, jobs, {**where, "keep_models": keep_models}, group, apart=True)
+        results = run_specs(specs, folder, jobs, {**where, "keep_models": keep_models}, group, apart=True)
     if group is not None and group.rank:
         return
     everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # includes what earlier calls have run
@@ -210,7 +229,7 @@ def _pages(check: bool) -> None:
 
     found = pages.check(Path()) if check else [f"Wrote {path}" for path in pages.write(Path())]
     for line in found:
-        _print_line(_console(), line)
+        _print_line(commands.console(), line)
     if check and found:
         raise typer.Exit(InputError.exit_code)
 
@@ -223,11 +242,11 @@ def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
     if not fast:
         fetch("mnist", data, lambda *_: None)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("draws"), TimeElapsedColumn())
-    with _bar((*columns, TextColumn("left"), TimeRemainingColumn()), None) as bar:
-        task = bar.add_task("detection on arrays", total=draws(fast=fast))
-        run(folder, fast=fast, data=data, tell=lambda count: bar.advance(task, count))
+    with bar((*columns, TextColumn("left"), TimeRemainingColumn())) as shown:
+        task = shown.add_task("detection on arrays", total=draws(fast=fast))
+        run(folder, fast=fast, data=data, tell=lambda count: shown.advance(task, count))
     for path in draw(folder):
-        _print_line(_console(), f"Wrote {path}")
+        _print_line(commands.console(), f"Wrote {path}")
 
 
 @app.command()
@@ -270,8 +289,6 @@ def detect(
     fail: Annotated[bool, typer.Option("--fail-if-flagged", help="End with exit code 7 if a machine is flagged.")] = False,
 ) -> None:
     """Find Byzantine machines from two half-batch gradients each: row j of both arrays belongs to machine j."""
-    import json
-
     from bymi.core.errors import FLAGGED
     from bymi.experiment.detect_files import judge_files
     from bymi.report.array_verdicts import advice, draw_scores, verdict_json
@@ -297,8 +314,6 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
 ) -> None:
     """Forecast, before a run, what a detection can reach with this degree and share of Byzantine nodes, and what to change."""
-    import json
-
     from bymi.power import Setting, recall
     from bymi.report.power_analysis import advice, outlook_json, outlook_table, outlook_title
 
@@ -306,7 +321,7 @@ def plan(
     if as_json:
         print(json.dumps(outlook_json(outlook)))
         return
-    console = _console()
+    console = commands.console()
     _print_line(console, outlook_title(outlook))
     console.print(outlook_table(outlook))
     for line in advice(outlook):
@@ -321,68 +336,15 @@ def list_parts() -> None:
     from bymi.report.tables import plain_table
 
     for heading, rows in {**catalogue(), "study": study_rows()}.items():
-        _console().print(plain_table([heading, "parameters", "what it is"], rows))
+        commands.console().print(plain_table([heading, "parameters", "what it is"], rows))
 
 
 commands.register(app)
 
 
-def _host(where: Any, specs: Any, group: Any) -> Any:
-    """Execution settings. Missing data sets are downloaded first, with a progress bar of their own; with ranks, once."""
-    from bymi.distributed.host import Host
-    from bymi.runs.tasks import fetch
-
-    host = Host(**where)
-    names = {spec.data.name for spec in specs}
-    if group is not None and group.rank:
-        group.wait("data", [0])
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with _bar(columns, group) as bar:
-        tasks: dict[str, Any] = {}
-
-        def tell(file: str, done: int, total: int) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(f"downloading {file}", total=total)
-            bar.update(tasks[file], completed=done)
-
-        for name in sorted(names):
-            fetch(name, host.data, tell)
-    if group is not None and not group.rank:
-        group.say("data")
-    return host
-
-
-def _bar(columns: Any, group: Any) -> Progress:
-    """A progress bar on stderr, if that is a terminal; with ranks, on rank 0 only."""
-    console = Console(stderr=True)
-    hidden = not console.is_terminal or (group is not None and group.rank > 0)
-    return Progress(*columns, console=console, transient=True, disable=hidden)
-
-
-def _run_all(
-    specs: Any, out: Path, jobs: int | None, where: Any, group: Any, *, apart: bool = False, again: bool = False
-) -> Any:
-    """Run specs with a progress bar of all steps and the time left, on stderr."""
-    from bymi.experiment import run_all, steps_to_do
-
-    raise_again()
-    todo = steps_to_do(specs, out, again=again)
-    host = _host(where, specs if todo else [], group)
-    steps = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
-    with _bar((*steps, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()), group) as bar:
-        task = bar.add_task(f"{len(specs)} runs" if len(specs) > 1 else "1 run", total=todo)
-        tell = lambda index, done: bar.advance(task, done)  # noqa: E731
-        return run_all(specs, out, jobs=jobs, progress=tell, host=host, group=group, apart=apart, again=again)
-
-
 def _print_line(console: Console, line: str) -> None:
     """Print a line as it is: paths are not folded, and brackets in them are not markup."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)
-
-
-def _console() -> Console:
-    """A console that does not fold tables when the output is a file."""
-    return Console(width=None if sys.stdout.isatty() else 140, soft_wrap=False)
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class Host:
     `gradients`: gradient backend (see bymi.problems.gradient_backends). `data`: folder of the data sets. `checkpoint_every`:
     rounds between two checkpoints; None: about every 30 seconds; 0: never. `keep_models`: trained models stored in the run
     folder: mean over the core and one honest node's ("mean"), also each node's ("all"), or "none". `again`: run from the first
-    round even if there is a complete folder or a checkpoint; the old folder is replaced at the end.
+    round even if there is a complete folder or a checkpoint; the old folder is replaced at the end. `track`: names of observers
+    (see bymi.runs.observers) that each run is reported to.
     """
 
     device: str = "auto"
@@ -38,19 +40,25 @@ class Host:
     checkpoint_every: int | None = None
     keep_models: KeepModels = "mean"
     again: bool = False
+    track: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.data, str):
             object.__setattr__(self, "data", Path(self.data))
         check_fields(self)
-        require(self.device in get_args(Device), "device", self.device, ", ".join(get_args(Device)))
+        numbered = re.fullmatch(r"cuda:\d{1,3}", self.device) is not None
+        require(
+            numbered or self.device in get_args(Device), "device", self.device, f"{', '.join(get_args(Device))}, cuda:NUMBER"
+        )
         ways = get_args(GradientPath)
         require(self.gradients in ways, "gradients", self.gradients, ", ".join(ways))
         require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more, or None")
         every = self.checkpoint_every
         require(every is None or every >= 0, "checkpoint_every", every, "0 or more")
-        if self.device == "cuda" and not torch.cuda.is_available():
-            raise InputError("device: got 'cuda', but torch sees no CUDA device here; allowed: cpu, auto")
+        if self.device.startswith("cuda") and not torch.cuda.is_available():
+            raise InputError(f"device: got {self.device!r}, but torch sees no CUDA device here; allowed: cpu, auto")
+        if numbered and int(self.device[5:]) >= torch.cuda.device_count():
+            raise InputError(f"device: got {self.device!r}, allowed: cuda:0 to cuda:{torch.cuda.device_count() - 1}")
 
     def place(self, *, gains: bool) -> torch.device:
         """The device for a problem; `gains`: whether it is faster on an accelerator."""

@@ -28,14 +28,14 @@ def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = N
     require(source is None or isinstance(source, str), "source", source, "the name of a recipe or file, or None")
     words = isinstance(overrides, (list, tuple)) and all(isinstance(word, str) for word in overrides)
     require(words, "overrides", overrides, 'a list of strings such as "nodes=50"')
-    values = _base(source or _DEFAULT, imports)
+    values = base_values(source, imports)
     given = [_read(override) for override in overrides]
     for key, value in given:  # a profile first: the other keys override it
         if key == "profile":
             values = over(values, str(value))
     for key, value in given:
         if key != "profile":
-            _set(values, key.split("."), value)
+            set_value(values, key, value)
     if seed is not None:
         values["seed"] = seed
     try:
@@ -51,8 +51,9 @@ def _read(override: str) -> tuple[str, Any]:
     return key.strip(), read_value(text.strip())
 
 
-def _base(source: str, imports: bool) -> dict[str, Any]:
-    """The values of a recipe or a file, the latter over the defaults. `load` validates them."""
+def base_values(source: str | None, imports: bool = False) -> dict[str, Any]:
+    """The values of a recipe or a file, the latter over the defaults, not validated."""
+    source = source or _DEFAULT
     if source == _DEFAULT:
         return default_values()
     if source in RECIPES:
@@ -70,7 +71,8 @@ def _base(source: str, imports: bool) -> dict[str, Any]:
     base = default_values()
     if not imports and (path.parent / store.SUMS).exists():
         refuse_imports(given, str(path))
-    return _merge(over(base, str(given["profile"])) if "profile" in given else base, given)
+    profile = given.get("profile")
+    return _merge(base if profile is None or isinstance(profile, list) else over(base, str(profile)), given)
 
 
 def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
@@ -85,8 +87,9 @@ def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a key given by its path; `attack.name=ipm` is the same as `attack=ipm`."""
+def set_value(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in nested values, of which the outermost changes; `attack.name=ipm` is the same as `attack=ipm`."""
+    path = key.split(".")
     if len(path) > 1 and path[-1] == "name":
         path = path[:-1]
     for step in path[:-1]:

@@ -13,7 +13,7 @@ from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment.spec import Spec
 from bymi.runs.run_on_ranks import run_apart, run_together
-from bymi.runs.runner import Progress, Result
+from bymi.runs.runner import Progress, Result, Watch
 
 
 def run(
@@ -56,12 +56,14 @@ def run_all(
     group: Group | None = None,
     apart: bool = False,
     again: bool = False,
+    watch: Watch | None = None,
 ) -> list[Result]:
     """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
     A spec that cannot be run has its error in its place. The results do not depend on `jobs`. With the `group` of ranks that
     this process belongs to, each run is sharded over them or, with `apart`, is whole on one of them; then only rank 0 has
     summaries. `again`: run all of them from the first round; each complete folder stays until its new one replaces it.
+    `watch` is told where each run of this process or its workers stands.
     """
     require(isinstance(specs, (list, tuple)), "specs", specs, "a list of Specs")
     require(jobs is None or (is_integer(jobs) and jobs >= 1), "jobs", jobs, "an integer, 1 or more, or None")
@@ -69,7 +71,7 @@ def run_all(
     host = replace(host or Host(), again=again)
     resolved = [spec.resolved for spec in specs]
     if group is None:
-        return runs.run_all(resolved, out, jobs=jobs, progress=progress, host=host)
+        return runs.run_all(resolved, out, jobs=jobs, progress=progress, host=host, watch=watch)
     require(jobs is None, "--jobs", jobs, "without torchrun, whose --nproc-per-node says how many processes there are")
     spread = run_apart if apart else run_together
     return spread(resolved, out, group, progress=progress, host=host)

@@ -24,6 +24,7 @@ DETAILED = 8
 """Runs up to which a page shows the detections of each; a page of more is an overview."""
 
 _SCRIPTS = ("base.js", "chart.js", "detections.js", "sweep.js")
+_SHORT = {"found": "found %", "unheard": "not heard"}
 _REPEATED = 60  # runs whose spec is on the page
 
 
@@ -64,7 +65,7 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     ]
     values = {
         "version": bymi.__version__,
-        "title": describe(main.spec) if main is not None and main.spec else "No run has ended yet",
+        "title": _title(main, data["sweep"]),
         "count": f"{len(runs)} runs" if len(runs) > 1 else "1 run",
         "outcome": _overview(table) if is_sweep and not detailed else outcome(main, ended),
         "remarks": [line for run in detailed for line in tables.remarks(run.summary or {})],
@@ -86,6 +87,15 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     }
     environment = Environment(autoescape=True, trim_blocks=True)
     return environment.from_string(_part("page.html.j2")).render(values), main
+
+
+def _title(main: ListedRun | None, sweep: dict[str, Any] | None) -> str:
+    """The setting of the main run, or the keys that a sweep varies."""
+    if main is None or main.spec is None:
+        return "No run has ended yet"
+    if sweep is None or not sweep["axes"]:
+        return describe(main.spec)
+    return "Sweep over " + " and ".join(f"{axis['key']} ({len(axis['values'])} values)" for axis in sweep["axes"])
 
 
 def _part(name: str) -> str:
@@ -190,12 +200,12 @@ def _sweep_table(table: ResultsTable) -> dict[str, Any]:
     rows = []
     for row in table:
         cells = [tables.cell(key, row[key]) for key in settings]
-        cells += [tables.cell(key, row[key]) if key in names else _plain(row[key]) for key in shown]
+        cells += [tables.cell(key, row[key]) if key in names else _plain(key, row[key]) for key in shown]
         why = "" if row["outcome"] == "finished" else str(row["sentence"] or "")
         rows.append([*cells, str(row["outcome"]), why])
     return {
         "title": "All runs",
-        "headings": [*settings, *[names.get(key, key) for key in shown], "outcome", "why"],
+        "headings": [*settings, *[names.get(key, _SHORT.get(key, key)) for key in shown], "outcome", "why"],
         "rows": rows,
         "words": [
             *[i for i, key in enumerate(settings) if key != "seed"],
@@ -208,8 +218,9 @@ def _sweep_table(table: ResultsTable) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> str:
-    return "-" if value is None else f"{100 * value:.1f}" if value is True or value is False else f"{value:.3g}"
+def _plain(key: str, value: Any) -> str:
+    share = any(key == one and kind == "share" for one, _, kind in SHOWN)
+    return "-" if value is None else f"{100 * value:.1f}" if share else f"{value:.3g}"
 
 
 def _overview(table: ResultsTable) -> str:

@@ -35,8 +35,13 @@ _BAND_POINTS = 120
 def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]:
     """Settings, measures, a row per run and a band per setting and measure."""
     axes = [key for key in table.settings if key != "seed"]
-    values = {key: list(dict.fromkeys(_text(row[key]) for row in table)) for key in axes}
+    values = {key: _in_order({_text(row[key]) for row in table}) for key in axes}
     varied = [key for key in axes if len(values[key]) > 1]
+    others = [key for key in varied if key != "method"]
+    if len({(*(_text(row[key]) for key in others), row["method"]) for row in table}) == len(
+        {tuple(_text(row[key]) for key in others) for row in table}
+    ):
+        varied = others  # the other settings say which method it is
     shown = [{"key": key, "name": name, "kind": kind} for key, name, kind in SHOWN if key in table.measures]
     known = {one["key"] for one in shown}
     shown += [
@@ -53,9 +58,14 @@ def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]
         }
         for row in table
     ]
+    places = [{value: place for place, value in enumerate(values[key])} for key in varied]
+    order = sorted(
+        range(len(rows)), key=lambda index: [at[one] for at, one in zip(places, rows[index]["settings"], strict=True)]
+    )
+    rows, runs = [rows[index] for index in order], [runs[index] for index in order]
     return {
         "axes": [{"key": key, "values": values[key]} for key in varied],
-        "fixed": [[key, values[key][0]] for key in axes if key not in varied and values[key]],
+        "fixed": [[key, values[key][0]] for key in axes if len(values[key]) == 1],
         "measures": shown,
         "rows": rows,
         **_bands(runs, rows),
@@ -96,6 +106,14 @@ def _band(columns: Sequence[Mapping[int, float | None]]) -> dict[str, list[float
         "mid": [_short(statistics.median(row)) for row in values],
         "high": [max(row) for row in values],
     }
+
+
+def _in_order(values: set[str]) -> list[str]:
+    """Numbers by size, words by the alphabet."""
+    try:
+        return sorted(values, key=float)
+    except ValueError:
+        return sorted(values)
 
 
 def _short(value: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -61,6 +62,28 @@ def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:
     """A table for the terminal, 80 columns wide for usual names: headings may fold, values never do."""
     shown = columns(summaries)
     return narrow_table([heading for heading, _ in shown], [cells(summary, shown) for summary in summaries], title)
+
+
+def width_of(table: Table) -> int:
+    """Characters that a table of `narrow_table` needs."""
+    return sum((column.width or 0) + 1 for column in table.columns) + 1
+
+
+def blocks(summaries: Sequence[dict[str, Any]], title: str, width: int) -> str:
+    """The same values as a block of lines per run, none wider than `width`: for terminals that the table does not fit."""
+    shown = [one for one in columns(summaries) if one[1] != "method"]
+    lines = textwrap.wrap(title, width)
+    for summary in summaries:
+        lines += ["", str(summary["method"])]
+        line = ""
+        for heading, key in shown:
+            pair = f"{heading} {cell(key, summary.get(key))}"
+            if line and len(line) + 3 + len(pair) > width:
+                lines.append(line)
+                line = ""
+            line = f"{line}   {pair}" if line else f"  {pair}"
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def narrow_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:

@@ -299,6 +299,19 @@ class Recorder:
             )
         return summary
 
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last recorded row, empty before the first."""
+        return self._last
+
+    @property
+    def flagged_nodes(self) -> int | None:
+        """Nodes that were flagged by most of the honest nodes that receive from them; None before a detection."""
+        if self.verdict is None:
+            return None
+        arcs = self._graph.hears & ~self._byzantine[:, None]
+        return int((2 * self._graph.count(self.verdict.flagged & arcs) > self._graph.count(arcs)).sum())
+
     def detection_line(self, step: int) -> bytes:
         """The last detection as a line of detections.jsonl, empty where the graph is too large for it."""
         if self.verdict is None or self._pruned is None or not detection_log.is_stored(self._graph):

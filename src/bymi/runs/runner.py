@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from bymi.runs.available_memory import available
 from bymi.runs.checkpointer import Checkpointer
 from bymi.runs.engine_choice import Engine, EngineMaker, OneProcess, alone, frame_of
 from bymi.runs.metrics import Recorder
+from bymi.runs.observers import Observer, Observers, RunStatus, make_observers, status_of
 from bymi.runs.progress import ProgressLog
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup
@@ -41,6 +43,9 @@ from bymi.training.optimisers import DRSGD
 
 Progress = Callable[[int, int], None]
 """Called with (index of the spec in the list, steps done since the last call)."""
+
+Watch = Callable[[int, RunStatus], None]
+"""Called with (index of the spec in the list, where its run stands)."""
 
 Result = dict[str, Any] | BymiError | None
 """A summary, an error, or None for a run that was not started in time."""
@@ -58,11 +63,13 @@ def run(
     tell: Callable[[int], None] | None = None,
     host: Host | None = None,
     plot: EngineMaker = alone,
+    observers: Sequence[Observer] = (),
 ) -> dict[str, Any]:
     """The summary of one run. A complete folder is read, not run again; an interrupted run continues from its checkpoint.
 
     With `host.again` the run starts from its first round, and replaces a complete folder when it has ended. `tell` is called
     with the number of steps done since its last call. `plot` builds the engine; default: all nodes in this process.
+    `observers` are told what the run does, beside those that `host.track` names.
     """
     out = Path(out)
     folder = store.folder_of(out, spec)
@@ -73,9 +80,12 @@ def run(
         checkpoint_folder = store.checkpoints_of(out, spec)
         if host.again:
             shutil.rmtree(checkpoint_folder, ignore_errors=True)
+        watching = Observers([*observers, *make_observers(host.track)])
+        watching.tell(lambda observer: observer.started(spec, folder))
         with one_thread(), _refusals_of(spec), store.writing(out, spec, again=host.again) as scratch:
-            _execute(spec, scratch, tell or (lambda steps: None), host, checkpoint_folder, plot)
+            _execute(spec, scratch, tell or (lambda steps: None), host, checkpoint_folder, plot, watching)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
+        watching.tell(lambda observer: observer.ended(store.read_json(folder / store.SUMMARY)))
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
 
@@ -105,13 +115,15 @@ def run_all(
     progress: Progress | None = None,
     host: Host | None = None,
     until: float | None = None,
+    watch: Watch | None = None,
 ) -> list[Result]:
     """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
     A spec that cannot be run has its error in its place. No run is started after the time `until` (as time.time()). The results
-    do not depend on `jobs`.
+    do not depend on `jobs`. `watch` is told where each run stands, a few times per second.
     """
     out = Path(out)
+    watch = watch or (lambda index, status: None)
     tell = progress or (lambda index, steps: None)
     host = host or Host()
     todo = [i for i, spec in enumerate(specs) if host.again or not store.is_complete(store.folder_of(out, spec))]
@@ -123,10 +135,18 @@ def run_all(
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
         work = partial(_work, out=out, host=host, until=until)
-        outcomes = _run_in_processes([specs[index] for index in todo], out, jobs, work, lambda at, n: tell(todo[at], n))
+        outcomes = _run_in_processes(
+            [specs[index] for index in todo],
+            out,
+            jobs,
+            work,
+            lambda at, news: tell(todo[at], news) if isinstance(news, int) else watch(todo[at], news),
+        )
         results.update(zip(todo, outcomes, strict=True))
     else:
-        results.update((index, _attempt(specs[index], out, partial(tell, index), host, until)) for index in todo)
+        results.update(
+            (index, _attempt(specs[index], out, partial(tell, index), host, until, partial(watch, index))) for index in todo
+        )
     return [
         results[index] if index in results else _attempt(spec, out, partial(tell, index), host, None)
         for index, spec in enumerate(specs)
@@ -152,7 +172,11 @@ def _usual_jobs(specs: Sequence[ResolvedSpec], host: Host) -> int:
 
 
 def _run_in_processes(
-    specs: Sequence[ResolvedSpec], out: Path, jobs: int, work: Callable[[int, dict[str, Any]], Result], tell: Progress
+    specs: Sequence[ResolvedSpec],
+    out: Path,
+    jobs: int,
+    work: Callable[[int, dict[str, Any]], Result],
+    tell: Callable[[int, int | RunStatus], None],
 ) -> list[Result]:
     """Run specs in `jobs` processes and report their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
@@ -224,14 +248,24 @@ def _init_worker(queue: Any) -> None:
 
 
 def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: float | None) -> Result:
-    return _attempt(ResolvedSpec(values), out, lambda steps: _queue.put((index, steps)), host, until)
+    def put(news: int | RunStatus) -> None:
+        _queue.put((index, news))
+
+    return _attempt(ResolvedSpec(values), out, put, host, until, put)
 
 
-def _attempt(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, until: float | None) -> Result:
+def _attempt(
+    spec: ResolvedSpec,
+    out: Path,
+    tell: Callable[[int], None],
+    host: Host,
+    until: float | None,
+    watch: Callable[[RunStatus], None] | None = None,
+) -> Result:
     if until is not None and time.time() > until:
         return None
     try:
-        return run(spec, out, tell, host)
+        return run(spec, out, tell, host, observers=[] if watch is None else [_Watcher(watch)])
     except BymiError as problem:
         return problem
 
@@ -243,12 +277,28 @@ def _theory(recorder: Recorder, setup: RunSetup) -> dict[str, Any] | None:
     return recorder.theory(batch) if how.method == DRSGD() else None
 
 
+@dataclass(frozen=True)
+class _Watcher(Observer):
+    """Passes the status of a run on."""
+
+    watch: Callable[[RunStatus], None]
+
+    def advanced(self, status: RunStatus) -> None:
+        self.watch(status)
+
+
 def _execute(
-    spec: ResolvedSpec, folder: Path, tell: Callable[[int], None], host: Host, checkpoint_folder: Path, plot: EngineMaker
+    spec: ResolvedSpec,
+    folder: Path,
+    tell: Callable[[int], None],
+    host: Host,
+    checkpoint_folder: Path,
+    plot: EngineMaker,
+    observers: Observers,
 ) -> None:
     engine = plot(spec, host)
     with (folder / store.METRICS).open("wb") as metrics:
-        log = _walk(engine, spec, host, checkpoint_folder, tell, metrics.write)
+        log = _walk(engine, spec, host, checkpoint_folder, tell, metrics.write, observers)
     setup, recorder = engine.scene, log.recorder
     summary = {
         "method": spec.label,
@@ -284,6 +334,7 @@ def _walk(
     checkpoint_folder: Path,
     tell: Callable[[int], None],
     write: Callable[[bytes | bytearray], object],
+    observers: Observers | None = None,
 ) -> ProgressLog:
     """Run all rounds, from the newest checkpoint if there is one. Collective."""
     setup, size = engine.scene, {"steps": spec.steps, "every": spec["record_every"]}
@@ -310,12 +361,17 @@ def _walk(
             final = gathered.models if last else None
             if row is not None:
                 write(log.add(row))
+                if observers:
+                    observers.tell(methodcaller("measured", row))
                 if log.recorder.diverged:
                     break
             if gathered.is_kept():
                 checkpointer.turn(gathered.states, log)
             now = time.perf_counter()
             if now - reported > _TELL_EVERY:
+                if observers:
+                    status = status_of(spec, snapshot.step, snapshot.phase, log.recorder.last, log.recorder.flagged_nodes)
+                    observers.tell(methodcaller("advanced", status))
                 tell(snapshot.step - done)
                 done, reported = snapshot.step, now
             del gathered, snapshot  # frees the messages of this round before those of the next arrive

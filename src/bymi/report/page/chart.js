@@ -12,7 +12,10 @@ function ticks(low, high, log, count = 5) {
     const first = Math.ceil(Math.log10(low) - 1e-9), last = Math.floor(Math.log10(high) + 1e-9);
     const step = Math.max(1, Math.ceil((last - first) / 6)), out = [];
     for (let power = first; power <= last; power += step) out.push(10 ** power);
-    return out.length > 1 ? out : [low, high];
+    if (out.length > 2) return out;
+    const fine = [];
+    for (let power = first - 1; power <= last; power++) for (const factor of high / low > 30 ? [1, 3] : high / low > 4 ? [1, 2, 5] : [1, 1.5, 2, 3, 4, 5, 7]) { const value = Number((factor * 10 ** power).toPrecision(3)); if (value >= low && value <= high) fine.push(value); }
+    return fine.length > 1 ? fine : [low, high];
   }
   const raw = (high - low || 1) / count, size = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((m) => m * size).find((m) => m >= raw), out = [];

@@ -1,0 +1,62 @@
+"""`bymi list`: what specs can name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated
+
+import typer
+
+from bymi.commands.printing import console
+from bymi.core.errors import InputError
+
+KINDS = {
+    "keys": "key",
+    "recipes": "recipe",
+    "graphs": "graph",
+    "rules": "warm_up.rule",
+    "attacks": "attack",
+    "data": "data",
+    "partitions": "data.partition",
+    "centres": "detection.centre",
+    "scales": "detection.scale",
+    "thresholds": "detection.threshold",
+    "studies": "study",
+    "exit-codes": "exit code",
+}
+"""Words for the tables of `bymi list`."""
+
+
+def _complete(text: str) -> list[str]:
+    return [kind for kind in KINDS if kind.startswith(text)]
+
+
+def list_parts(
+    kind: Annotated[
+        str | None, typer.Argument(help=f"One of {', '.join(KINDS)}. Default: all.", autocompletion=_complete)
+    ] = None,
+) -> None:
+    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes."""
+    from bymi.experiment.catalogue import catalogue
+    from bymi.paper.find_study import study_rows
+    from bymi.report.tables import plain_table
+
+    tables = {**catalogue(), "study": study_rows()}
+    for heading in tables if kind is None else [heading_of(kind, list(tables))]:
+        console().print(plain_table([heading, "parameters", "what it is"], tables[heading]))
+
+
+def heading_of(kind: str, headings: list[str]) -> str:
+    """The heading of a table, from a word in singular or plural."""
+    word = kind.lower().replace("_", "-")
+    names = {**KINDS, **{plural.removesuffix("s"): heading for plural, heading in KINDS.items()}, "study": "study"}
+    names.update({heading: heading for heading in headings})
+    if word in names and names[word] in headings:
+        return names[word]
+    close = difflib.get_close_matches(word, KINDS, n=1, cutoff=0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise InputError(f"KIND: got {kind!r}{hint} allowed: {', '.join(KINDS)}".replace("? allowed", "? Allowed"))
+
+
+def register(app: typer.Typer) -> None:
+    app.command("list")(list_parts)
