@@ -126,7 +126,7 @@ def measures_of(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def step_factors(perron: Sequence[float | None] | None, spec: Mapping[str, Any]) -> list[float | None] | None:
     """Factor on the step size per node in the last phase: 1 / (M v_i) at its Perron weight v_i, the floor applied."""
-    if perron is None:
+    if perron is None or "method" in spec["optimisation"]:  # another optimiser than the default has no tracker of its own
         return None
     if spec["detection"]["pruning"] == "mutual":
         return [1.0] * len(perron)  # doubly stochastic weights: there is no tracker

@@ -216,8 +216,8 @@ function drawWeights(run, graph, core, relative) {
   const box = clear(byId("weights"));
   if (!core) return;
   const members = [...core].sort((a, b) => relative(a) - relative(b)), width = Math.max(300, box.clientWidth || 900), height = 190, left = 58, bottom = 32;
-  const factors = members.map((node) => run.nodes.step_factor[node]), weights = members.map(relative);
-  const high = Math.max(1.2, ...weights, ...factors.map((f) => Math.min(f, 10))), y = scale(0, high, false, height - bottom, 10), x = scale(-0.5, members.length - 0.5, false, left, width - 12);
+  const factors = members.map((node) => (run.nodes.step_factor ? run.nodes.step_factor[node] : null)), weights = members.map(relative);
+  const high = Math.max(1.2, ...weights, ...factors.map((f) => Math.min(f === null ? 0 : f, 10))), y = scale(0, high, false, height - bottom, 10), x = scale(-0.5, members.length - 0.5, false, left, width - 12);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "Perron weight and step factor of each node of the core" });
   for (const value of ticks(0, high, false, 4)) picture.append(svg("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value), class: "grid" }), svg("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, num(value)));
   members.forEach((node, index) => {
