@@ -329,7 +329,7 @@ def test_the_command_prints_the_table_and_the_advice(folder: Path) -> None:
     said = " ".join(advice(outlook))
     assert f"raise the degree to about {outlook.enough}" in said
     assert f"more than the 49% that the filter may take in {outlook.overwhelmed:.2%}" in said
-    assert "1/alpha = 5 neighbours or nobody" in said
+    assert "1/fdr_level = 5 neighbours or nobody" in said
     wider = float(Panel().wider(torch.tensor(10.0)))
     assert f"{wider:.2f} times as wide" in said
 
@@ -361,9 +361,9 @@ def test_without_byzantine_nodes_there_is_nothing_said_of_them(folder: Path) -> 
         (["--ratio", 0.5], "ratio: got 0.5, allowed: 0 <= ratio < 0.5"),
         (["--ratio", -0.1], "ratio: got -0.1, allowed: 0 <= ratio < 0.5"),
         (["--ratio", "nan"], "ratio: got nan, allowed: 0 <= ratio < 0.5"),
-        (["--alpha", 0], "alpha: got 0.0, allowed: strictly between 0 and 1"),
-        (["--alpha", "inf"], "alpha: got inf, allowed: strictly between 0 and 1"),
-        (["--alpha", "1e-320"], "alpha: got 1e-320, allowed: 1e-06 or above"),
+        (["--fdr-level", 0], "fdr_level: got 0.0, allowed: strictly between 0 and 1"),
+        (["--fdr-level", "inf"], "fdr_level: got inf, allowed: strictly between 0 and 1"),
+        (["--fdr-level", "1e-320"], "fdr_level: got 1e-320, allowed: 1e-06 or above"),
         (["--alfa", 0.1], "No such option: --alfa"),
     ],
 )

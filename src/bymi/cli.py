@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bymi import __version__, commands
+from bymi.commands.advice import few_neighbours
 from bymi.commands.options import (
     AsJson,
     CheckpointEvery,
@@ -35,7 +36,7 @@ from bymi.distributed.allocator import keep_memory
 from bymi.node_cli import net_app, node_app
 
 app = typer.Typer(
-    add_completion=False,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -70,6 +71,9 @@ def run(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")] = None,
+    fdr_level: Annotated[
+        float | None, typer.Option("--fdr-level", help="Target false discovery rate, the key detection.fdr_level.")
+    ] = None,
     out: Out = Path("runs"),
     jobs: Jobs = None,
     device: Device = "auto",
@@ -94,6 +98,7 @@ def run(
     sys.path.append(os.getcwd())  # for own parts, module:Name; last, so that nothing installed is shadowed
     words = words or []
     source = words.pop(0) if words and "=" not in words[0] else None
+    words += [] if fdr_level is None else [f"detection.fdr_level={fdr_level}"]
     with ranks(timeout, device=device) as group:
         specs = load(source, words, seed, imports=imports).expand()
         where: dict[str, Any] = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
@@ -119,6 +124,8 @@ def run(
         _print_table(console, summaries, figures.describe(specs[0].resolved.values))
         for line in (line for summary in summaries for line in tables.remarks(summary)):
             _print_line(console, line)
+        if (advice := few_neighbours(folders)) is not None:
+            _print_line(console, advice)
         for path in drawn:
             _print_line(console, f"Figure: {path}")
         for folder in folders:
@@ -310,14 +317,14 @@ def plan(
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes in all.")],
     degree: Annotated[int, typer.Option("--degree", help="Neighbours of a node; of the one with the fewest, to be safe.")],
     ratio: Annotated[float, typer.Option("--ratio", help="Share of Byzantine nodes.")] = 0.2,
-    alpha: Annotated[float, typer.Option("--alpha", help="Target false discovery rate.")] = 0.2,
+    fdr_level: Annotated[float, typer.Option("--fdr-level", help="Target false discovery rate.")] = 0.2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
 ) -> None:
     """Forecast, before a run, what a detection can reach with this degree and share of Byzantine nodes, and what to change."""
     from bymi.power import Setting, recall
     from bymi.report.power_analysis import advice, outlook_json, outlook_table, outlook_title
 
-    outlook = recall(Setting(nodes, degree, ratio, alpha))
+    outlook = recall(Setting(nodes, degree, ratio, fdr_level))
     if as_json:
         print(json.dumps(outlook_json(outlook)))
         return
@@ -326,17 +333,6 @@ def plan(
     console.print(outlook_table(outlook))
     for line in advice(outlook):
         _print_line(console, f"* {line}")
-
-
-@app.command("list")
-def list_parts() -> None:
-    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes."""
-    from bymi.experiment.catalogue import catalogue
-    from bymi.paper.find_study import study_rows
-    from bymi.report.tables import plain_table
-
-    for heading, rows in {**catalogue(), "study": study_rows()}.items():
-        commands.console().print(plain_table([heading, "parameters", "what it is"], rows))
 
 
 commands.register(app)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from bymi.commands import report, sweep
+from bymi.commands import doctor, init, listing, report, sweep
 from bymi.commands.printing import console
 
 
 def register(app: typer.Typer) -> None:
     """Add all commands to the application."""
-    report.register(app)
-    sweep.register(app)
+    for command in (report, sweep, doctor, init, listing):
+        command.register(app)
 
 
 __all__ = ["console", "register"]

@@ -26,7 +26,7 @@ record_every = 50         # rounds between two rows of metrics.jsonl
 
 graph = "erdos-renyi:p=0.5"   # who is connected to whom: bymi list graphs
 attack = "ipm:a=2.0"          # what Byzantine nodes do: bymi list attacks
-data = "linear:dim=30"        # what is learnt: bymi list data; "mnist" for 100 samples of MNIST per node
+data = "linear:dim=30"        # what is learnt: bymi list data
 
 [warm_up]                 # robust averaging until the first detection
 # steps = 100             # rounds; a tenth of all by default

@@ -55,7 +55,7 @@ def heading_of(kind: str, headings: list[str]) -> str:
         return names[word]
     close = difflib.get_close_matches(word, KINDS, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InputError(f"KIND: got {kind!r}{hint} allowed: {', '.join(KINDS)}".replace("? allowed", "? Allowed"))
+    raise InputError(f"KIND: got {kind!r}{hint}; allowed: {', '.join(KINDS)}")
 
 
 def register(app: typer.Typer) -> None:

@@ -19,11 +19,15 @@ EXIT_CODES: dict[int, str] = {
     8: "a run was infiltrated: it ended with Byzantine nodes in its core",
     9: "storage: a full disk, or a folder that vanished or cannot be written; what is complete is kept",
     10: "memory: the run needs more than there is; the line on stderr says how much",
+    11: "`bymi doctor` found something to mend: its lines say what to do",
     130: "interrupted: complete run folders are kept and skipped next time, others go on from their checkpoint",
 }
 
 FLAGGED = 7
 """Exit code of `bymi detect --fail-if-flagged` if a machine is flagged."""
+
+UNHEALTHY = 11
+"""Exit code of `bymi doctor` if a check fails."""
 
 _LONGEST = 120  # characters of a value in a message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ def base_values(source: str | None, imports: bool = False) -> dict[str, Any]:
         return RECIPES[source]().model_dump(mode="json")
     path = Path(source)
     if path.suffix not in (".toml", ".json"):
-        raise InputError(f"{source!r}: neither a recipe ({', '.join(RECIPES)}) nor a .toml or .json file")
+        close = difflib.get_close_matches(source.lower(), RECIPES, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"{source!r}: neither a recipe ({', '.join(RECIPES)}) nor a .toml or .json file{hint}")
     content = files.read_bytes(path, limit=_SPEC_LIMIT)
     try:
         given: Any = (files.parse_toml if path.suffix == ".toml" else files.parse_json)(content)

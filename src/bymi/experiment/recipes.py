@@ -57,7 +57,7 @@ def _image_recipe(data: str, *, identification: int = 20, **changes: object) -> 
     settings: dict[str, object] = {
         "data": {"name": data, "identification": identification},
         "attack": "ipm",
-        "method": "drsgd-bymi",
+        "method": ["dsgd", "rule", "drsgd-bymi"],
         "nodes": 100,
         "byzantine_mixing": "none",
         "steps": 150,

@@ -24,7 +24,7 @@ def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputErro
     kind, context = first["type"], first.get("ctx", {})
     if kind == "extra_forbidden":
         known = sorted(owner.model_fields) if owner else []
-        line = f"{key}: unknown key (got {got}){_nearest(path[-1], known)}; allowed: {', '.join(known)}"
+        line = f"{key}: unknown key (got {got}){_suggestion(path, known, model)}; allowed: {', '.join(known)}"
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         allowed = context.get("expected_tags", "a name, or a table with `name`").replace("'", "")
         name = str(context.get("tag", got))
@@ -83,6 +83,51 @@ def _open(annotation: Any) -> list[Any]:
     if get_origin(annotation) in (Union, types.UnionType):
         return [option for part in get_args(annotation) for option in _open(part)]
     return [annotation]
+
+
+SYNONYMS = {
+    "alpha": "fdr_level",
+    "level": "fdr_level",
+    "fdr": "fdr_level",
+    "lr": "step_size",
+    "learning_rate": "step_size",
+    "batch_size": "batch",
+    "rounds": "steps",
+    "iterations": "steps",
+    "epochs": "steps",
+    "workers": "nodes",
+    "clients": "nodes",
+    "topology": "graph",
+    "dataset": "data",
+    "aggregator": "rule",
+    "aggregation": "rule",
+    "ratio": "byzantine_ratio",
+    "byzantine": "byzantine_ratio",
+}
+"""Other names of keys, as users of other libraries write them."""
+
+
+def _suggestion(path: list[str], known: list[str], model: type[BaseModel]) -> str:
+    """The key that was probably meant: by another name, in another section, or spelt alike."""
+    word = path[-1]
+    meant = SYNONYMS.get(word, word)
+    if meant in known and meant != word:
+        return f"; did you mean {meant!r}?"
+    elsewhere = [key for key in _all_keys(model) if key.rpartition(".")[2] == meant and key != ".".join(path)]
+    if elsewhere:
+        return f"; did you mean {' or '.join(map(repr, elsewhere[:3]))}?"
+    return _nearest(word, known)
+
+
+def _all_keys(model: type[BaseModel], before: str = "") -> list[str]:
+    """Dotted keys of all sections."""
+    keys = []
+    for name, field in model.model_fields.items():
+        keys.append(f"{before}{name}")
+        for option in _open(field.annotation):
+            if isinstance(option, type) and issubclass(option, BaseModel) and not before:
+                keys += _all_keys(option, f"{name}.")
+    return keys
 
 
 def _nearest(word: str, known: list[str]) -> str:

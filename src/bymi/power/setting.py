@@ -36,8 +36,8 @@ class Setting:
             f"1 to nodes - 1 = {self.nodes - 1}",
         )
         require(is_number(self.ratio) and 0 <= self.ratio < 0.5, "ratio", self.ratio, "0 <= ratio < 0.5")
-        require(is_number(self.fdr_level) and 0 < self.fdr_level < 1, "alpha", self.fdr_level, "strictly between 0 and 1")
-        require(self.fdr_level >= _LOWEST_LEVEL, "alpha", self.fdr_level, f"{_LOWEST_LEVEL:g} or above")
+        require(is_number(self.fdr_level) and 0 < self.fdr_level < 1, "fdr_level", self.fdr_level, "strictly between 0 and 1")
+        require(self.fdr_level >= _LOWEST_LEVEL, "fdr_level", self.fdr_level, f"{_LOWEST_LEVEL:g} or above")
 
     @property
     def byzantine(self) -> int:

@@ -116,8 +116,8 @@ def _published(outlook: Forecast) -> list[str]:
     few = float(asked.odds()[: min(least, asked.degree + 1)].sum())
     if asked.byzantine and few >= _SEEN:
         lines.append(
-            f"Offset 1 flags at least 1/alpha = {least} neighbours or nobody, and {few:.0%} of nodes have fewer Byzantine "
-            f"ones: P_a {one.sure:.0%}. Raise alpha or the degree, or use the hardened rule."
+            f"Offset 1 flags at least 1/fdr_level = {least} neighbours or nobody, and {few:.0%} of nodes have fewer Byzantine "
+            f"ones: P_a {one.sure:.0%}. Raise the level or the degree, or use the hardened rule."
         )
     return lines
 
