@@ -13,6 +13,7 @@ from bymi import BALANCE, IOS, RULES, UBAR, Complete, Graph, LocalNetwork, Round
 from bymi.core.topic import PARAMETERS
 from tests.inbox_fixtures import network_of, quadratic
 from tests.reference import graphs, rules
+from tests.reference.peer_rules import ALL_TRANSCRIPTIONS
 from tests.reference.scenes import RunSetup, draw_scene
 
 SCENES = [
@@ -33,22 +34,32 @@ SCENES = [
 # Run until it stands still, as its transcription does; how soon it stops by default is a matter of its own.
 PATIENT = {"iterations": 3000, "tolerance": 1e-15}
 SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "ubar": [{}, {"share": 0.2, "self_weight": 0.25}, {"share": 0.95}],
-    "ios": [{}, {"share": 0.0}, {"share": 0.15}, {"share": 0.95}],
+    "ubar": [{}, {"share": 0.2, "self_weight": 0.25}, {"share": 0.95}, {"f": 3}],
+    "ios": [{}, {"share": 0.0}, {"share": 0.15}, {"share": 0.95}, {"f": 2}],
     "balance": [{}, {"gamma": 0.22, "kappa": 0.0, "self_weight": 0.125}, {"gamma": 0.1, "kappa": 3.0, "absolute": 1.1}],
-    "trimmed-mean": [{}, {"share": 0.0}, {"share": 0.2}, {"share": 0.49}],
+    "trimmed-mean": [{}, {"share": 0.0}, {"share": 0.2}, {"share": 0.49}, {"f": 2}],
     "geometric-median": [PATIENT],
     "filtering": [{}, {"share": 0.0}, {"share": 0.2}, {"about": "median"}, {"share": 0.3, "about": "median"}],
+    "scclip": [{}, {"share": 0.0}, {"share": 0.1}, {"tau": 1.0}, {"tau": 0.0}],
+    "rtc": [{}, {"share": 0.0}, {"share": 0.1}, {"clip_power": 2}],
+    "drsa": [{}, {"penalty": 0.5}],
+    "byrdie": [{}, {"inner": 3}],
+    **{
+        name: [{}, {"share": 0.0}, {"f": 2}]
+        for name in ("bridge-t", "bridge-b", "faba", "monna", "meamed", "krum", "multi-krum", "bulyan", "cge", "caf")
+    },
+    "mda": [{"share": 0.0}, {"f": 2}],
+    "centered-clipping": [{}, {"tau": 1.0, "iterations": 3}, {"iterations": 2}],
 }
 CASES = [(name, settings) for name in RULES for settings in SETTINGS.get(name, [{}])]
 
 
 def test_every_rule_has_a_transcription() -> None:
-    assert set(rules.TRANSCRIPTIONS) == set(RULES)
+    assert set(ALL_TRANSCRIPTIONS) == set(RULES)
 
 
 def by_transcription(name: str, rule: object, scene: RunSetup, *, step: int, steps: int) -> np.ndarray:
-    transcription = rules.TRANSCRIPTIONS[name]
+    transcription = ALL_TRANSCRIPTIONS[name]
     nodes = [scene.node(receiver, step=step, steps=steps) for receiver in range(scene.size)]
     return np.array([transcription(node, **asdict(rule)) for node in nodes])  # type: ignore[call-overload]
 

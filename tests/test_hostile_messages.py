@@ -17,6 +17,7 @@ from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import simulate
 from bymi.training.phases import Snapshot
 from tests.commands import TINY
+from tests.rule_kinds import KINDS
 
 HOSTILE = ("nan", "inf", "huge", "misshapen", "silent")
 NOT_HEARD = REASONS.index("not heard")
@@ -64,7 +65,7 @@ def assert_refused(scene: RunSetup, snapshots: list[Snapshot], recorder: Recorde
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KINDS)
 def test_hostile_messages_are_refused_and_counted_in_all_phases(rule: str, attack: str) -> None:
     assert_refused(*follow(spec_of(f"warm_up.rule={rule}", f"attack={attack}")))
 
@@ -81,7 +82,7 @@ def test_what_hostile_nodes_do_with_what_they_hear_does_not_matter(mixing: str, 
     assert_refused(*follow(spec_of(*words)))
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", KINDS)
 def test_hostile_attacks_look_the_same_to_honest_nodes(rule: str) -> None:
     """What is not heard cannot matter: honest nodes end at the same bits, whatever the refused messages held."""
     ends = []
@@ -158,7 +159,7 @@ def test_a_node_that_overflows_is_no_more_than_silent_to_a_detector(how: str, di
 
 
 @pytest.mark.parametrize(
-    ("rule", "mixing"), [*[(rule, "plain") for rule in RULES], ("balance", "none"), ("balance", "rule"), ("ios", "rule")]
+    ("rule", "mixing"), [*[(rule, "plain") for rule in KINDS], ("balance", "none"), ("balance", "rule"), ("ios", "rule")]
 )
 def test_attackers_whose_own_parameters_are_infinite_harm_nobody(rule: str, mixing: str) -> None:
     # Responses beyond the largest number: the attackers' own gradients and parameters are infinite or NaN from round one.

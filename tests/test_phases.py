@@ -66,13 +66,18 @@ def pruned_graph() -> Graph:
     return pruned
 
 
-@pytest.mark.parametrize("name", [name for name in RULES if name not in ("balance", "ubar")])
+NOT_EVERY_ROUND = {"balance", "ubar", "drsa", "rsa", "bravo-saga", "bravo-lsvrg", "byrdie"}
+"""Two depend on what they accept, four on the step size, and one updates one coordinate per round."""
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name not in NOT_EVERY_ROUND])
 @pytest.mark.parametrize("topology", [Complete(), ErdosRenyi(0.7)], ids=["complete", "erdos-renyi"])
 def test_without_gradients_nodes_draw_together_every_round(name: str, topology: Complete | ErdosRenyi) -> None:
     """Learning rate zero on a connected graph: the largest distance between nodes shrinks in every round."""
     start = stream(1, "start").normal(10, 4)
     problem = Targets(torch.zeros(10, 4, dtype=torch.float64), start)
-    plan = Plan(20, 10, WarmUp(RULES[name](), StepSize(0.0), 2), detector=Detector())
+    settings = {"share": 0.2} if name == "bridge-t" else {}  # with 0.35 of six neighbours it trims all
+    plan = Plan(20, 10, WarmUp(RULES[name](**settings), StepSize(0.0), 2), detector=Detector())
     network = LocalNetwork(topology.draw(10, seed=0))
     pool = torch.arange(10).expand(10, -1)
     distances = [spread(start)]

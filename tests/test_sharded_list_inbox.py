@@ -32,7 +32,7 @@ WIDE = ["nodes=24", "graph=regular:degree=8"]
 LONG = ["data.dim=150"]
 SENDER = [*HARDENED, "detection.point=sender"]
 CASES: dict[str, list[str]] = {
-    **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in KINDS_OF_RULES},
+    **{rule: ["method=rule", f"warm_up.rule={rule}"] for rule in (*KINDS_OF_RULES, "krum", "scclip", "drsa", "cge", "bulyan")},
     "hardened": [*HARDENED, *WIDE],
     "hardened, at the senders' points": SENDER,
     "paper": PAPER,

@@ -81,7 +81,7 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("faces", lambda: Adversary(MASK, "ipm", faces=2)),  # type: ignore[arg-type]
     # The settings of a run.
     ("rule", lambda: bymi.WarmUp(bymi.IOS)),  # type: ignore[arg-type]
-    ("rule", lambda: bymi.WarmUp("krum")),  # type: ignore[arg-type]
+    ("rule", lambda: bymi.WarmUp("crumb")),  # type: ignore[arg-type]
     ("rule", lambda: bymi.WarmUp("ios:shares=0.3")),  # type: ignore[arg-type]
     ("rule", lambda: bymi.WarmUp("ios:share=7")),  # type: ignore[arg-type]
     ("rule", lambda: bymi.WarmUp(None)),  # type: ignore[arg-type]

@@ -27,6 +27,7 @@ class Node:
     loss: Callable[[Vector], float]
     step: int
     steps: int
+    step_size: float = 1.0
 
     @property
     def everybody(self) -> list[Vector]:
@@ -47,11 +48,11 @@ def average(node: Node) -> Vector:
     return result
 
 
-def ubar(node: Node, *, share: float, self_weight: float) -> Vector:
+def ubar(node: Node, *, share: float, self_weight: float, f: int | None = None) -> Vector:
     """The nearest (1 - share) of the neighbours, of those the ones that do no worse on own samples, else the best one."""
     if not node.heard:
         return node.own
-    keep = max(1, math.floor(len(node.heard) - part_of(share, len(node.heard))))
+    keep = max(1, math.floor(len(node.heard) - (part_of(share, len(node.heard)) if f is None else f)))
     distances = [np.linalg.norm(vector - node.own) for vector in node.heard]
     near = [node.heard[place] for place in np.argsort(distances, kind="stable")[:keep]]
     own_loss, *losses = [math.inf if math.isnan(node.loss(vector)) else node.loss(vector) for vector in [node.own, *near]]
@@ -61,7 +62,7 @@ def ubar(node: Node, *, share: float, self_weight: float) -> Vector:
     return self_weight * node.own + (1 - self_weight) * sum(chosen) / len(chosen)
 
 
-def ios(node: Node, *, share: float) -> Vector:
+def ios(node: Node, *, share: float, f: int | None = None) -> Vector:
     """ceil(share |N|) times: mean of those left with their weights, then away with the neighbour farthest from it."""
     left = list(range(len(node.heard)))
 
@@ -69,7 +70,8 @@ def ios(node: Node, *, share: float) -> Vector:
         total = node.self_weight + sum(node.weights[j] for j in left)
         return (node.self_weight * node.own + sum(node.weights[j] * node.heard[j] for j in left)) / total
 
-    for _ in range(min(math.ceil(part_of(share, len(node.heard))), len(node.heard) - 1)):
+    quota = math.ceil(part_of(share, len(node.heard))) if f is None else f
+    for _ in range(min(quota, len(node.heard) - 1)):
         centre = mean()
         left.remove(max(left, key=lambda j: np.linalg.norm(node.heard[j] - centre)))
     return mean()
@@ -98,10 +100,10 @@ def median(node: Node) -> Vector:
     return result
 
 
-def trimmed_mean(node: Node, *, share: float) -> Vector:
+def trimmed_mean(node: Node, *, share: float, f: int | None = None) -> Vector:
     """Mean of each coordinate without its floor(share n) smallest and largest values."""
     count = len(node.everybody)
-    trim = math.floor(part_of(share, count))
+    trim = min(math.floor(part_of(share, count)) if f is None else f, (count - 1) // 2)
     result = np.zeros_like(node.own)
     for coordinate in range(len(node.own)):
         values = sorted(vector[coordinate] for vector in node.everybody)[trim : count - trim]

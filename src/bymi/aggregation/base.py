@@ -1,18 +1,24 @@
 """Base classes of rules: a rule maps an Inbox to one new vector per receiver.
 
-A rule is a final frozen dataclass: hyper-parameters and one pure method. Choose the base by what the rule needs:
-`WeightedRule` chooses weights from inner products, `SetRule` does so without treating the own vector specially (so it is a
-robust mean, too), `CoordinateRule` works on each coordinate separately.
+A rule is a final frozen dataclass: hyper-parameters and one pure method. Choose the base by what the rule needs: `WeightedRule`
+chooses weights in any way, `DistanceRule` from distances to the own vector, `SetRule` from inner products without treating the
+own vector specially (so it is a robust mean, too), `CoordinateRule` works on each coordinate separately, and
+`OwnCoordinateRule` does so with the own value apart from the others.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
 
+from bymi.aggregation.local_gradient import LocalGradient, MiniBatch
+from bymi.aggregation.vectors import Vectors, are_vectors, inbox_of, stacked
+from bymi.core.errors import require
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import VectorStack
 from bymi.core.named_parts import Checked
@@ -21,21 +27,45 @@ from bymi.core.neighbourhoods import Need, Neighbourhoods, of_members, of_sets, 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
 
 _ENTRIES = 1 << 23  # entries of the largest temporary of a batched rule: 64 MB in float64
+_TIE = 1e-9  # relative difference below which two values are equal
 
 
 class Rule(Checked, ABC):
     """A map from the messages heard to one new vector per receiver [B, D].
 
-    `order`: whether nodes take their gradient step before they exchange (adapt-then-combine) or subtract it after.
+    `order`: whether nodes take their gradient step before they exchange (adapt-then-combine) or subtract it after; a run may
+    choose the other one. A rule can also be called with n plain vectors, as aggregators of other libraries are: a list, tensor
+    or array in, a vector of the same type out. The first vector then counts as the own one, and mixing weights are equal.
     """
 
     order: ClassVar[Order] = "adapt-then-combine"
     plain: ClassVar[bool] = False  # whether the output is the average by the mixing weights
 
     @abstractmethod
-    def __call__(self, inbox: Inbox, round: Round) -> Tensor:
+    def combine(self, inbox: Inbox, round: Round) -> Tensor:
         """New vectors [B, D]."""
         ...
+
+    @overload
+    def __call__(self, inbox: Inbox, round: Round) -> Tensor: ...
+
+    @overload
+    def __call__(self, inbox: Vectors) -> Any: ...
+
+    def __call__(self, inbox: Any, round: Round | None = None) -> Any:
+        if not are_vectors(inbox):
+            return self.combine(inbox, Round() if round is None else round)
+        rows, as_given = stacked(inbox)
+        return as_given(self.combine(inbox_of(rows), Round() if round is None else round)[0])
+
+    @property
+    def local_gradient(self) -> LocalGradient:
+        """How nodes estimate their gradients."""
+        return MiniBatch()
+
+    def descent(self, gradient: Tensor, round: Round) -> Tensor:
+        """What a node steps along in this round, from its gradient [B, D]: usually that gradient."""
+        return gradient
 
 
 class WeightedRule(Rule):
@@ -46,14 +76,61 @@ class WeightedRule(Rule):
         """Weights on the own vector and on the messages."""
         ...
 
-    def __call__(self, inbox: Inbox, round: Round) -> Tensor:
+    def combine(self, inbox: Inbox, round: Round) -> Tensor:
         return inbox.mix(self.weigh(inbox, round))
 
 
-class SetRule(WeightedRule):
-    """A weighted rule in which the own vector is one of the set: a mean over N_i and i, robust or not."""
+class NeighbourhoodRule(WeightedRule):
+    """A weighted rule that decides from inner products within a neighbourhood, so that wrappers can change these before."""
 
-    need: ClassVar[Need] = "products"  # what `weights_in` uses
+    need: ClassVar[Need] = "products"  # what `weights_at` uses
+    common: ClassVar[bool] = False  # whether it can use products of all rows in a common frame
+
+    @abstractmethod
+    def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
+        """Weights [b, n] of the points of neighbourhoods, zero at padding, from mixing weights [b, n]."""
+
+    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
+        hoods = inbox.neighbourhoods(self.need, common=self.common)
+        return inbox.mixture((hood, self.weights_at(hood, inbox.mixing(hood), round)) for hood in hoods)
+
+
+@dataclass(frozen=True, eq=False)
+class Around:
+    """What b receivers know of their messages without comparing these with each other."""
+
+    dist2: Tensor  # [b, n] squared distances to the own vector
+    heard: Tensor  # [b, n] bool
+    weight: Tensor  # [b, n] mixing weights of messages; with that of the own vector they sum to one
+    self_weight: Tensor  # [b]
+
+
+class DistanceRule(NeighbourhoodRule):
+    """A weighted rule that needs the distances of messages to the own vector and the mixing weights only."""
+
+    @abstractmethod
+    def choose(self, around: Around, round: Round) -> Tensor:
+        """Weights [b, n] of the messages, zero where unheard; the own vector gets the rest of one."""
+
+    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
+        usual = inbox.average()
+        weight = self.choose(Around(inbox.dist2_to_own(), inbox.heard, usual.weight, usual.own), round)
+        return Mixture(1 - weight.sum(1), weight)
+
+    def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
+        assert hood.gram is not None
+        assert hood.own is not None
+        share = mixing * hood.valid / (mixing * hood.valid).sum(1, keepdim=True)
+        square = hood.gram.diagonal(dim1=1, dim2=2)
+        products = hood.gram.gather(1, hood.own[:, :, None].expand(-1, 1, hood.gram.shape[2])).squeeze(1)
+        dist2 = (square + square.gather(1, hood.own) - 2 * products).clamp_min(0.0)
+        others = share.scatter(1, hood.own, 0.0)
+        weight = self.choose(Around(dist2, hood.neighbours, others, share.gather(1, hood.own).squeeze(1)), round)
+        return weight.scatter(1, hood.own, 1 - weight.sum(1, keepdim=True))
+
+
+class SetRule(NeighbourhoodRule):
+    """A weighted rule in which the own vector is one of the set: a mean over N_i and i, robust or not."""
 
     @abstractmethod
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
@@ -76,8 +153,8 @@ class SetRule(WeightedRule):
         hoods = of_members(rows, member, self.need)
         return over_rows(((hood, self.weights_in(hood) * hood.valid) for hood in hoods), member.shape, member.device)
 
-    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
-        return inbox.mixture((hood, self.weights_in(hood) * hood.valid) for hood in inbox.neighbourhoods(self.need))
+    def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
+        return self.weights_in(hood) * hood.valid
 
 
 class CoordinateRule(Rule):
@@ -93,22 +170,78 @@ class CoordinateRule(Rule):
 
     def centre_of(self, rows: VectorStack, at: Tensor, valid: Tensor) -> Tensor:
         """The rule's value over sets of rows `at` [b, n], as vectors [b, D]."""
-        vectors = rows.vectors
-        output = torch.empty(len(at), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
-        step = max(1, _ENTRIES // max(1, at.numel()))
-        for start in range(0, vectors.shape[1], step):
-            block = vectors[:, start : start + step][at]
-            ordered = torch.where(valid[:, :, None], block, torch.inf).sort(dim=1).values
-            output[:, start : start + step] = self.reduce(ordered, valid.sum(1, keepdim=True))
-        return output
 
-    def __call__(self, inbox: Inbox, round: Round) -> Tensor:
+        def value(block: Tensor) -> Tensor:
+            ordered = torch.where(valid[:, :, None], block, torch.inf).sort(dim=1).values
+            return self.reduce(ordered, valid.sum(1, keepdim=True))
+
+        return _by_blocks(rows.vectors, at, value)
+
+    def combine(self, inbox: Inbox, round: Round) -> Tensor:
         # A receiver that hears no message keeps its own vector, even if it is not finite.
         isolated = ~inbox.heard.any(1, keepdim=True)
         return torch.where(isolated, inbox.own, inbox.reduce_coordinates(self.centre_of))
+
+
+class OwnCoordinateRule(Rule):
+    """A rule on each coordinate separately, in which the own value is not one of the set."""
+
+    @abstractmethod
+    def update(self, own: Tensor, messages: Tensor, heard: Tensor, round: Round) -> Tensor:
+        """New values [b, c] from own ones [b, c] and those of messages [b, n, c], of which `heard` [b, n] count."""
+
+    def combine(self, inbox: Inbox, round: Round) -> Tensor:
+        def work(rows: VectorStack, at: Tensor, valid: Tensor) -> Tensor:
+            return _by_blocks(rows.vectors, at, lambda block: self.update(block[:, -1], block[:, :-1], valid[:, :-1], round))
+
+        isolated = ~inbox.heard.any(1, keepdim=True)
+        return torch.where(isolated, inbox.own, inbox.reduce_coordinates(work))
+
+
+def _by_blocks(vectors: Tensor, at: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
+    """Vectors [b, D] that `value` computes from blocks of coordinates [b, n, c] of the rows `at` [b, n]."""
+    output = torch.empty(len(at), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
+    step = max(1, _ENTRIES // max(1, at.numel()))
+    for start in range(0, vectors.shape[1], step):
+        output[:, start : start + step] = value(vectors[:, start : start + step][at])
+    return output
 
 
 def whole(share: float, count: Tensor) -> Tensor:
     """`share` of `count` without rounding errors, for floor and ceil: 7 where 0.07 x 100 gives 7.000000000000001."""
     exact: Tensor = torch.round(share * count.to(torch.float64), decimals=9)
     return exact
+
+
+def check_tolerance(share: float, f: int | None, below: float = 1.0) -> None:
+    """Raise an InputError unless `share` and `f`, the assumed share or number of Byzantine vectors, make sense."""
+    limit = f"0 <= share < {below:g}" if below < 1 else "0 <= share < 1"
+    require(0 <= share < below, "share", share, limit)
+    require(f is None or f >= 0, "f", f, "0 or more")
+
+
+def tolerated(share: float, f: int | None, neighbours: Tensor, most: Tensor) -> Tensor:
+    """Assumed number of Byzantine vectors, int64: `f`, or ceil(share x neighbours); never above `most`, nor below 0."""
+    number = torch.ceil(whole(share, neighbours)).long() if f is None else torch.full_like(neighbours, f)
+    return number.minimum(most).clamp_min(0)
+
+
+def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) -> Tensor:
+    """Membership [b, n] of the `count` [b, 1] smallest values in `among`, as float64 that sums to `count`.
+
+    Values equal to the largest of them, up to a relative `tie`, share what is left: the order of senders decides nothing.
+    """
+    count = count.minimum(among.sum(1, keepdim=True))
+    masked = torch.where(among, values, torch.inf)
+    last = masked.sort(1).values.gather(1, (count - 1).clamp_min(0))
+    room = tie * last.abs()
+    below = masked < last - room
+    tied = among & ~below & (masked <= last + room)
+    left = (count - below.sum(1, keepdim=True)).double() / tied.sum(1, keepdim=True).clamp_min(1)
+    return (below + tied * left) * (count > 0)
+
+
+def squared_distances(gram: Tensor) -> Tensor:
+    """Squared distances [b, n, n] between the points of sets, from their inner products."""
+    square = gram.diagonal(dim1=1, dim2=2)
+    return (square[:, :, None] + square[:, None, :] - 2 * gram).clamp_min_(0.0)

@@ -3,68 +3,70 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import WeightedRule, whole
-from bymi.core.errors import require
-from bymi.core.inbox import Inbox, Mixture, Round
+from bymi.aggregation.base import NeighbourhoodRule, check_tolerance, tolerated
+from bymi.core.inbox import Round
 from bymi.core.neighbourhoods import Neighbourhoods
 
 _FAR = 1e4  # ratio of squared distances from which sums are recomputed: products have lost 4 of their 16 digits
 
 
 @dataclass(frozen=True)
-class IOS(WeightedRule):
-    """Remove q_i = ceil(share |N_i|) neighbours, one at a time, each time the farthest from the mean of those left.
+class IOS(NeighbourhoodRule):
+    """Remove q_i = ceil(share |N_i|) neighbours, or `f`, one at a time, each time the farthest from the mean of those left.
 
     The mean uses the mixing weights, normalised over the remaining set; the own vector is part of it and is never removed.
     `share` must not be below the Byzantine share of any neighbourhood: with less, a Byzantine neighbour remains; more costs
     little when data are alike. At least one neighbour is kept.
     """
 
+    common: ClassVar[bool] = True
     share: float = 0.35
+    f: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
+        check_tolerance(self.share, self.f)
 
-    def weigh(self, inbox: Inbox, round: Round) -> Mixture:
-        return inbox.mixture(
-            (hood, self._weights_in(hood, inbox.mixing(hood))) for hood in inbox.neighbourhoods("products", common=True)
-        )
+    def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
+        heard = hood.neighbours.sum(1)
+        weight = scissor(hood, mixing, tolerated(self.share, self.f, heard, heard - 1))
+        return weight / weight.sum(1, keepdim=True)
 
-    def _weights_in(self, hood: Neighbourhoods, mixing: Tensor) -> Tensor:
-        """Weights of neighbourhoods [b, n] after removal, from mixing weights [b, n]."""
-        assert hood.gram is not None
-        # Many tiny steps on small matrices: microseconds each on a CPU, dominated by launches on an accelerator.
-        gram, neighbours = hood.gram.to("cpu"), hood.neighbours.to("cpu")
-        size = torch.where(neighbours, gram.diagonal(dim1=-2, dim2=-1), -torch.inf)
-        weight = self._scissor(mixing.to("cpu"), size, gram, neighbours.sum(1))
-        return (weight / weight.sum(1, keepdim=True)).to(mixing.device)
 
-    def _scissor(self, weight: Tensor, size: Tensor, gram: Tensor, heard: Tensor) -> Tensor:
-        """Weights [B, R] after removal, from those before and |x_r|^2 of the removable rows, else -inf [B, R].
+def scissor(hood: Neighbourhoods, mixing: Tensor, quota: Tensor) -> Tensor:
+    """Weights of neighbourhoods [b, n] after the removal of `quota` [b] neighbours, from those before, `mixing` [b, n]."""
+    assert hood.gram is not None
+    # Many tiny steps on small matrices: microseconds each on a CPU, dominated by launches on an accelerator.
+    gram, neighbours = hood.gram.to("cpu"), hood.neighbours.to("cpu")
+    size = torch.where(neighbours, gram.diagonal(dim1=-2, dim2=-1), -torch.inf)
+    return _remove(mixing.to("cpu", copy=True), size, gram, quota.to("cpu")).to(mixing.device)
 
-        Products are [R, R], or [B, R, R] where each receiver has its own rows; `heard` [B] counts neighbours.
-        """
-        quota = torch.ceil(whole(self.share, heard)).minimum(heard - 1).clamp_min(0)
-        receivers = torch.arange(len(weight))
-        sums = _Sums(weight, gram)
-        removed = torch.zeros_like(sums.total)  # squared distance of the farthest member removed
-        for iteration in range(int(quota.max()) if len(quota) else 0):
+
+def _remove(weight: Tensor, size: Tensor, gram: Tensor, quota: Tensor) -> Tensor:
+    """Weights [B, R] after removal, from those before and |x_r|^2 of the removable rows, else -inf [B, R].
+
+    Products are [R, R], or [B, R, R] where each receiver has its own rows; `quota` [B]: how many are removed.
+    """
+    receivers = torch.arange(len(weight))
+    sums = _Sums(weight, gram)
+    removed = torch.zeros_like(sums.total)  # squared distance of the farthest member removed
+    for iteration in range(int(quota.max()) if len(quota) else 0):
+        reach, farthest = sums.farthest(size)
+        if bool((removed > _FAR * reach).any()):
+            # The sums hold rounding errors of rows much farther than the remaining ones: compute them again.
+            sums, removed = _Sums(weight, gram), torch.zeros_like(removed)
             reach, farthest = sums.farthest(size)
-            if bool((removed > _FAR * reach).any()):
-                # The sums hold rounding errors of rows much farther than the remaining ones: compute them again.
-                sums, removed = _Sums(weight, gram), torch.zeros_like(removed)
-                reach, farthest = sums.farthest(size)
-            removed = torch.maximum(removed, reach)
-            leaving = weight[receivers, farthest] * (iteration < quota)
-            sums.drop(farthest, leaving, gram)
-            weight[receivers, farthest] -= leaving
-            size[receivers, farthest] = torch.where(iteration < quota, -torch.inf, size[receivers, farthest])
-        return weight
+        removed = torch.maximum(removed, reach)
+        leaving = weight[receivers, farthest] * (iteration < quota)
+        sums.drop(farthest, leaving, gram)
+        weight[receivers, farthest] -= leaving
+        size[receivers, farthest] = torch.where(iteration < quota, -torch.inf, size[receivers, farthest])
+    return weight
 
 
 class _Sums:

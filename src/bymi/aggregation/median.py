@@ -18,6 +18,11 @@ class Median(CoordinateRule):
     """
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
-        low = ((count - 1) // 2)[:, :, None].expand(-1, -1, ordered.shape[2])
-        high = (count // 2)[:, :, None].expand(-1, -1, ordered.shape[2])
-        return ((torch.gather(ordered, 1, low) + torch.gather(ordered, 1, high)) / 2).squeeze(1)
+        return middle(ordered, count)
+
+
+def middle(ordered: Tensor, count: Tensor) -> Tensor:
+    """Median [b, c] of sorted values [b, n, c], of which the first `count` [b, 1] are valid."""
+    low = ((count - 1) // 2)[:, :, None].expand(-1, -1, ordered.shape[2])
+    high = (count // 2)[:, :, None].expand(-1, -1, ordered.shape[2])
+    return ((torch.gather(ordered, 1, low) + torch.gather(ordered, 1, high)) / 2).squeeze(1)

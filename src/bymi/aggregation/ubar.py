@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Order, WeightedRule, whole
+from bymi.aggregation.base import Order, WeightedRule, check_tolerance, tolerated
 from bymi.core.errors import InputError, require
 from bymi.core.inbox import Inbox, Losses, Mixture, Round
 from bymi.core.neighbourhoods import Trial
@@ -22,16 +22,17 @@ class UBAR(WeightedRule):
 
     If none passes, take the one of least loss. theta_i <- a theta_i + (1 - a) mean, a = `self_weight`. It needs a loss and one
     forward pass per neighbour and round, so it is expensive for large models. `share`: upper bound on the Byzantine share of a
-    neighbourhood, as assumed by the user.
+    neighbourhood, as assumed by the user, or `f`, their number.
     """
 
     order: ClassVar[Order] = "combine-then-adapt"
     share: float = 0.35
     self_weight: float = 0.5
+    f: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(0 <= self.share < 1, "share", self.share, "0 <= share < 1")
+        check_tolerance(self.share, self.f)
         require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "0 to 1")
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
@@ -40,7 +41,7 @@ class UBAR(WeightedRule):
         inbox.fetch()  # vectors are evaluated below, so distances may use them as well
         heard = inbox.heard
         count = heard.sum(1)
-        keep = torch.floor(count - whole(self.share, count)).clamp_min(1).minimum(count)
+        keep = count - tolerated(self.share, self.f, count, count - 1)
         near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
 
         losses, own_loss = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)

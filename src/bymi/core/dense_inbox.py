@@ -57,7 +57,7 @@ class DenseInbox(Inbox):
         return self.split(over_rows(found, (len(self.heard), self._row_count), self.heard.device))
 
     def reduce_coordinates(self, work: Work) -> Tensor:
-        return reduce_members(self.rows, self.member, work)
+        return reduce_members(self.rows, self.member, work, self.own_row)
 
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         own = self.own_row[:, None]

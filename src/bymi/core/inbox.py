@@ -64,11 +64,18 @@ class Losses(Protocol):
 
 @dataclass(frozen=True)
 class Round:
-    """What a rule may know of a round besides its messages: its number, and the losses of models on own samples."""
+    """What a rule may know of a round besides its messages: its number, and the losses of models on own samples.
+
+    `step_size`: that of the gradient step of this round. `seed` and `nodes` [B], the numbers of the receivers, name the random
+    streams of rules that draw.
+    """
 
     step: int = 0
     steps: int = 1
     losses: Losses | None = None
+    step_size: float = 1.0
+    seed: int = 0
+    nodes: Tensor | None = None
 
     def __post_init__(self) -> None:
         require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
@@ -265,6 +272,10 @@ class Inbox(ABC):
     def distance_to_own(self) -> Tensor:
         """Distance of each message to the receiver's own vector [B, P], float64."""
         return self.dist2_to_own().sqrt()
+
+    def message_norms(self) -> Tensor:
+        """Norm of each message [B, P], or [1, P] if equal for all receivers, float64."""
+        return self._at_places(norms(self.messages))
 
     @abstractmethod
     def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:

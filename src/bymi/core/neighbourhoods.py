@@ -25,7 +25,10 @@ Need = Literal["nothing", "products", "cloud"]
 """What a rule needs: membership only, inner products, or points where these are the smaller problem and products elsewhere."""
 
 Work = Callable[[VectorStack, Tensor, Tensor], Tensor]
-"""A function from rows [R, c], index [b, n] and valid [b, n] to one vector per receiver [b, c], coordinate by coordinate."""
+"""A function from rows [R, c], index [b, n] and valid [b, n] to one vector per receiver [b, c], coordinate by coordinate.
+
+In a neighbourhood the last place is the receiver's own vector.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,10 +146,15 @@ def _batch_size(length: int) -> int:
     return max(1, min(_TOGETHER, _ENTRIES // (length + 1) ** 2))
 
 
-def reduce_members(rows: VectorStack, member: Tensor, work: Work) -> Tensor:
-    """Vectors [B, D] that `work` computes from the rows in each set of `member` [B, R]."""
+def reduce_members(rows: VectorStack, member: Tensor, work: Work, own: Tensor | None = None) -> Tensor:
+    """Vectors [B, D] that `work` computes from the rows in each set of `member` [B, R]; row `own` [B] of a set comes last."""
     vectors = rows.vectors
     output = torch.empty(len(member), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
+    if own is not None:
+        member = member.scatter(1, own[:, None], False)
     for receivers, index, valid in padded(member, width=min(vectors.shape[1], _COORDINATES)):
+        if own is not None:
+            index = torch.cat([index, own[receivers, None]], 1)
+            valid = torch.nn.functional.pad(valid, (0, 1), value=True)
         output[receivers] = work(rows, index, valid)
     return output

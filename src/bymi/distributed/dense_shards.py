@@ -160,7 +160,9 @@ class DenseShards:
         if not len(receivers):
             return [part[:0] for part in self._parts]
         work, member = given[0][2], self.cut.member[receivers]
-        return self._back([reduce_members(VectorStack(part), member, work) for part in self._slices], by_shard)
+        return self._back(
+            [reduce_members(VectorStack(part), member, work, receivers.to(part.device)) for part in self._slices], by_shard
+        )
 
     @cached_property
     def _origin(self) -> Tensor:

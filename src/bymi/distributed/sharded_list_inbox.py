@@ -77,6 +77,14 @@ class ShardedListInbox(ListInbox):
         distances, held = self._once("distances", self.strips.distances), self.strips.list_shard_plan.router.nodes[self.seat]
         return distances if len(self.nodes) == len(held) else distances[torch.searchsorted(held, self.nodes)]
 
+    def message_norms(self) -> Tensor:
+        strips, router = self.strips, self.strips.list_shard_plan.router
+
+        def gather() -> list[Tensor]:
+            return [router.gather([norms(part) for part in strips.sent], "lengths")] * len(strips.sent)
+
+        return self._at_places(self._once("norms", gather))
+
     def mix(self, mixture: Mixture) -> Tensor:
         usual = self.complete and mixture.weight is self.weight
         heard = self._meet((self.nodes, None if usual else mixture.weight), self.strips.mix)

@@ -29,6 +29,7 @@ def catalogue() -> dict[str, list[Row]]:
         "recipe": [(name, "", _first_line(recipe)) for name, recipe in RECIPES.items()],
         "graph": _rows(topology.TOPOLOGIES),
         "warm_up.rule": _rows(aggregation.RULES),
+        "wrapper": [(f"{name}+RULE", _parameters(entry), _first_line(entry)) for name, entry in aggregation.WRAPPERS.items()],
         "attack": _rows(attacks.ATTACKS),
         "data": _rows(tasks.TASKS),
         "data.partition": _rows(datasets.PARTITIONS),

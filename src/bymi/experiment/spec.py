@@ -45,7 +45,7 @@ class WarmUp(Section):
     schedule: plan.Schedule = "sqrt"
 
 
-@derived(plan.WarmUp, without={"rule", "cool_down"})
+@derived(plan.WarmUp, without={"rule", "cool_down", "order"})
 class Alone(Section):
     """Steps of a rule alone over all rounds, where it should not take those of the method round by round."""
 
@@ -229,6 +229,9 @@ class Spec(Section):
             del values["detection"]["threshold"]
         if self.optimisation.method == _DEFAULTS["method"]:
             del values["optimisation"]["method"]
+        for part, key in ((values["warm_up"]["rule"], "f"), (values["detection"]["centre"], "f"), (values["warm_up"], "order")):
+            if part.get(key, "") is None:
+                del part[key]
         return ResolvedSpec(values)
 
     def expand(self) -> list[Spec]:

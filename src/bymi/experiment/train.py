@@ -157,6 +157,9 @@ def _named(key: str, part: Any, table: Table[Any]) -> Any:
     if isinstance(part, str):
         return part
     part_by_name(key, part, table.kind, table, {})
+    if isinstance(part, aggregation.Chain):
+        name, fields = part.named()
+        return {"name": name, **fields}
     kind = type(part)
     name = next((name for name, entry in table.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
     try:

@@ -214,7 +214,7 @@ def _gather(
     frame: StateShape,
 ) -> Tensor:
     """The wanted rows of a tensor, read from whichever shards hold them."""
-    axis, *across = AXES.get(name, AXES["theta"])  # the memory of an optimiser is as theta
+    axis, *across = AXES.get(name, AXES["theta"])  # memory is as theta
     size = {"node": frame.size, "column": frame.columns}
     present = torch.zeros(len(wanted[axis]), dtype=torch.bool)
     rows: Tensor | None = None

@@ -144,6 +144,7 @@ def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
             step_size=StepSize(pace["step_size"], pace["schedule"]),
             batch=pace["batch"],
             cool_down=warm_up["cool_down"],
+            order=None if spec.method == "dsgd" else warm_up.get("order"),
         ),
         detector=detection.Detector(**{**judging, **parts}) if whole else None,
         optimisation=Optimisation(step_size=StepSize(value, schedule), method=method, **optimisation),

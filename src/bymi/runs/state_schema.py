@@ -20,6 +20,8 @@ from bymi.training.plan import Plan
 from bymi.training.state import State
 
 Axis = Literal["node", "column"]
+_BLOCKS = 10**9  # largest size of a dimension of the memory
+
 TensorShapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """Type and shape by name."""
 
@@ -79,6 +81,8 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
         history = state.history
         words.update(rounds=history.rounds, steps=history.steps)
         tensors.update({f"history.{key}": getattr(history, key) for key in ("messages", "own", "times", "refused")})
+    if state.memory and state.phase == "warm-up":
+        words["memory"] = {name: list(tensor.shape[1:-1]) for name, tensor in state.memory.items()}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}, words
 
 
@@ -97,6 +101,8 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
         raise UnusableError(f"round {step!r} in phase {phase!r} is none of this run")
 
     parts: TensorShapes = {"theta": (frame.dtype, (nodes, frame.dim))}
+    if phase == "warm-up":
+        parts.update(_memory(frame, words, nodes))
     if judged is not None:
         parts["flagged"] = (torch.bool, (nodes, frame.arcs))
     method = plan.optimisation.method
@@ -146,6 +152,16 @@ def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: State
         words["stopped"],
         {name.removeprefix("memory."): part for name, part in parts.items() if name.startswith("memory.")},
     )
+
+
+def _memory(frame: StateShape, words: Mapping[str, Any], nodes: int) -> TensorShapes:
+    """Tensors that gradient estimates of the warm-up remember, [B, ..., D]; `words` has the sizes in between."""
+    sizes = words.get("memory", {})
+    names = frame.plan.warm_up.rule.local_gradient.names
+    fits = isinstance(sizes, dict) and set(sizes) == set(names) and all(isinstance(size, list) for size in sizes.values())
+    if not fits or not all(_is_count(count, 1, _BLOCKS) for size in sizes.values() for count in size):
+        raise UnusableError(f"a memory of {sizes!r}")
+    return {f"memory.{name}": (frame.dtype, (nodes, *size, frame.dim)) for name, size in sizes.items()}
 
 
 def _is_count(value: object, low: int, high: int) -> bool:

@@ -50,7 +50,12 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
     last = plan.steps if plan.detector is None else plan.warm_up_steps
     pool, sizes = split.warm_up, split.sizes
     for snapshot in warm_up(
-        problem, network, plan, pool, deviation, rounds=last, start=current.step, theta=current.theta, sizes=sizes
+        *(problem, network, plan, pool, deviation),
+        rounds=last,
+        start=current.step,
+        theta=current.theta,
+        sizes=sizes,
+        memory=current.memory,
     ):
         # Updates are not recorded yet: a robust rule that rejects most messages moves honest nodes apart, too.
         current = _after(snapshot, current, network, plan)

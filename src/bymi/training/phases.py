@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
 import torch
 from torch import Tensor
 
+from bymi.aggregation import LocalSamples, Memory
 from bymi.core.deviation import Deviation, FollowsProtocol
 from bymi.core.inbox import Round
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
@@ -44,34 +45,40 @@ def warm_up(
     start: int = 0,
     theta: Tensor | None = None,
     sizes: Tensor | None = None,
+    memory: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Snapshot]:
     """Yield the Snapshots of `rounds` rounds of the warm-up rule with gradient steps. Paper: asp:warm_up.
 
     `pool` [B, P]: sample indices per node, of which the first `sizes` [B] are valid; None: all. `start`: number of rounds
-    already done, with nodes at `theta` [B, D]. A baseline continues beyond the plan's `handover`.
+    already done, with nodes at `theta` [B, D] and what their gradient estimates remember in `memory`. A baseline continues
+    beyond the plan's `handover`.
     """
     nodes, rule = network.nodes, plan.warm_up.rule
     theta = problem.initial(nodes) if theta is None else theta
+    remembered: Memory = {} if memory is None else dict(memory)
     early, late = range(start, min(rounds, plan.handover)), range(max(start, plan.handover), rounds)
     parts = ((plan.warm_up.batch, early), (plan.optimisation.batch, late))
     batches = chain.from_iterable(draw_batches(pool, sizes, nodes, batch, plan.seed, steps) for batch, steps in parts)
     for step, chosen in batches:
         rate = plan.rule_step(step, network.size)
-        gradient = deviation.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
+        samples = LocalSamples(problem.gradient, nodes, pool, sizes, plan.seed, step)
+        estimate, remembered = rule.local_gradient.estimate(samples, theta, chosen, remembered)
+        gradient = deviation.gradients(estimate, nodes, GRADIENT, step)
 
         def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None, chosen: Tensor = chosen) -> Tensor:
             if receivers is None:
                 return problem.losses(vectors, nodes, chosen, wanted)
             return problem.losses(vectors, nodes[receivers], chosen[receivers], wanted)
 
-        context = Round(step, plan.steps, losses)
-        if rule.order == "adapt-then-combine":
-            (inbox,) = network.exchange(step, {PARAMETERS: theta - rate * gradient})
+        context = Round(step, plan.steps, losses, rate, plan.seed, nodes)
+        update = rate * rule.descent(gradient, context)
+        if (plan.warm_up.order or rule.order) == "adapt-then-combine":
+            (inbox,) = network.exchange(step, {PARAMETERS: theta - update})
             theta = deviation.keep(inbox, rule(inbox, context), nodes, averaged=rule.plain, step=step)
         else:
             (inbox,) = network.exchange(step, {PARAMETERS: theta})
-            theta = deviation.keep(inbox, rule(inbox, context), nodes, averaged=rule.plain, step=step) - rate * gradient
-        yield Snapshot(step + 1, "warm-up", theta, inbox)
+            theta = deviation.keep(inbox, rule(inbox, context), nodes, averaged=rule.plain, step=step) - update
+        yield Snapshot(step + 1, "warm-up", theta, inbox, memory=remembered)
         del inbox  # frees the messages before those of the next round arrive
 
 

@@ -90,12 +90,14 @@ class WarmUp:
     `cool_down`: share of the warm-up's rounds at its end over which the step size falls linearly to zero; in the last three
     rounds it is zero. Mixing continues, so honest nodes agree when they are compared, as asp:warm_up requires. This is our
     reading: the paper states the assumption and no step size. Detection at the sender's point needs it on neural networks.
+    `order`: whether nodes take their gradient step before they exchange, or subtract it after; None: as the rule was published.
     """
 
     rule: Rule = field(default_factory=lambda: BALANCE(gamma=1.0))
     step_size: StepSize = StepSize(0.05, "sqrt")
     batch: int = bounded(8, ge=1)
     cool_down: float = bounded(0.0, ge=0, le=1)
+    order: Order | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rule", part_by_name("rule", self.rule, Rule, RULES, ALIASES))

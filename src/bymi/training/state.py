@@ -33,7 +33,7 @@ class State:
     before: Tensor | None = None  # [B, D] theta after the last detection
     anchor: Tensor | None = None  # [B, D] theta when `Plan.stop` was last checked, or could first be
     stopped: bool = False  # `Plan.stop` holds: there are no more rounds
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # [B, D] each: of the optimiser, since the detection
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] each: of gradient estimates, or of the optimiser
 
     def __post_init__(self) -> None:
         require(is_integer(self.step) and self.step >= 0, "step", self.step, "an integer, 0 or more")
@@ -53,8 +53,9 @@ class State:
         )
 
     def copy(self) -> State:
-        """A copy that later rounds do not change: only the update history is changed in place."""
-        return self if self.history is None else replace(self, history=self.history.copy())
+        """A copy that later rounds do not change: the update history and the memory are changed in place."""
+        memory = {name: tensor.clone() for name, tensor in self.memory.items()}
+        return replace(self, memory=memory, history=None if self.history is None else self.history.copy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +91,7 @@ class Snapshot:
     network: Network | None = None
     tracker: Tensor | None = None  # [B, M] after the round
     settled: bool = False
-    memory: Mapping[str, Tensor] = field(default_factory=dict)  # [B, D] each, after the round: of the optimiser
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] each, after the round
     stopped: bool = False  # early stopping: the run ends here
     state: State | None = None  # to resume after this round
     counts: RoundCounts | None = None

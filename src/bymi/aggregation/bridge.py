@@ -1,0 +1,65 @@
+"""BRIDGE (Fang, Yang, Bajwa 2022): screening of the neighbours' models, then a gradient step at the old model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import Order, OwnCoordinateRule, check_tolerance, tolerated
+from bymi.aggregation.bulyan import Bulyan
+from bymi.aggregation.krum import Krum
+from bymi.aggregation.median import Median
+from bymi.aggregation.trimmed_mean import trimmed
+from bymi.core.inbox import Round
+
+
+@dataclass(frozen=True)
+class BridgeT(OwnCoordinateRule):
+    """BRIDGE-T: in each coordinate drop the b largest and b smallest neighbour values, average the others with the own value.
+
+    b = ceil(`share` |N_i|), or `f`, at most |N_i| / 2: what then is left is the own value. The published code trims the own
+    value as well; this is the paper's form.
+    """
+
+    order: ClassVar[Order] = "combine-then-adapt"
+    share: float = 0.35
+    f: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tolerance(self.share, self.f, below=0.5)
+
+    def update(self, own: Tensor, messages: Tensor, heard: Tensor, round: Round) -> Tensor:
+        ordered = torch.where(heard[:, :, None], messages, torch.inf).sort(dim=1).values
+        count = heard.sum(1, keepdim=True)
+        trim = tolerated(self.share, self.f, count, count // 2)
+        left = count - 2 * trim
+        mean = trimmed(ordered, count, trim) if messages.shape[1] else own
+        return torch.where(left > 0, (left * mean + own) / (left + 1), own)
+
+
+@dataclass(frozen=True)
+class BridgeM(Median):
+    """BRIDGE-M: the median of each coordinate over N_i and i, before the gradient step."""
+
+    order: ClassVar[Order] = "combine-then-adapt"
+
+
+@dataclass(frozen=True)
+class BridgeK(Krum):
+    """BRIDGE-K: Krum over N_i and i, before the gradient step."""
+
+    order: ClassVar[Order] = "combine-then-adapt"
+
+
+@dataclass(frozen=True)
+class BridgeB(Bulyan):
+    """BRIDGE-B: Krum selects n - 2 b vectors of N_i and i one by one; then a trimmed mean without b values at either end."""
+
+    order: ClassVar[Order] = "combine-then-adapt"
+
+    def second_stage(self, ordered: Tensor, count: Tensor, assumed: Tensor) -> Tensor:
+        return trimmed(ordered, count, assumed.minimum((count - 1) // 2))

@@ -1,0 +1,67 @@
+"""Bulyan (El Mhamdi et al. 2018): select by Krum, one vector at a time, then average each coordinate around its median."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import Rule, check_tolerance, smallest, squared_distances, tolerated
+from bymi.aggregation.each_receiver import each_receiver
+from bymi.aggregation.krum import nearest_sums
+from bymi.aggregation.meamed import mean_about
+from bymi.aggregation.median import middle
+from bymi.core.inbox import Inbox, Round
+
+
+@dataclass(frozen=True)
+class Bulyan(Rule):
+    """Mean of each coordinate over the n - 4 f values nearest to their median, of n - 2 f vectors that Krum selects.
+
+    Krum selects one vector at a time, from those of N_i and i that are left. Where it would sum fewer than one distance, it
+    takes the nearest; of equal scores the vector nearest to all others. f = ceil(`share` |N_i|), or `f`, cut to (n - 3) / 4:
+    the original asks for n >= 4 f + 3.
+    """
+
+    share: float = 0.24
+    f: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tolerance(self.share, self.f, below=0.5)
+
+    def combine(self, inbox: Inbox, round: Round) -> Tensor:
+        hoods = inbox.neighbourhoods("products")
+        selected = inbox.mixture((hood, self._select(hood.gram, hood.valid)) for hood in hoods if hood.gram is not None)
+        output = inbox.own.clone()
+        for receiver, places, messages in each_receiver(inbox):
+            kept = messages[selected.weight[receiver, places] > 0]
+            rows = torch.cat([kept, inbox.own[receiver, None]]) if bool(selected.own[receiver] > 0) else kept
+            count = torch.tensor([[len(rows)]], device=rows.device)
+            heard = torch.tensor([[len(messages)]], device=rows.device)
+            ordered = rows.sort(dim=0).values[None]
+            output[receiver] = self.second_stage(ordered, count, self._number(heard))[0]
+        return output
+
+    def second_stage(self, ordered: Tensor, count: Tensor, assumed: Tensor) -> Tensor:
+        """Values [1, c] from the selected ones, sorted [1, n, c]; `count` [1, 1] of them, `assumed` [1, 1] Byzantine ones."""
+        return mean_about(ordered, middle(ordered, count), count, (count - 2 * assumed).clamp_min(1))
+
+    def _number(self, heard: Tensor) -> Tensor:
+        return tolerated(self.share, self.f, heard, (heard - 2) // 4)
+
+    def _select(self, gram: Tensor, valid: Tensor) -> Tensor:
+        """Mask [b, n] of the vectors that Krum selects one by one, as float64."""
+        count = valid.sum(1, keepdim=True)
+        assumed = self._number(count - 1)
+        wanted, left = count - 2 * assumed, valid.clone()
+        dist2 = squared_distances(gram)
+        for turn in range(int(wanted.max()) if len(wanted) else 0):
+            remaining = left.sum(1, keepdim=True)
+            score = nearest_sums(dist2, left, (remaining - assumed - 2).clamp_min(1))
+            # Two vectors that are nearest to each other have equal scores of one distance: then all distances decide.
+            equal = smallest(score, left, torch.ones_like(count)) > 0
+            best = nearest_sums(dist2, left, remaining - 1).masked_fill(~equal, torch.inf).argmin(1, keepdim=True)
+            left = left & ~(torch.zeros_like(left).scatter(1, best, True) & (turn < wanted))
+        return (valid & ~left).to(torch.float64)

@@ -1,0 +1,59 @@
+"""CAF, covariance-bound agnostic filter (Allouah et al. 2025): filter, and keep the mean with the least top eigenvalue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import SetRule, check_tolerance, tolerated
+from bymi.aggregation.filtering import spread_of_points, spread_of_products
+from bymi.core.neighbourhoods import Need, Neighbourhoods
+
+
+@dataclass(frozen=True)
+class CAF(SetRule):
+    """With weights c, initially 1, mean mu_c and top eigenpair (lambda, v) of the weighted covariance of N_i and i:
+
+    while sum c > n - 2 f: c_j <- c_j (1 - tau_j / max tau), tau_j = <x_j - mu_c, v>^2. The output is the mu_c of the smallest
+    lambda. No bound on the covariance has to be known. f = ceil(`share` |N_i|), or `f`, below n / 2. Eigenpairs are exact: an
+    implementation that takes one power step from a random vector gives another result in every call.
+    """
+
+    need: ClassVar[Need] = "cloud"
+    share: float = 0.35
+    f: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tolerance(self.share, self.f, below=0.5)
+
+    def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        return self._filter(gram, valid, points=False)
+
+    def weights_in(self, hood: Neighbourhoods) -> Tensor:
+        if hood.points is None:
+            return super().weights_in(hood)
+        return self._filter(hood.points, hood.valid, points=True)
+
+    def _filter(self, cloud: Tensor, valid: Tensor, *, points: bool) -> Tensor:
+        spread = spread_of_points if points else spread_of_products
+        count = valid.sum(1)
+        goal = (count - 2 * tolerated(self.share, self.f, count - 1, (count - 1) // 2)).to(torch.float64)
+        weight = valid.to(torch.float64)
+        best, least = weight / weight.sum(1, keepdim=True), torch.full_like(goal, torch.inf)
+        for _ in range(cloud.shape[1]):  # every step removes at least one point
+            active = (weight.sum(1) > goal).nonzero().flatten()
+            if not len(active):
+                break
+            held = weight[active]
+            tau = spread(cloud[active], held).square()
+            value, peak = (held * tau).sum(1) / held.sum(1), tau.amax(1, keepdim=True)
+            better = value < least[active]
+            best[active] = torch.where(better[:, None], held / held.sum(1, keepdim=True), best[active])
+            least[active] = torch.where(better, value, least[active])
+            left = held * (1 - tau / torch.where(peak > 0, peak, 1.0))
+            weight[active] = torch.where(peak > 0, left, 0.0)  # all points coincide: done
+        return best

@@ -1,0 +1,46 @@
+"""Krum (Blanchard et al. 2017): the vector whose nearest others are nearest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import SetRule, check_tolerance, smallest, squared_distances, tolerated
+from bymi.core.linalg import ascending
+
+
+@dataclass(frozen=True)
+class Krum(SetRule):
+    """argmin_j sum of the n - f - 2 smallest |x_j - x_k|^2 over the n vectors of N_i and i; of equal ones the mean.
+
+    f = ceil(`share` |N_i|), or `f`, cut to n - 3: the original asks for n >= 2 f + 3. With fewer than three vectors it is their
+    mean. Libraries that take the n - f - 1 nearest are this rule with f + 1.
+    """
+
+    share: float = 0.35
+    f: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tolerance(self.share, self.f, below=0.5)
+
+    def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        score, _ = scores(gram, valid, self.share, self.f)
+        return smallest(score, valid, torch.ones_like(valid[:, :1], dtype=torch.int64))
+
+
+def scores(gram: Tensor, valid: Tensor, share: float, f: int | None) -> tuple[Tensor, Tensor]:
+    """Krum's scores [b, n], infinite at padding, and the assumed number f [b, 1]."""
+    count = valid.sum(1, keepdim=True)
+    assumed = tolerated(share, f, count - 1, count - 3)
+    return nearest_sums(squared_distances(gram), valid, count - assumed - 2), assumed
+
+
+def nearest_sums(dist2: Tensor, valid: Tensor, number: Tensor) -> Tensor:
+    """Sum [b, n] of the `number` [b, 1] smallest squared distances [b, n, n] of each valid point to others; inf at padding."""
+    itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)
+    ordered = ascending(dist2.masked_fill(itself | ~valid[:, None, :], torch.inf))
+    within = torch.arange(valid.shape[1], device=valid.device) < number[:, :, None]
+    return torch.where(within, ordered, 0.0).sum(2).masked_fill(~valid, torch.inf)

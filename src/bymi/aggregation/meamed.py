@@ -1,0 +1,44 @@
+"""MeaMed, mean around the median (Xie et al. 2018)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bymi.aggregation.base import CoordinateRule, check_tolerance, tolerated
+from bymi.aggregation.median import middle
+
+
+@dataclass(frozen=True)
+class Meamed(CoordinateRule):
+    """Mean of each coordinate over the n - f values of N_i and i nearest to their median.
+
+    f = ceil(`share` |N_i|), or `f`, below n / 2.
+    """
+
+    share: float = 0.35
+    f: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tolerance(self.share, self.f, below=0.5)
+
+    def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
+        number = count - tolerated(self.share, self.f, count - 1, (count - 1) // 2)
+        return mean_about(ordered, middle(ordered, count), count, number)
+
+
+def mean_about(ordered: Tensor, centre: Tensor, count: Tensor, number: Tensor) -> Tensor:
+    """Mean [b, c] of the `number` [b, 1] values nearest to `centre` [b, c], of sorted ones [b, n, c], the first `count` valid.
+
+    They are consecutive: of all windows of that length, the one whose farther end is nearest.
+    """
+    places = torch.arange(ordered.shape[1], device=ordered.device)
+    ends = (places + number - 1).clamp_max(ordered.shape[1] - 1)[:, :, None].expand_as(ordered)
+    reach = torch.maximum(centre[:, None] - ordered, ordered.gather(1, ends) - centre[:, None])
+    inside = (places + number <= count)[:, :, None]
+    start = torch.where(inside, reach, torch.inf).argmin(1, keepdim=True)
+    chosen = (places[:, None] >= start) & (places[:, None] < start + number[:, :, None])
+    return torch.where(chosen, ordered, torch.zeros_like(ordered)).sum(1) / number
