@@ -77,7 +77,7 @@ def side_by_side(networks: list[Any], plan: Plan, work: Callable[..., list[Snaps
 def test_same_numbers(method: str, rule: str) -> None:
     """Parameters to 1e-12 in float64 after every round, the same verdicts with the same reasons."""
     warm_up = WarmUp(rule, StepSize(0.05, "sqrt"), batch=8)  # type: ignore[arg-type]
-    plan = METHODS[method](warm_up=warm_up, optimisation=Optimisation(premix_rounds=12))
+    plan = METHODS[method](warm_up=warm_up, optimisation=Optimisation(premix_rounds=4))
     graph = Graph.from_hears(~torch.eye(NODES, dtype=torch.bool))
     expected = play(LocalNetwork(graph), plan)
     with Nodes(graph, dim=10) as nodes:

@@ -46,7 +46,7 @@ _ASK = 2.0  # seconds for neighbours to say where they are
 
 
 class StopError(Exception):
-    """The owner wants the node to stop (SIGTERM)."""
+    """The owner wants the node to stop (SIGTERM, Ctrl-C)."""
 
 
 @dataclass(eq=False)
@@ -95,6 +95,7 @@ class NodeRun:
         self.session = Session(setting, self._loop, self.journal.tell)
         self.orders: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self._state: State | None = None
+        self._stopping = False
         self._lock = threading.Lock()
 
     # What the owner can ask for while it runs.
@@ -125,7 +126,7 @@ class NodeRun:
         tell("start", run=self.roster.run_id, step=0 if state is None else state.step, listens=port, status=server.url)
         try:
             self.session.connect()
-            with _stop_on_term():
+            with self._stopped_by_signals():
                 self._rounds(self._joined(state))
             self._end()
             return True
@@ -136,6 +137,28 @@ class NodeRun:
         finally:
             server.close()
             self.session.close()
+
+    @contextlib.contextmanager
+    def _stopped_by_signals(self) -> Iterator[None]:
+        """Within it SIGTERM and SIGINT raise a StopError: at once while the node waits for others, else after the round.
+
+        In between, the update history may already have the round that the parameters do not have yet.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def stop(number: int, frame: object) -> None:
+            self._stopping = True
+            if self._loop.waiting:
+                raise StopError
+
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _restored(self) -> State | None:
         start = self.problem.initial(torch.tensor([self.node]))
@@ -196,6 +219,8 @@ class NodeRun:
             self.journal.tell("round", step=snapshot.step, phase=snapshot.phase, loss=progress.loss, **progress.evaluation)
         if snapshot.verdict is not None or snapshot.step % self.file.checkpoint_every == 0:
             self._checkpoint()
+        if self._stopping:
+            raise StopError
 
     def _record(self, snapshot: Snapshot) -> None:
         verdict = snapshot.verdict
@@ -298,20 +323,3 @@ def _own_problem(file: NodeFile, folder: Path, roster: Roster, node: int) -> tup
     if problem.dim != roster.model.dim:
         raise InputError(f"model: got {problem.dim} parameters, allowed: {roster.model.dim}, as the roster has it")
     return problem, held_out
-
-
-@contextlib.contextmanager
-def _stop_on_term() -> Iterator[None]:
-    """Within it SIGTERM raises a StopError in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise StopError
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

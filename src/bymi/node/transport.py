@@ -37,6 +37,7 @@ class LoopThread:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        self.waiting = False  # a caller of `wait` has nothing to lose by an interruption
         self._thread = threading.Thread(target=self._run, name="bymi node loop", daemon=True)
         self._thread.start()
 
@@ -49,10 +50,13 @@ class LoopThread:
         """The result of a coroutine that runs in the loop."""
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
+            self.waiting = True
             return future.result()
         except BaseException:
             future.cancel()
             raise
+        finally:
+            self.waiting = False
 
     def call(self, work: Callable[..., Any], *given: Any) -> None:
         """Call a function in the loop, soon."""
