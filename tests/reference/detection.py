@@ -28,7 +28,16 @@ def principal(first_halves: list[Vector], variance: float = 0.95) -> Matrix:
     return projector
 
 
-OMEGAS = {"identity": identity, "pca": principal}
+def projected(first_halves: list[Vector], components: int = 5) -> Matrix:
+    """Projector on the first principal components about the plain mean."""
+    centre = np.mean(first_halves, axis=0)
+    covariance = sum(np.outer(half - centre, half - centre) for half in first_halves) / len(first_halves)
+    values, vectors = np.linalg.eigh(covariance)
+    kept = [place for place in reversed(range(len(values))) if values[place] > 1e-10 * values[-1]][:components]
+    return sum((np.outer(vectors[:, place], vectors[:, place]) for place in kept), np.zeros_like(covariance))
+
+
+OMEGAS = {"identity": identity, "pca": principal, "projected": projected}
 """By the names of the library's table of scales."""
 
 

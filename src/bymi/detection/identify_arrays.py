@@ -151,7 +151,8 @@ def _published(
     halves: ArrayHalves, fdr_level: float, centre: Centre, scale: Scale, *, offset: int, cross_fit: bool
 ) -> _Judgement:
     """Score and threshold as published, about a cross-fitted centre or that of the paper. Paper: eq:score, eq:thold."""
-    first, second, judged = VectorStack(halves.first), VectorStack(halves.second), halves.judged[None]
+    first, second = (VectorStack(half) for half in scale.rescale(halves.first, halves.second))
+    judged = halves.judged[None]
     member = torch.ones_like(judged)
     products = multiply(first, second, member, centre, cross_fit=cross_fit)
     scores = scale.scores(products, member)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bymi.core.errors import require
-from bymi.core.named_parts import Checked
+from bymi.core.named_parts import Checked, bounded
 from bymi.core.neighbourhoods import padded
 from bymi.detection.half_products import Products
 
@@ -18,6 +19,13 @@ _SMALLEST = 1e-10  # eigenvalues below this share of the largest are rounding
 
 class Scale(Checked, ABC):
     """Scores from inner products of the halves. It may use first halves only, or the scores lose their symmetry."""
+
+    arrays_only: ClassVar[bool] = False
+    """Whether it changes the vectors themselves, which `identify` does on arrays and a detection in a network does not."""
+
+    def rescale(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        """Halves [n, d] before products are taken."""
+        return first, second
 
     @abstractmethod
     def scores(self, products: Products, member: Tensor) -> Tensor:
@@ -66,9 +74,46 @@ class Principal(Scale):
         centring = torch.diag_embed(valid.to(torch.float64)) - valid[:, :, None] * share[:, None, :]
         values, vectors = torch.linalg.eigh(centring @ gram @ centring.mT)
         values, vectors = values.flip(1).clamp_min(0.0), vectors.flip(2)
-        before = torch.cumsum(values, 1) - values
-        # The fewest components that reach the share: keep one while those before it fall short.
-        kept = (before < self.variance * values.sum(1, keepdim=True)) & (values > _SMALLEST * values[:, :1])
+        kept = self._kept(values) & (values > _SMALLEST * values[:, :1])
         inverse = torch.where(kept, values, 1.0).rsqrt() * kept
         basis: Tensor = inverse[:, :, None] * (vectors.mT @ centring)
         return basis
+
+    def _kept(self, values: Tensor) -> Tensor:
+        """Mask of the components to keep, from variances in descending order [b, n]."""
+        # The fewest components that reach the share: keep one while those before it fall short.
+        before = torch.cumsum(values, 1) - values
+        return before < self.variance * values.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Projected(Principal):
+    """Omega = projector on the first `components` principal components of the first halves (Qian et al. 2024).
+
+    Components with more than a share `variance` of the variance before them are left out; 1 keeps all `components`.
+    """
+
+    variance: float = 1.0
+    components: int = bounded(5, ge=1)
+
+    def _kept(self, values: Tensor) -> Tensor:
+        return super()._kept(values) & (torch.arange(values.shape[1], device=values.device) < self.components)
+
+
+@dataclass(frozen=True)
+class MedianDeviation(Identity):
+    """Omega = diag(1 / MAD) over machines and both halves, per coordinate: the centralised method's (Qian et al. 2024).
+
+    A MAD below `floor` times the median MAD is raised to that: many gradients of a neural network are zero. On arrays only.
+    """
+
+    arrays_only: ClassVar[bool] = True
+    floor: float = bounded(0.01, gt=0, le=1)
+
+    def rescale(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        full = (first.to(torch.float64) + second.to(torch.float64)) / 2
+        middle = full.quantile(0.5, dim=0)
+        deviation = (full - middle).abs().quantile(0.5, dim=0)
+        deviation = deviation.clamp_min(self.floor * float(deviation.median()))
+        root = torch.where(deviation > 0, deviation, 1.0).rsqrt()
+        return first * root, second * root

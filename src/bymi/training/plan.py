@@ -219,6 +219,9 @@ class Plan:
             # The published phases would silently ignore these.
             require(self.detector.panel is None, "watch", "off", "without a panel; Watch(every=None) detects once")
             require(self.detector.pruning == "directed", "pruning", self.detector.pruning, "directed without watch")
+        if self.detector is not None:
+            name = type(self.detector.scale).__name__
+            require(not self.detector.scale.arrays_only, "scale", name, "identity, pca, projected in a network")
         if self.detector is not None and self.optimisation.method.doubly_stochastic:
             allowed = "with pruning = mutual; frost or ab after one-sided cuts"
             require(self.doubly_stochastic, "method", type(self.optimisation.method).__name__, allowed)
