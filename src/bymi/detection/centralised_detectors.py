@@ -24,7 +24,7 @@ def farthest_from_krum(gradients: Tensor, count: int) -> Tensor:
 
 
 def removed_by_faba(gradients: Tensor, count: int) -> Tensor:
-    """Mask [n] of the machines that FABA removes: `count` times the one farthest from the mean of the rest (Xia et al. 2019)."""
+    """Mask [n] of the `count` machines that FABA removes: each the farthest from the mean of those left (Xia et al. 2019)."""
     rows, left = gradients.double(), torch.ones(len(gradients), dtype=torch.bool)
     for _ in range(count):
         distance = (rows - rows[left].mean(0)).square().sum(1).masked_fill(~left, -torch.inf)
