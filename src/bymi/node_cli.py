@@ -139,7 +139,7 @@ def init(
     require(len(specs) == 1, "--spec", f"{len(specs)} methods", "one, such as method = 'drsgd-bymi'")
     limits = Limits(deadline=deadline, start_wait=start_wait)
     made = make_roster(found, specs[0].resolved, describe(load_model(model)), samples=samples, limits=limits, edges=edges)
-    roster.write_text(roster_toml(made))
+    roster.write_text(roster_toml(made), encoding="utf-8")
     print(f"run id {made.run_id}")
     print(f"{made.size} nodes, {len(made.edges)} edges, {made.model.dim} parameters. Every owner needs this file, unchanged.")
 
@@ -188,7 +188,7 @@ def _call(path: Path, url: str | None, request: str, body: bytes | None = None) 
     state = _state(path)
     if url is None:
         try:
-            url = (state / "status-url").read_text().strip()
+            url = (state / "status-url").read_text(encoding="utf-8").strip()
         except OSError:
             raise InputError(f"{path}: no node runs with it ({state} has no status-url)") from None
     require(url.startswith("http://"), "--url", url, "http://127.0.0.1:PORT")

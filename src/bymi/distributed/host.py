@@ -53,6 +53,8 @@ class Host:
         ways = get_args(GradientPath)
         require(self.gradients in ways, "gradients", self.gradients, ", ".join(ways))
         require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more, or None")
+        names = isinstance(self.track, tuple) and all(isinstance(name, str) for name in self.track)
+        require(names, "track", self.track, "a tuple of names")
         every = self.checkpoint_every
         require(every is None or every >= 0, "checkpoint_every", every, "0 or more")
         if self.device.startswith("cuda") and not torch.cuda.is_available():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -66,13 +65,15 @@ def prepare(folder: Path, *, nodes: int, byzantine: int, steps: int, seed: int =
     words = [*SETTINGS, f"nodes={nodes}", f"steps={steps}", f"warm_up.steps={steps // 4}", f"watch.every={max(5, steps // 3)}"]
     (spec,) = load(None, words, seed).expand()
     roster = make_roster(members, spec.resolved, describe(load_model(MODEL)), samples=samples, limits=limits)
-    (folder / "roster.toml").write_text(roster_toml(roster))
+    (folder / "roster.toml").write_text(roster_toml(roster), encoding="utf-8")
     for one, endpoint in zip(folders, endpoints, strict=True):
         lines = {
             **{"roster": "../roster.toml", "key": "identity", "data": "data.npz", "held_out": "../held-out.npz"},
             **{"model": MODEL, "listen": endpoint, "status": "127.0.0.1:0"},
         }
-        (one / "node.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
+        (one / "node.toml").write_text(
+            "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()), encoding="utf-8"
+        )
     return Demo(folders, byzantine, steps)
 
 
@@ -109,21 +110,21 @@ def run_demo(demo: Demo, *, timeout: float = 600.0) -> dict[str, Any]:
     processes = []
     for one in demo.folders:
         program = ["-m", "bymi", "node", "run"] if one in demo.honest else ["-m", "bymi.netdemo.byzantine_node"]
-        with (one / "stderr.txt").open("w") as errors:
+        with (one / "stderr.txt").open("w", encoding="utf-8") as errors:
             command = [sys.executable, *program, str(one / "node.toml")]
             processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors, env=environment))
     try:
         for one, process in zip(demo.honest, processes, strict=False):
             code = process.wait(max(1.0, timeout - (time.monotonic() - start)))
             if code:
-                said = (one / "stderr.txt").read_text().strip().splitlines()[-1:]
+                said = (one / "stderr.txt").read_text(encoding="utf-8").strip().splitlines()[-1:]
                 raise BymiError(f"net demo: {one.name} ended with code {code} ({''.join(said)})")
     except subprocess.TimeoutExpired:
         raise BymiError(f"net demo: not at its end after {timeout:g} seconds; logs are in {demo.folders[0].parent}") from None
     finally:
         for process in processes:
             if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
+                process.kill()
             process.wait()
     return summary(demo, time.monotonic() - start)
 
@@ -160,4 +161,4 @@ def summary(demo: Demo, seconds: float) -> dict[str, Any]:
 
 
 def _entries(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []

@@ -67,7 +67,7 @@ class Journal:
 
     def _append(self, path: Path, line: str) -> bool:
         try:
-            with path.open("a") as file:
+            with path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError:
             self.failures += 1

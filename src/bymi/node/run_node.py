@@ -122,7 +122,7 @@ class NodeRun:
         tell, state = self.journal.tell, self._restored()
         server = StatusServer(self, self.file.status)
         port = self.session.start(self.file.listen)
-        (self.state_folder / "status-url").write_text(server.url + "\n")
+        (self.state_folder / "status-url").write_text(server.url + "\n", encoding="utf-8")
         tell("start", run=self.roster.run_id, step=0 if state is None else state.step, listens=port, status=server.url)
         try:
             self.session.connect()

@@ -185,6 +185,6 @@ def _handler(run: NodeRun, token: str) -> type[BaseHTTPRequestHandler]:
 def read_token(folder: Path) -> str:
     """The word that orders need, from the state folder."""
     try:
-        return (folder / TOKEN).read_text().strip()
+        return (folder / TOKEN).read_text(encoding="utf-8").strip()
     except OSError as problem:
         raise InputError(f"{folder / TOKEN}: {problem.strerror}; allowed: the state folder of a node that runs") from None

@@ -18,7 +18,7 @@ def available() -> int | None:
 
 def _memory_info() -> int | None:
     try:
-        with open("/proc/meminfo") as file:
+        with open("/proc/meminfo", encoding="ascii") as file:
             lines = dict(line.split(":", 1) for line in file)
         return int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, ValueError, LookupError):
@@ -32,7 +32,7 @@ def _memory_info() -> int | None:
 def _group_limits() -> list[int | None]:
     """Limits of the control groups of this process, versions 1 and 2; "max" and unreadable files are skipped."""
     try:
-        groups = Path("/proc/self/cgroup").read_text().splitlines()
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
     limits: list[int | None] = []
@@ -43,5 +43,5 @@ def _group_limits() -> list[int | None]:
             # In a container the name may be the host's, and the container's own group is the root.
             for place in (root / name.lstrip("/") / file, root / file):
                 with suppress(OSError, ValueError):
-                    limits.append(int(place.read_text()))
+                    limits.append(int(place.read_text(encoding="ascii")))
     return limits
