@@ -286,7 +286,7 @@ def test_the_demonstration(tmp_path: Path) -> None:
     found = json.loads(said.out)
     assert found["byzantine"] == ["node-2"]
     assert [row["node"] for row in found["rows"]] == ["node-0", "node-1"]
-    assert found["accuracy"] > 0.05
+    assert found["accuracy"] > 0.5
     assert verify_audit(tmp_path / "demo" / "node-0" / "state" / AUDIT)[1] is None
 
 
