@@ -60,7 +60,7 @@ class SecondNode:
     def serve(self) -> grpc.Server:
         handlers = {name: grpc.unary_unary_rpc_method_handler(work) for name, work in (("Get", self.get), ("Ask", self.ask))}
         server = grpc.server(ThreadPoolExecutor(32))
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bymi.node.v1", handlers),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bymi-node-1", handlers),))
         roots = b"".join(self.pems[number] for number in self.peers)
         credentials = grpc.ssl_server_credentials([(self.key, self.certificate)], roots, require_client_auth=True)
         server.add_secure_port(self.roster["node"][self.me]["endpoint"], credentials)
@@ -117,7 +117,7 @@ class SecondNode:
         for number in self.peers:
             credentials = grpc.ssl_channel_credentials(self.pems[number], self.key, self.certificate)
             channel = grpc.secure_channel(self.roster["node"][number]["endpoint"], credentials, options)
-            self.calls[number] = channel.unary_unary("/bymi.node.v1/Get")
+            self.calls[number] = channel.unary_unary("/bymi-node-1/Get")
 
     def pull(self, kind: str, step: int, number: int = 0) -> dict[int, bytes]:
         words = json.dumps({"run": self.run, "kind": kind, "step": step, "number": number}).encode()

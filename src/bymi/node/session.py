@@ -34,6 +34,7 @@ from bymi.node.wire import (
     commitment,
     decode,
     encode,
+    is_finite,
     open_commitment,
 )
 
@@ -175,7 +176,7 @@ class Session:
         if isinstance(answer, bytes):
             try:
                 vectors = decode(answer, expected)
-                if not all(bool(torch.isfinite(vector).all()) for vector in vectors.values()):
+                if not all(is_finite(vector) for vector in vectors.values()):
                     raise Refused("not finite")
             except Refused as refused:
                 answer = refused
@@ -352,7 +353,7 @@ class Session:
     async def _answer(self, asker: int, request: Request, questions: _Questions) -> bytes:
         setting, tag = self.setting, Tag(ANSWER, request.tag.step, request.tag.number)
         point = decode(request.body, {"point": (setting.dtype, setting.dim)})["point"]
-        if not bool(torch.isfinite(point).all()):
+        if not is_finite(point):
             raise Refused("not finite")
         announced = self.peers[asker].last.get("parameters")
         heard = self.peers[asker].heard_at == tag.step and announced is not None

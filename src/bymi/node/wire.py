@@ -18,7 +18,7 @@ import torch
 from safetensors.numpy import load, save
 from torch import Tensor
 
-SERVICE, GET, ASK = "bymi.node.v1", "Get", "Ask"
+SERVICE, GET, ASK = "bymi-node-1", "Get", "Ask"
 STATUS = "status"
 HEADER_LIMIT = 1000
 """Bytes of the longest safetensors header that is parsed: one of 50,000 empty tensors would take a second."""
@@ -98,6 +98,11 @@ def decode(body: bytes, expected: Expected) -> dict[str, Tensor]:
             raise Refused("wrong shape")
         vectors[name] = torch.from_numpy(parts[name].copy())
     return vectors
+
+
+def is_finite(vector: Tensor) -> bool:
+    """Whether all numbers are finite. A finite sum has finite terms, and is ten times as fast to compute."""
+    return bool(torch.isfinite(vector.sum())) or bool(torch.isfinite(vector).all())
 
 
 def frame(run: str, tag: Tag, body: bytes = b"") -> bytes:
