@@ -179,6 +179,8 @@ def checked(roster: Roster) -> Roster:
         raise InputError(f"settings: {type(problem).__name__} {problem}") from None
     # Nodes that trust nobody cannot find out together when to stop: one of them could keep the others apart.
     require(plan.stop is None, "settings.stop", "a criterion", "none: real nodes run all rounds")
+    method = type(plan.optimisation.method).__name__
+    require(method == "DRSGD", "settings.optimisation.method", method, "DRSGD: others are not made for nodes that come and go")
     directed = plan.detector is not None and plan.detector.pruning == "directed"
     fits = not directed or plan.optimisation.premix_rounds is not None
     require(fits, "settings.optimisation.premix_rounds", None, "a number, such as 10 per node: nodes cannot agree on an end")
