@@ -102,7 +102,8 @@ def test_large_graphs_are_drawn_as_lists(tmp_path: Path) -> None:
     assert sparse.lists_pay(1000, 250)
     assert not sparse.lists_pay(1000, 251)
     assert not sparse.lists_pay(999, 2)
-    assert set(TOPOLOGIES) == {"erdos-renyi", "regular", "ring", "complete", "file"}
+    shapes = {name for name, entry in TOPOLOGIES.items() if entry.__module__.endswith("shapes")}  # tests/test_topologies.py
+    assert set(TOPOLOGIES) - shapes == {"erdos-renyi", "regular", "ring", "complete", "file"}
 
 
 def test_a_sparse_draw_has_its_density() -> None:

@@ -17,7 +17,7 @@ from bymi.core.streams import Stream, stream
 
 _SOURCES = 1000  # sources of the shortest paths that are counted
 
-Placement = Literal["random", "high-degree", "neighbourhood", "cut-vertex"]
+Placement = Literal["random", "high-degree", "neighbourhood", "cut-vertex", "last"]
 
 
 def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
@@ -80,10 +80,16 @@ def _cut_vertex(links: NeighbourLists, draws: Stream) -> Tensor:
     return order[torch.argsort(values[order], descending=True, stable=True)]
 
 
+def _last(links: NeighbourLists, draws: Stream) -> Tensor:
+    """The largest number first: leaves of topologies that are made for a few Byzantine nodes."""
+    return torch.arange(len(links.at) - 1, -1, -1)
+
+
 PLACEMENTS: dict[Placement, Callable[[NeighbourLists, Stream], Tensor]] = {
     "random": _random,
     "high-degree": _high_degree,
     "neighbourhood": _neighbourhood,
     "cut-vertex": _cut_vertex,
+    "last": _last,
 }
 """Each orders all nodes [M], the best place for an attacker first."""

@@ -35,12 +35,19 @@ def list_parts(
     kind: Annotated[
         str | None, typer.Argument(help=f"One of {', '.join(KINDS)}. Default: all.", autocompletion=_complete)
     ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", min=2, max=2000, help="With topologies: the number of nodes.")] = 16,
 ) -> None:
-    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes."""
-    from bymi.experiment.catalogue import catalogue
+    """List keys, recipes, graphs, rules, attacks, data, detection parts and studies, with parameters, and exit codes.
+
+    `bymi list topologies --nodes 64` draws every topology: degree, spectral gap, diameter.
+    """
+    from bymi.experiment.catalogue import catalogue, topology_rows
     from bymi.paper.find_study import study_rows
     from bymi.report.tables import plain_table
 
+    if kind == "topologies":
+        console().print(plain_table(*topology_rows(nodes)))
+        return
     tables = {**catalogue(), "study": study_rows()}
     for heading in tables if kind is None else [heading_of(kind, list(tables))]:
         console().print(plain_table([heading, "parameters", "what it is"], tables[heading]))

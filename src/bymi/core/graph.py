@@ -105,6 +105,10 @@ class Graph(ABC):
         """Rows and columns of the mixing matrix [k, k] of the nodes in a mask [M]."""
 
     @abstractmethod
+    def with_weights(self, weight: Tensor, self_weight: Tensor) -> Graph:
+        """The same arcs with other weights [M, P], zero without an arc, and [M]."""
+
+    @abstractmethod
     def to(self, device: torch.device | str) -> Graph:
         """The same graph on a device."""
 
@@ -234,6 +238,9 @@ class MatrixGraph(Graph):
 
     def block(self, members: Tensor) -> Tensor:
         return self.mixing[members][:, members]
+
+    def with_weights(self, weight: Tensor, self_weight: Tensor) -> MatrixGraph:
+        return MatrixGraph(self.hears, weight + torch.diag(self_weight))
 
     def to(self, device: torch.device | str) -> MatrixGraph:
         return MatrixGraph(self.hears.to(device), self.mixing.to(device))

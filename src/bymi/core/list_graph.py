@@ -98,6 +98,9 @@ class ListGraph(Graph):
         hears[rows, columns], mixing[rows, columns] = True, self.weight[rows, places]
         return MatrixGraph(hears, mixing)
 
+    def with_weights(self, weight: Tensor, self_weight: Tensor) -> ListGraph:
+        return ListGraph(self.lists, self.hears, weight, self_weight)
+
     def to(self, device: torch.device | str) -> ListGraph:
         parts = (part.to(device) for part in (self.hears, self.weight, self.self_weight))
         return ListGraph(self.lists.to(device), *parts)

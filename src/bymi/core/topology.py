@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,22 +10,17 @@ import networkx as nx
 import torch
 from torch import Tensor
 
-from bymi.core.errors import GraphError, is_integer, require
+from bymi.core import topology_shapes as shapes
+from bymi.core.errors import GraphError, require
 from bymi.core.graph import Graph, read_edges
 from bymi.core.list_graph import ListGraph, connected, lists_pay
-from bymi.core.named_parts import Checked, Table
+from bymi.core.named_parts import Table
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.streams import Stream, stream
+from bymi.core.topology_base import Topology as Topology
+from bymi.core.topology_base import check_draw
 
 _DRAWS = 1000
-
-
-class Topology(Checked, ABC):
-    """A method to draw a graph of a given size."""
-
-    @abstractmethod
-    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        """A graph of `nodes` nodes. `must_connect` [M] bool marks a subset that must be connected on its own."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +37,7 @@ class ErdosRenyi(Topology):
         require(0 < self.p <= 1, "p", self.p, "0 < p <= 1")
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        _check_draw(nodes, seed, must_connect)
+        check_draw(nodes, seed, must_connect)
         part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
         # The longest list is not known yet: estimated as 1.5 times the mean degree.
         if lists_pay(nodes, math.ceil(1.5 * self.p * nodes)):
@@ -79,7 +73,7 @@ class Regular(Topology):
         require(self.degree >= 2, "degree", self.degree, "2 or more")
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        _check_draw(nodes, seed, must_connect)
+        check_draw(nodes, seed, must_connect)
         fits = self.degree < nodes and self.degree * nodes % 2 == 0
         require(fits, "degree", self.degree, f"below the number of nodes, {nodes}, and an even number of arcs in all")
         part = torch.ones(nodes, dtype=torch.bool) if must_connect is None else must_connect
@@ -101,7 +95,7 @@ class Ring(Topology):
     """Each node hears its two neighbours on a circle."""
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        _check_draw(nodes, seed, must_connect)
+        check_draw(nodes, seed, must_connect)
         require(nodes >= 3, "nodes", nodes, "3 or more on a ring")
         if lists_pay(nodes, 2):
             node = torch.arange(nodes)
@@ -114,7 +108,7 @@ class Complete(Topology):
     """Every node hears every other node."""
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        _check_draw(nodes, seed, must_connect)
+        check_draw(nodes, seed, must_connect)
         require(nodes >= 2, "nodes", nodes, "2 or more")
         return Graph.from_networkx(nx.complete_graph(nodes))
 
@@ -132,7 +126,7 @@ class EdgeFile(Topology):
         super().__post_init__()
 
     def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
-        _check_draw(nodes, seed, must_connect)
+        check_draw(nodes, seed, must_connect)
         arcs, size = read_edges(self.path, directed=self.directed)
         require(size == nodes, "nodes", nodes, f"{size}, the number of nodes in {self.path}")
         both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
@@ -147,19 +141,26 @@ _TOPOLOGIES: dict[str, type[Topology]] = {
     "regular": Regular,
     "ring": Ring,
     "complete": Complete,
+    "chain": shapes.Chain,
+    "star": shapes.Star,
+    "torus": shapes.Torus,
+    "circulant": shapes.Circulant,
+    "small-world": shapes.SmallWorld,
+    "binary-tree": shapes.BinaryTree,
+    "exponential": shapes.Exponential,
+    "hypercube": shapes.Hypercube,
+    "two-castle": shapes.TwoCastle,
+    "ring-castle": shapes.RingCastle,
+    "octopus": shapes.Octopus,
+    "dumbbell": shapes.Dumbbell,
+    "two-cliques": shapes.TwoCliquesHub,
+    "geometric": shapes.Geometric,
+    "directed": shapes.DirectedErdosRenyi,
     "file": EdgeFile,
 }
 TOPOLOGIES: Table[Topology] = Table(Topology, _TOPOLOGIES, "bymi.topologies")
 
-ALIASES: dict[str, str] = {"er": "erdos-renyi"}
-
-
-def _check_draw(nodes: int, seed: int, must_connect: Tensor | None) -> None:
-    require(is_integer(nodes) and nodes >= 1, "nodes", nodes, "an integer, 1 or more")
-    require(is_integer(seed), "seed", seed, "an integer")
-    if must_connect is not None:
-        mask = isinstance(must_connect, Tensor) and must_connect.dtype == torch.bool and must_connect.shape == (nodes,)
-        require(mask, "must_connect", must_connect, f"a mask [{nodes}] of torch.bool, or None")
+ALIASES: dict[str, str] = {"er": "erdos-renyi", "line": "chain", "watts-strogatz": "small-world", "tree": "binary-tree"}
 
 
 def _connected(hears: Tensor) -> bool:

@@ -11,7 +11,8 @@ from pydantic.fields import FieldInfo
 
 from bymi import aggregation, attacks, datasets, detection
 from bymi.core import topology
-from bymi.core.errors import EXIT_CODES
+from bymi.core.errors import EXIT_CODES, InputError
+from bymi.core.mixing_weights import figures_of
 from bymi.core.named_parts import Table
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
@@ -39,6 +40,24 @@ def catalogue() -> dict[str, list[Row]]:
         "detection.threshold": _rows(detection.THRESHOLDS),
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
+
+
+def topology_rows(nodes: int) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows: degrees, spectral gap of Metropolis weights and diameter of every topology with `nodes` nodes."""
+    rows = []
+    for name, entry in topology.TOPOLOGIES.items():
+        if name == "file":
+            continue
+        try:
+            found = figures_of(entry().draw(nodes))
+        except InputError as problem:
+            rows.append([name, "-", "-", "-", str(problem)])
+            continue
+        low, high = found.least_degree, found.largest_degree
+        degree = str(low) if low == high else f"{low} to {high}, mean {found.mean_degree:.1f}"
+        numbers = ["-" if found.spectral_gap is None else f"{found.spectral_gap:.2g}", str(found.diameter or "-")]
+        rows.append([name, degree, *numbers, _first_line(entry)])
+    return [f"graph of {nodes} nodes", "degree", "spectral gap", "diameter", "what it is"], rows
 
 
 def _keys(section: BaseModel, before: str = "") -> list[Row]:

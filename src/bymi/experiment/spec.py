@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from bymi import aggregation, attacks, detection
 from bymi.core import topology
 from bymi.core.errors import InputError
+from bymi.core.mixing_weights import Weights
 from bymi.experiment.profiles import Profile, over, published, under
 from bymi.experiment.sections import Off, Section, derived
 from bymi.experiment.spec_parts import Part, PartOf
@@ -117,6 +118,7 @@ class Spec(Section):
     seed: int = Field(0, ge=0, le=LARGEST_SEED)
     record_every: int = Field(50, ge=1)
     graph: GraphPart = written("erdos-renyi")
+    weights: Weights = "metropolis"
     data: DataPart = written("linear")
     warm_up: WarmUp = WarmUp()
     alone: Annotated[Alone | None, Off] = None
@@ -232,6 +234,8 @@ class Spec(Section):
         for part, key in ((values["warm_up"]["rule"], "f"), (values["detection"]["centre"], "f"), (values["warm_up"], "order")):
             if part.get(key, "") is None:
                 del part[key]
+        if self.weights == type(self).model_fields["weights"].default:
+            del values["weights"]
         return ResolvedSpec(values)
 
     def expand(self) -> list[Spec]:

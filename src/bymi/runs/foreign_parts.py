@@ -22,6 +22,7 @@ from bymi.core import topology
 from bymi.core.errors import require
 from bymi.core.named_parts import Table, full_name, is_import, read_shorthand
 from bymi.runs.tasks import TASKS
+from bymi.training.optimisers import OPTIMISERS
 
 _KNOWN = {"bymi", "torch", "numpy", "networkx", *sys.stdlib_module_names}
 _WITHOUT_SOURCE = os.urandom(16).hex()  # a part without source differs in every process: no stored result is taken for it
@@ -65,6 +66,8 @@ def _named(values: Mapping[str, Any]) -> Iterator[tuple[Table[Any], str]]:
     for key, table in (("centre", detection.CENTRES), ("scale", detection.SCALES), ("threshold", detection.THRESHOLDS)):
         if key in values["detection"]:
             yield table, values["detection"][key]["name"]
+    if "method" in values["optimisation"]:
+        yield OPTIMISERS, values["optimisation"]["method"]["name"]
     yield topology.TOPOLOGIES, values["graph"]["name"]
     yield attacks.ATTACKS, values["attack"]["name"]
     yield TASKS, values["data"]["name"]

@@ -57,7 +57,8 @@ def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
 def _graph(spec: ResolvedSpec) -> int:
     """Matrices [M, M] plus the edges that networkx holds while the graph is drawn, or neighbour lists."""
     graph, nodes = spec["graph"], int(spec["nodes"])
-    usual = {"erdos-renyi": graph.get("p", 0) * nodes, "complete": nodes - 1}
+    hubs = dict.fromkeys(("complete", "star", "two-castle", "octopus", "dumbbell", "two-cliques", "directed"), nodes - 1)
+    usual = {"erdos-renyi": graph.get("p", 0) * nodes, **hubs}
     degree = float(usual.get(graph["name"], graph.get("degree", 2)))
     longest = 1.5 * degree if graph["name"] == "erdos-renyi" else degree
     if lists_pay(nodes, math.ceil(longest)):

@@ -14,6 +14,7 @@ from bymi.attacks import Adversary, Attack, Timetable
 from bymi.core import topology
 from bymi.core.errors import BymiError, InputError, require
 from bymi.core.graph import Graph
+from bymi.core.mixing_weights import Weights, weighted
 from bymi.core.named_parts import build_part
 from bymi.core.streams import stream
 from bymi.distributed.group import Group
@@ -67,6 +68,8 @@ def set_up_run(
     task: Task = given.task or build_part(TASKS, spec["data"])
     byzantine, graph = _roles_and_graph(spec, given)
     require(graph.size == spec["nodes"], "graph", f"{graph.size} nodes", f"nodes = {spec['nodes']}")
+    if "weights" in spec.values:
+        graph = weighted(graph, spec["weights"])
     if spec.method == "drsgd-bymi" and spec["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
     device = host.place(gains=task.gains)
@@ -163,6 +166,7 @@ _TYPES: dict[str, Any] = {
     "byzantine_ratio": float,
     "byzantine_period": int | None,
     "byzantine_placement": attacks.Placement,
+    "weights": Weights,
 }
 _WARM_UP = {**get_type_hints(WarmUp), "steps": int | None, "rule": dict, "step_size": float, "schedule": str}
 _DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict, "threshold": dict}
