@@ -14,6 +14,7 @@ from typing import Any
 
 from bymi.core.errors import InputError
 from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
+from bymi.paper import evidence
 from bymi.paper import page_detect_level as detect_level
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper import page_images as images
@@ -27,7 +28,7 @@ from bymi.paper.claims import claims
 from bymi.paper.committed_results import Results
 from bymi.paper.provenance import fingerprints
 
-BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims}
+BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims, "evidence-images": evidence.images}
 """What stands between the marks of each name."""
 
 WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
@@ -98,6 +99,8 @@ def check(root: Path) -> list[str]:
             figure = path.with_name(name)
             if not figure.exists() or fingerprints([figure]) != {name: digest}:
                 lines.append(f"{figure.relative_to(root)} was not drawn with {path.name}: {values.get('command')}")
+    if evidence.differs(results):
+        lines.append("docs/results/evidence/red-team.png was not drawn from red-team.json: bymi reproduce pages")
     return lines
 
 
@@ -108,4 +111,5 @@ def write(root: Path) -> list[Path]:
         if not path.exists() or path.read_bytes() != text.encode():
             write_bytes(path, text.encode())
             written.append(path)
-    return written
+    results = Results(root)
+    return [*written, *(evidence.draw(results) if evidence.differs(results) else [])]

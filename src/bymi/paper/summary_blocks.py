@@ -42,6 +42,7 @@ _STUDIES = {
     "detection": "Detection on arrays",
     "theory": "Theorems, measured",
     "red-team": "Red team",
+    "evidence": "Evidence at a glance",
 }
 """Folders of docs/results, and what they hold."""
 

@@ -1,0 +1,90 @@
+"""The evidence page: a heat map of the red team and a short table of the image studies, both from the committed JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from statistics import mean
+
+from matplotlib.figure import Figure
+
+from bymi.core.files import write_bytes
+from bymi.paper.committed_results import NOT_MEASURED, Results, percent, span
+from bymi.paper.provenance import fingerprints
+from bymi.paper.published_tables import WITH_DETECTION
+from bymi.paper.study_images import ATTACKS, DATA, RULES
+from bymi.paper.study_red_team import COLUMNS as DEFENCES
+from bymi.report.figures import save
+from bymi.report.tables import markdown_table
+
+FOLDER = "evidence"
+_COLUMNS = ("alone", "published", "receiver", "hardened")
+_BEST, _WORST = -5.0, 0.0  # of the colour scale, log10 of the gap
+
+
+def images(results: Results) -> str:
+    """For each data set and attack at ratio 0.2: accuracy over the three rules in the paper and in each column."""
+    rows = []
+    for short, data in DATA.items():
+        runs = results.images("table", short)
+        for attack in ATTACKS if runs else ():
+            paper = span((WITH_DETECTION[data, attack, rule][0.2].acc_scc / 100 for rule in RULES), percent)
+            cells = []
+            for column in _COLUMNS:
+                key = "acc_normal" if column == "alone" else "acc_scc"
+                found = [runs[where] for rule in RULES if (where := (attack, rule, 0.2, column)) in runs]
+                cells.append(span((mean(run[key] or 0.0 for run in cell) for cell in found), percent))
+            rows.append([data, attack, paper, *cells])
+    return markdown_table(["data", "attack", "paper, with detection", *_COLUMNS], rows) if rows else NOT_MEASURED
+
+
+def heat_map(results: Results) -> Figure:
+    """Mean final gap of every attack under every defence, on a logarithmic scale; grey where a run diverged."""
+    runs = results.red_team()
+    attacks = list(dict.fromkeys(row for row, _ in runs))
+    gaps = [[_log_gap(runs.get((row, column), [])) for column in DEFENCES] for row in attacks]
+    figure = Figure(figsize=(7, 1.4 + 0.2 * len(attacks)), layout="constrained")
+    axes = figure.subplots()
+    axes.set_facecolor("0.75")
+    axes.grid(visible=False)
+    shown = axes.imshow(gaps, aspect="auto", cmap="cividis", vmin=_BEST, vmax=_WORST)
+    for row, values in enumerate(gaps):
+        for column, value in enumerate(values):
+            text = "diverged" if math.isnan(value) else f"{10**value:.0e}"
+            colour = "black" if math.isnan(value) or value > (_BEST + _WORST) / 2 else "white"
+            axes.text(column, row, text, ha="center", va="center", fontsize=6, color=colour)
+    axes.set_xticks(range(len(DEFENCES)), list(DEFENCES))
+    axes.set_yticks(range(len(attacks)), attacks, fontsize=7)
+    axes.xaxis.tick_top()
+    figure.colorbar(shown, ax=axes, label="log10 of the mean final gap", shrink=0.3, anchor=(0.0, 1.0))
+    return figure
+
+
+def _log_gap(runs: list[dict[str, float | None]]) -> float:
+    """log10 of the mean gap; NaN where there is no run or one has no gap, which a diverged run has not."""
+    values = [run["gap"] for run in runs]
+    if not values or any(value is None or not math.isfinite(value) for value in values):
+        return math.nan
+    return math.log10(max(mean(value for value in values if value is not None), 1e-300))
+
+
+def _stamp(results: Results) -> str:
+    results.used.clear()
+    results.red_team()
+    return results.stamp()
+
+
+def differs(results: Results) -> bool:
+    """Whether the heat map was drawn from another red-team.json than the one that is there."""
+    drawn = results.json(f"{FOLDER}/evidence.json")
+    return bool(results.red_team()) and (drawn is None or drawn.get("drawn_from") != _stamp(results))
+
+
+def draw(results: Results) -> list[Path]:
+    """Draw the heat map, and note what it was drawn from."""
+    folder = results.folder / FOLDER
+    paths = save(lambda: heat_map(results), folder, "red-team")
+    values = {"command": "bymi reproduce pages", "drawn_from": _stamp(results), "figures": fingerprints(paths)}
+    write_bytes(folder / "evidence.json", (json.dumps(values, indent=1) + "\n").encode())
+    return [*paths, folder / "evidence.json"]
