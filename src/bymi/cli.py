@@ -156,7 +156,8 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="default; scenario-a, scenario-b; published-step; detect-level; theory, theory-mnist, speed-up, fdr-level; "
+            help="default; scenario-a, scenario-b; rules-linear; published-step; detect-level; "
+            "theory, theory-mnist, speed-up, fdr-level; "
             "red-team, red-team-limits, red-team-pieces, red-team-mnist; non-iid; "
             "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
             "or pages: write README and docs of this checkout from docs/results."

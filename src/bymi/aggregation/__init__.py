@@ -21,6 +21,7 @@ from bymi.aggregation.bucketing import Bucketing
 from bymi.aggregation.bulyan import Bulyan
 from bymi.aggregation.byrdie import ByRDiE
 from bymi.aggregation.caf import CAF
+from bymi.aggregation.callables import CallableRule, as_rule
 from bymi.aggregation.centered_clipping import CenteredClipping
 from bymi.aggregation.cge import CGE
 from bymi.aggregation.chain import WRAPPERS, Chain, RuleTable
@@ -119,6 +120,7 @@ __all__ = [
     "Bucketing",
     "Bulyan",
     "ByRDiE",
+    "CallableRule",
     "CenteredClipping",
     "Chain",
     "Clipping",
@@ -144,4 +146,5 @@ __all__ = [
     "TrMean",
     "WeightedRule",
     "Wrapper",
+    "as_rule",
 ]

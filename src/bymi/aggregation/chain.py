@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bymi.aggregation.base import NeighbourhoodRule, Order, Rule
 from bymi.aggregation.bucketing import Bucketing
+from bymi.aggregation.callables import wrapped
 from bymi.aggregation.clipping import Clipping
 from bymi.aggregation.each_receiver import each_receiver
 from bymi.aggregation.local_gradient import LocalGradient
@@ -181,6 +182,12 @@ class RuleTable(Table[Rule]):
             allowed = f"wrappers ({', '.join(WRAPPERS)}) and then a rule, joined by +"
             raise InputError(f"got {name!r}, allowed: {allowed}")
         return _named_chain(name, (*(WRAPPERS[one] for one in wrappers), self[last]))
+
+    def adapt(self, name: str, entry: Any) -> type[Rule]:
+        called = callable(entry) if not isinstance(entry, type) else "__call__" in dir(entry) or hasattr(entry, "aggregate")
+        if not called or (entry.__module__ or "").partition(".")[0] == "bymi" or issubclass(type(entry), Rule):
+            return super().adapt(name, entry)
+        return wrapped(name, entry)
 
 
 @cache

@@ -54,9 +54,13 @@ class Table(dict[str, type[Entry]]):
         except Exception as problem:  # the code of the module may raise anything
             why = f"{type(problem).__name__}: {_first_line(problem)}"
             raise InputError(f"got {name!r}, allowed: a class that can be imported ({why})") from None
-        if not (isinstance(entry, type) and issubclass(entry, self.kind) and dataclasses.is_dataclass(entry)):
-            raise InputError(f"got {name!r}, allowed: a dataclass derived from {_kinds(self.kind)}")
-        return entry  # type: ignore[return-value]
+        if isinstance(entry, type) and issubclass(entry, self.kind) and dataclasses.is_dataclass(entry):
+            return entry  # type: ignore[return-value]
+        return self.adapt(name, entry)
+
+    def adapt(self, name: str, entry: Any) -> type[Entry]:
+        """A class of this kind for something else that a lookup imported."""
+        raise InputError(f"got {name!r}, allowed: a dataclass derived from {_kinds(self.kind)}")
 
     def __contains__(self, name: object) -> bool:
         """Whether a lookup succeeds. It imports what `name` refers to."""

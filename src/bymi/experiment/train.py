@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ def train(
     *,
     graph: GraphLike | str,
     steps: int,
-    rule: aggregation.Rule | str = "balance:gamma=1.0",
+    rule: aggregation.Rule | str | Callable[..., Any] = "balance:gamma=1.0",
     profile: str = "hardened",
     attack: Attack | str | None = None,
     byzantine: Iterable[int] | Tensor | float = (),
@@ -93,16 +93,18 @@ def train(
     `shards`: (inputs, targets) stacked as [M, n, ...] each, or a list of (inputs, targets) per node, of any sizes, tensors or
     numpy arrays; or a torch Dataset with a `partition` ("stratified", "dirichlet:dirichlet_alpha=0.5", an instance) and, where
     the graph does not say, the number of `nodes`; `samples` per node. `graph`: networkx, an adjacency matrix, a Graph, or a
-    topology by name ("erdos-renyi:p=0.5"). `rule`, `attack`: an instance, a name with parameters, or "module:Name".
-    `byzantine`: the attackers by number or as a mask, or their share. `evaluate(module)`: a number, or a dict of numbers, for
-    each row of the metrics. `identification`: samples per node for the published detection. `settings`: any other spec key,
-    such as `warm_up={"batch": 16}`, `optimisation={"step_size": 0.1}` or `record_every=10`. `host`: device and checkpoints.
+    topology by name ("erdos-renyi:p=0.5"). `rule`, `attack`: an instance, a name with parameters, or "module:Name"; as a rule
+    also any aggregator of another library, or a function of the vectors of a neighbourhood. `byzantine`: the attackers by
+    number or as a mask, or their share. `evaluate(module)`: a number, or a dict of numbers, for each row of the metrics.
+    `identification`: samples per node for the published detection. `settings`: any other spec key, such as `warm_up={"batch":
+    16}`, `optimisation={"step_size": 0.1}` or `record_every=10`. `host`: device and checkpoints.
 
     Each call has a folder in `out`, named by a digest of its settings and of the content of model, loss, data and graph: the
     same call reads it, or continues from its checkpoint if it was interrupted. It computes what `bymi run` computes.
     """
     require(isinstance(model, nn.Module), "model", model, "an instance of torch.nn.Module")
     require(isinstance(out, (str, Path)), "out", out, "the path of a folder")
+    rule = aggregation.as_rule(rule)
     own = None if isinstance(graph, str) else as_graph(graph)
     count = nodes if own is None else own.size
     pairs = _pairs(shards, model, partition, count, samples, seed)
@@ -127,7 +129,7 @@ def train(
     spec = read_spec(values)
     require(len(spec.methods) == 1, "method", spec.methods, "one method per call")
     task = OwnTask(**content, model=model, loss=loss, shards=pairs, evaluate=evaluate)  # type: ignore[arg-type]
-    given = Given(task, own, members)
+    given = Given(task, own, members, rule if isinstance(rule, aggregation.CallableRule) else None)
     resolved = spec.resolved
     host = replace(host or Host(), keep_models="mean" if host is None or host.keep_models == "none" else host.keep_models)
     summary = runs.run(resolved, out, None, host, partial(alone, given=given))
@@ -157,6 +159,9 @@ def _named(key: str, part: Any, table: Table[Any]) -> Any:
     if isinstance(part, str):
         return part
     part_by_name(key, part, table.kind, table, {})
+    if isinstance(part, aggregation.CallableRule):
+        content = digest_of(part.target, getattr(part.target, "__dict__", {}))
+        return {"name": "bymi.runs.given_objects:OwnRule", "content": content, "label": part.name}
     if isinstance(part, aggregation.Chain):
         name, fields = part.named()
         return {"name": name, **fields}

@@ -21,6 +21,7 @@ from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
 from bymi.paper import page_published_step as published_step
 from bymi.paper import page_red_team as red_team
+from bymi.paper import page_rules_linear as rules_linear
 from bymi.paper import page_scenarios as studies
 from bymi.paper import page_theory as theory
 from bymi.paper import summary_blocks as overview
@@ -38,6 +39,7 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "images/curves-*.json": image_curves.page,
     "red-team/*.json": red_team.page,
     "non-iid/*.json": lambda name, values: non_iid.page(values),
+    "rules-linear/*.json": lambda name, values: rules_linear.page(values),
     "published-step/*.json": lambda name, values: published_step.page(values),
     "theory/*.json": lambda name, values: theory.write_page(values, name),
     "detection/*.json": lambda name, values: detect_level.page(values),

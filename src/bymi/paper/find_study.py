@@ -11,15 +11,25 @@ from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.paper.study_non_iid import NON_IID_STUDIES, NonIidStudy, build_non_iid
 from bymi.paper.study_published_step import STEP_STUDIES, StepStudy, build_step_study
 from bymi.paper.study_red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
+from bymi.paper.study_rules_linear import RULES_LINEAR, RulesStudy, build_rules_linear
 from bymi.paper.study_scenarios import STUDIES, Study, build_study
 from bymi.paper.study_theory import THEORY_STUDIES, TheoryStudy, build_theory
 
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy:
+) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = (*STUDIES, *STEP_STUDIES, *IMAGE_STUDIES, *RED_TEAM_STUDIES, *THEORY_STUDIES, *NON_IID_STUDIES, "default")
+    known = (
+        *STUDIES,
+        *STEP_STUDIES,
+        *RULES_LINEAR,
+        *IMAGE_STUDIES,
+        *RED_TEAM_STUDIES,
+        *THEORY_STUDIES,
+        *NON_IID_STUDIES,
+        "default",
+    )
     if name not in known:
         raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL, 'pages'))}")
     if name == "default":
@@ -32,6 +42,9 @@ def find_study(
     if name in STEP_STUDIES:
         require(not only, "--only", list(only), "for studies on images and red-team")
         return build_step_study(seeds=seeds, fast=fast)
+    if name in RULES_LINEAR:
+        require(not only, "--only", list(only), "for studies on images and red-team")
+        return build_rules_linear(seeds=min(seeds, 2), fast=fast)
     if name in RED_TEAM_STUDIES:
         return build_red_team(name, seeds=seeds, only=only, fast=fast)
     if name in THEORY_STUDIES:
@@ -47,7 +60,7 @@ def study_rows() -> list[tuple[str, str, str]]:
     scenarios = [(name, (study.__doc__ or "").strip().splitlines()[0]) for name, study in STUDIES.items()]
     others = [
         entry
-        for table in (STEP_STUDIES, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES, NON_IID_STUDIES)
+        for table in (STEP_STUDIES, RULES_LINEAR, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES, NON_IID_STUDIES)
         for entry in table.items()
     ]
     return [(name, "", shown) for name, shown in (first, *scenarios, *others)]

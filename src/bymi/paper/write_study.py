@@ -11,6 +11,7 @@ from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
 from bymi.paper import page_published_step as published_step
 from bymi.paper import page_red_team as red_team
+from bymi.paper import page_rules_linear as rules_linear
 from bymi.paper import page_scenarios as studies
 from bymi.paper import page_theory as theory
 from bymi.paper.study_default import DefaultStudy
@@ -18,11 +19,12 @@ from bymi.paper.study_images import ImageStudy
 from bymi.paper.study_non_iid import NonIidStudy
 from bymi.paper.study_published_step import StepStudy
 from bymi.paper.study_red_team import RedTeam
+from bymi.paper.study_rules_linear import RulesStudy
 from bymi.paper.study_scenarios import Study
 from bymi.paper.study_theory import TheoryStudy
 from bymi.report.tables import plain_table
 
-AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy
+AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy
 
 
 def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
@@ -36,6 +38,9 @@ def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table
     if isinstance(study, StepStudy):
         table = published_step.table(published_step.collect(study, folder, command))
         return published_step.draw(study, folder, command), plain_table(*table)
+    if isinstance(study, RulesStudy):
+        found = rules_linear.table(rules_linear.collect(study, folder, command))
+        return rules_linear.draw(study, folder, command), plain_table(*found)
     if isinstance(study, NonIidStudy):
         return non_iid.draw(study, folder, command), None
     if isinstance(study, TheoryStudy):

@@ -16,9 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bymi.aggregation import Rule
 from bymi.attacks import Attack, DataAttack
 from bymi.core.errors import InputError, is_number, require
 from bymi.core.graph import Core, Graph
+from bymi.core.inbox import Inbox, Round
 from bymi.core.streams import stream
 from bymi.core.topology import Topology
 from bymi.distributed.group import Group
@@ -68,6 +70,17 @@ class OwnGraph(Topology):
         raise InputError(
             "graph: got the digest of what bymi.train was given, allowed: a call of bymi.train with the same graph"
         )
+
+
+@dataclass(frozen=True)
+class OwnRule(Rule):
+    """A callable that was passed to `bymi.train` as a rule, by the digest of its content; `label`: its name."""
+
+    content: str
+    label: str
+
+    def combine(self, inbox: Inbox, round: Round) -> Tensor:
+        raise InputError("rule: got the digest of what bymi.train was given, allowed: a call of bymi.train with the same rule")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -66,7 +66,8 @@ class ResolvedSpec:
         With a panel BALANCE-hardened-ByMI; without one, but with gradients at the receiver's point, BALANCE-receiver-ByMI. An
         optimiser other than DRSGD is named: BALANCE-FROST-ByMI, BALANCE-hardened-FROST-ByMI.
         """
-        rule = self.values["warm_up"]["rule"]["name"].rpartition(":")[2].upper()
+        part = self.values["warm_up"]["rule"]
+        rule = str(part.get("label", part["name"].rpartition(":")[2])).upper()
         receiver = self.values["detection"]["point"] == "receiver"
         method = self.values["optimisation"].get("method", {"name": "drsgd"})["name"].rpartition(":")[2].upper()
         kind = "hardened" if self.values["panel"] is not None else "receiver" if receiver else ""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_type_hints
 
 import torch
 from torch import Tensor
 
 from bymi import aggregation, attacks, detection
+from bymi.aggregation import Rule
 from bymi.attacks import Adversary, Attack, Timetable
 from bymi.core import topology
 from bymi.core.errors import BymiError, InputError, require
@@ -51,6 +52,7 @@ class Given:
     task: Task | None = None
     graph: Graph | None = None
     byzantine: Tensor | None = None  # [M] bool
+    rule: Rule | None = None
 
 
 def set_up_run(
@@ -82,6 +84,8 @@ def set_up_run(
         require(level != "tracker", "attack", spec["attack"]["name"], allowed)
     byzantine = byzantine.to(device)
     plan = make_plan(spec, task.identification_of(problem.samples), problem.samples)
+    if given.rule is not None and spec.method != "dsgd":
+        plan = replace(plan, warm_up=replace(plan.warm_up, rule=given.rule))
     return RunSetup(
         byzantine=byzantine,
         graph=graph.to(device),

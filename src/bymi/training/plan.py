@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule
+from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule, as_rule
 from bymi.core.errors import InputError, is_number, require, shown
 from bymi.core.named_parts import bounded, check_fields, part_by_name
 from bymi.detection import Detector, Panel, Watch
@@ -86,7 +86,8 @@ class StepSize:
 class WarmUp:
     """Settings of the warm-up: a rule with gradient steps. Without a detector it continues, as that rule's own algorithm.
 
-    `rule` may be a name in RULES with parameters, "ios:share=0.3"; `step_size` may be a number, for a constant one.
+    `rule` may be a name in RULES with parameters, "ios:share=0.3", or an aggregator of another library or a function, which is
+    called with the vectors of each neighbourhood; `step_size` may be a number, for a constant one.
     `cool_down`: share of the warm-up's rounds at its end over which the step size falls linearly to zero; in the last three
     rounds it is zero. Mixing continues, so honest nodes agree when they are compared, as asp:warm_up requires. This is our
     reading: the paper states the assumption and no step size. Detection at the sender's point needs it on neural networks.
@@ -100,7 +101,7 @@ class WarmUp:
     order: Order | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rule", part_by_name("rule", self.rule, Rule, RULES, ALIASES))
+        object.__setattr__(self, "rule", part_by_name("rule", as_rule(self.rule), Rule, RULES, ALIASES))
         object.__setattr__(self, "step_size", _step_size(self.step_size))
         check_fields(self)
 
