@@ -33,7 +33,11 @@ RUNS: dict[str, tuple[str, ...]] = {
     "hardened, directed": (*WATCHED, "detection.pruning=directed"),
     "hardened, two faces": (*WATCHED, "attack=ipm", "byzantine_faces=two", "byzantine_level=message"),
     "hardened, a message for each": (*WATCHED, "attack=dissensus"),
-    "hardened, poisoned": (*WATCHED, "attack=poison", "watch.retreat=0.001"),
+    "hardened, poisoned": (
+        *WATCHED,
+        *("attack=poison", "watch.retreat=0.001", "byzantine_start=36"),
+        *("optimisation.step_size=0.4", "optimisation.max_local_step=0.5"),
+    ),
 }
 
 
@@ -73,7 +77,7 @@ def tensors_in(value: object) -> dict[str, torch.Tensor]:
     for name, part in vars(value).items():
         if isinstance(part, torch.Tensor):
             found[name] = part
-        elif name in ("record", "history", "verdict") and part is not None:
+        elif name in ("record", "history", "verdict", "kept") and part is not None:
             found.update({f"{name}.{inner}": tensor for inner, tensor in tensors_in(part).items()})
         elif name == "memory":
             found.update({f"memory.{inner}": tensor for inner, tensor in part.items()})
@@ -96,4 +100,5 @@ def assert_same_state(one: State | None, two: State) -> None:
         assert getattr(one, key) == getattr(two, key)
     if two.history is not None:
         assert one.history is not None
-        assert (one.history.rounds, one.history.steps) == (two.history.rounds, two.history.steps)
+        for key in ("rates", "rounds", "steps", "weights"):
+            assert getattr(one.history, key) == getattr(two.history, key)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import bymi
 from bymi import State
-from bymi.detection import Suspensions
+from bymi.detection import KeptStates, Suspensions
 from bymi.distributed.group import Group
 from bymi.runs import checkpoints
 from bymi.runs import safetensors_file as tensorfile
@@ -54,16 +54,15 @@ class Reader:
 def part_of(state: State, place: Place) -> State:
     """What a process of a sharded engine holds: rows of its nodes, and columns of the messages that reach it."""
     nodes = place.nodes
-    rows = {
-        key: None if getattr(state, key) is None else getattr(state, key)[nodes] for key in ("flagged", "tracker", "before")
-    }
+    rows = {key: None if getattr(state, key) is None else getattr(state, key)[nodes] for key in ("flagged", "tracker")}
+    kept = KeptStates(state.kept.theta[nodes], state.kept.mean_claim[nodes])
     history = state.history.copy()
     if history.rounds:
         columns = torch.arange(len(history.times)) if place.columns is None else place.columns
         history.messages, history.times = history.messages[columns], history.times[columns]
         history.own, history.refused = history.own[nodes], history.refused[nodes][:, columns]
     record = Suspensions(state.record.left[nodes], state.record.strikes[nodes], state.record.longest)
-    return replace(state, theta=state.theta[nodes], record=record, history=history, **rows)
+    return replace(state, theta=state.theta[nodes], record=record, history=history, kept=kept, **rows)
 
 
 def places(numbers: Sequence[Sequence[int]], columns: Sequence[Tensor | None] | None = None) -> list[Place]:
@@ -161,7 +160,8 @@ def test_lists_of_neighbours_and_entries_of_the_tracker(tmp_path: Path) -> None:
     for rank, nodes in enumerate(place.nodes for place in FOUR):
         part = replace(
             state,
-            **{key: getattr(state, key)[nodes] for key in ("theta", "flagged", "tracker", "before")},
+            **{key: getattr(state, key)[nodes] for key in ("theta", "flagged", "tracker")},
+            kept=KeptStates(state.kept.theta[nodes], state.kept.mean_claim[nodes]),
             record=Suspensions(record.left[nodes], record.strikes[nodes], 16),
             history=replace(history, own=history.own[nodes], refused=history.refused[nodes]),
         )
@@ -363,7 +363,9 @@ LIES: dict[str, Callable[[dict[str, Tensor], dict[str, Any]], None]] = {
     "a phase as a list": said("phase", [[]]),
     "an update history without end": said("rounds", 10**9),
     "an update history of half rounds": said("rounds", 2.5),
-    "steps below zero": said("steps", -1.0),
+    "steps below zero": said("steps", [-1.0, 1.0]),
+    "steps of one kind only": said("steps", [1.0]),
+    "weights that are no list": said("weights", 1.0),
     "settled perhaps": said("settled", "perhaps"),
     "a tracker of what": said("entries", None),
     "no words": lambda tensors, words: words.pop("state"),

@@ -120,10 +120,10 @@ def test_claims(dim: int, seed: int) -> None:
     inboxes = network.exchange(0, {FIRST_HALF: first, SECOND_HALF: second})
     receivers = torch.tensor([3, 8, 1])
     seats = NeighbourIndex.of(graph.hears, network.nodes, receivers)
-    deeds = stream(seed, "deeds").normal(24, dim)  # of twelve columns and twelve receivers
+    deeds = stream(seed, "deeds").normal(24, 2 * dim)  # of twelve columns and twelve receivers, in two kinds
     own = seats.taken & ~seats.judged
     rows = torch.where(own, 12 + receivers[:, None], seats.nodes)
-    evidence, crossed, _ = claims_of(inboxes, deeds).before(seats, rows)
+    evidence, origin, crossed, _ = claims_of(inboxes, deeds).before(seats, rows)
     assert (evidence.points is None) == (dim == 80)
     assert crossed is not None
     for place, receiver in enumerate(receivers.tolist()):
@@ -136,8 +136,11 @@ def test_claims(dim: int, seed: int) -> None:
             for other, claimant in enumerate(order):
                 if not gone[other]:
                     deed = deeds[12 + node] if node == receiver else deeds[node]
-                    expected = float(deed @ (first[claimant] + second[claimant]) / 2)
-                    assert float(crossed[place, seat, other]) == pytest.approx(expected, abs=1e-9)
+                    for kind in range(2):
+                        part = deed[kind * dim : (kind + 1) * dim]
+                        expected = float(part @ (first[claimant] + second[claimant]) / 2)
+                        assert float(crossed[kind][place, seat, other]) == pytest.approx(expected, abs=1e-9)
+        assert origin.shape == (3, seats.taken.shape[1] + 1)
 
 
 def test_claims_of_two_faces() -> None:
@@ -177,7 +180,7 @@ def test_answers(dim: int) -> None:
     claims = QueriedHalfGradients(network.ask(0, theta, answer, asks))
     for receivers in asks.nonzero().flatten().split(6):
         seats = NeighbourIndex.of(graph.hears, network.nodes, receivers)
-        evidence, crossed, history = claims.before(seats, None)
+        evidence, _, crossed, history = claims.before(seats, None)
         assert crossed is None
         assert history is None
         for place, receiver in enumerate(receivers.tolist()):

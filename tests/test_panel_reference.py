@@ -254,6 +254,28 @@ def test_the_whole_panel(dim: int, plot: str, cross_fit: bool, panel: Panel) -> 
         assert [reasons_of(findings, hall, place) for place, hall in enumerate(halls)] == transcribed
 
 
+@pytest.mark.parametrize("plot", PLOTS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_panel_where_answers_differ_by_receiver(dim: int, plot: str) -> None:
+    """Groups of copies in one half, in both, of 12 % of the neighbours and of the own row, and kin, beside each plot."""
+    halls, panel = halls_of(dim, plot), Panel()
+    for hall in halls:
+        first, second = hall.first, hall.second
+        first[[3, 4, 5]] = first[2]  # one half only
+        for group in ([6, 9, 10], [11, 12, 13, 14, 15]):
+            first[group], second[group] = first[group[0]], second[group[0]]
+        first[17], second[17] = first[hall.own], second[hall.own]
+    transcribed = [
+        by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, True, answers_differ=True)
+        for hall in halls
+    ]
+    for points in (False, True):
+        findings = heard(halls, panel, points=points, spare=1, answers_differ=True)
+        assert [reasons_of(findings, hall, place) for place, hall in enumerate(halls)] == transcribed
+    assert any("duplicate" in words for words in transcribed)
+    assert all(words[9] == words[6] for words in transcribed)
+
+
 @pytest.mark.parametrize("share", [0.03, 0.1, 0.2, 0.3])
 @pytest.mark.parametrize("plot", [plot for plot in PLOTS if plot != "nobody"])
 def test_the_guard(plot: str, share: float) -> None:
@@ -296,8 +318,8 @@ def test_a_whole_detection(seed: int, probe: bool, guard: float) -> None:
         order = [*hears[receiver].nonzero().flatten().tolist(), receiver]
         first, second = (np.array(half) for half in zip(*(data.answer(node, point) for node in order), strict=True))
         hall = Hall(first, second)
-        at_probe = point is start
-        return by_definition.hear(first, second, hall.own, hall.origin, panel, detector.fdr_level, True, at_probe)
+        how = {"at_probe": point is start, "answers_differ": True}
+        return by_definition.hear(first, second, hall.own, hall.origin, panel, detector.fdr_level, True, **how)
 
     flags, start = 0, problem.start.numpy()
     for receiver in range(nodes):

@@ -16,7 +16,8 @@ from bymi.core.topology import Complete
 from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import fused, shorten
 from bymi.detection.reasons import REASONS, SEVERE
-from bymi.detection.update_tests import claim_mismatch, drift_test
+from bymi.detection.update_history import by_kind
+from bymi.detection.update_tests import claim_mismatch, drift_test, joint_test
 from tests.detection_fixtures import halves_of, parameters, verdict_of
 from tests.inbox_fixtures import Tampering, network_of
 from tests.neighbourhood_fixtures import found_in
@@ -100,11 +101,74 @@ def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
     assert (2 in found_in(found)[0]) is not noisy
 
 
+@pytest.mark.parametrize("points", [True, False], ids=["points", "products"])
+@pytest.mark.parametrize("seed", range(6))
+def test_joint_updates(seed: int, points: bool) -> None:
+    """A crowd of eight shifted together, one row far off alone, and some on the other side; with 14 rows nobody is judged."""
+    random = np.random.default_rng(seed)
+    counts, size, dim = (14, 45, 60), 61, 7 + seed
+    rooms = []
+    for count in counts:
+        deeds = 3 + random.standard_normal((count, dim))
+        along = random.standard_normal(dim)
+        along /= np.linalg.norm(along)
+        deeds[:8] += (3.0 + seed / 2) * along
+        deeds[8:10] -= 4.0 * along
+        deeds[10] += 9.0 * along
+        rooms.append(deeds)
+    cloud = torch.zeros(len(counts), size, dim, dtype=torch.float64)
+    valid = torch.zeros(len(counts), size, dtype=torch.bool)
+    for place, deeds in enumerate(rooms):
+        cloud[place, : len(deeds)] = torch.from_numpy(deeds - deeds[5])
+        valid[place, : len(deeds)] = True
+    judged = valid.clone()
+    judged[:, 12] = False
+    bound, wider = (torch.full((len(counts), 1), value, dtype=torch.float64) for value in (4.5, 1.1))
+    found, z = joint_test(cloud @ cloud.mT, cloud if points else None, valid, judged, bound, wider)
+    for place, deeds in enumerate(rooms):
+        expected = by_definition.joint_test(deeds, set(range(len(deeds))) - {12}, 4.5, 1.1)
+        assert found_in(found)[place] == expected
+    assert found_in(found)[0] == set()
+    assert len(found_in(found)[2]) >= 1
+    assert float(z[~valid].abs().max()) >= 0
+    assert not bool((found & ~judged).any())
+
+
+def test_a_crowd_is_found_whose_members_are_not() -> None:
+    """Twelve of sixty shifted by 3.5 deviations, less than the bound of one alone: all are found, in 30 dimensions."""
+    random = np.random.default_rng(1)
+    deeds = random.standard_normal((60, 30))
+    deeds[:12] += 5.0 * np.eye(30)[0]
+    gram = torch.from_numpy(deeds @ deeds.T)[None]
+    valid = torch.ones(1, 60, dtype=torch.bool)
+    one = torch.ones(1, 1, dtype=torch.float64)
+    found, _ = joint_test(gram, None, valid, valid, 50 * one, one)
+    assert found_in(found)[0] == set(range(12))
+
+
+def test_a_group_at_the_median_does_not_shrink_the_spread_of_residuals() -> None:
+    """Fifteen of 75 place their residual just below the median: next to no honest row stands out, without a floor many do."""
+    random = np.random.default_rng(2)
+    claims = random.standard_normal((75, 30))
+    deeds = -claims + 0.2 * random.standard_normal((75, 30))
+    usual = np.median(np.sum((deeds + claims)[15:] ** 2, 1))
+    deeds[:15] = -claims[:15] + np.sqrt(0.95 * usual / 30) * random.choice([-1.0, 1.0], (15, 30))
+    q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
+    valid, noise = torch.ones(1, 75, dtype=torch.bool), torch.zeros(1, 75, dtype=torch.float64)
+    bound = torch.full((1, 1), 5.0, dtype=torch.float64)
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, bound)
+    assert int(found[:, 15:].sum()) <= 1
+
+
 # The update history
 
 
-def test_trail() -> None:
-    """Means of theta as used, of the rounds in which most could use it, over the mean step size; refusals by receiver."""
+@pytest.mark.parametrize("fade", [0.0, 4.0])
+def test_trail(fade: float) -> None:
+    """Means of theta as used, of the rounds in which most could use it, over the mean step size; refusals by receiver.
+
+    With fading, beside the plain means those in which late rounds count more.
+    """
     scene = draw_scene(nodes=9, dim=4, directed=True, losses=False, seed=3)
     graph = Graph.from_hears(torch.from_numpy(scene.hears))
     lost = {1: 4, 2: 4, 3: 7}  # by round
@@ -112,7 +176,7 @@ def test_trail() -> None:
     def tamper(vectors: Tensor, senders: Tensor, topic: Topic, step: int) -> dict[int, Tensor | None]:
         return {lost[step]: None} if step in lost else {}
 
-    network, history = Tampering(graph, tamper), UpdateHistory()
+    network, history = Tampering(graph, tamper), UpdateHistory((0.0, fade) if fade else (0.0,))
     thetas, rates = stream(1, "theta").normal(7, 9, 4), [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.3]
     thetas[:, 8] += 20.0  # too far for all
     walked, shortened = [by_definition.Walked(4) for _ in range(9)], 0
@@ -123,7 +187,8 @@ def test_trail() -> None:
         share, _ = shorten(inbox, 3.0)
         far_out = torch.zeros(9, 9, dtype=torch.bool)
         far_out[2, 8] = step == 4
-        history.see(inbox, rate, share, far_out & graph.hears)
+        progress = sum(rates[: step + 1]) / sum(rates)
+        history.see(inbox, rate, share, far_out & graph.hears, progress)
         for node in range(9):
             listeners = graph.hears[:, node].nonzero().flatten().tolist()
             heard = int(inbox.heard[:, node].sum())
@@ -132,17 +197,19 @@ def test_trail() -> None:
             away = [float(torch.linalg.vector_norm(own - inbox.rows.origin)) for own in theta]
             near = [away[listener] <= 3 * sorted(away)[4] for listener in listeners]
             own = [theta[listener].numpy() for listener in listeners]
-            walked[node].add(theta[node].numpy(), rate, own, left, heard, near)
-    got, counted = history.vectors(), [step for step in range(7) if rates[step] > 0]
+            walked[node].add(theta[node].numpy(), rate, own, left, heard, near, np.exp(fade * progress))
+    got, counted = by_kind(history.vectors(), 4)[-1], [step for step in range(7) if rates[step] > 0]
+    counts = {step: float(np.exp(fade * sum(rates[: step + 1]) / sum(rates))) for step in counted}
+    usual_step = sum(counts[step] * rates[step] for step in counted) / sum(counts.values())
     assert got.dtype == torch.float64
     assert history.rounds == len(counted) == 6
-    assert walked[3].times < 6
+    assert walked[3].times < sum(counts.values())
     assert shortened > 7
     for node in range(9):
-        own = sum(thetas[step, node] for step in counted) / sum(rates)
+        own = sum(counts[step] * thetas[step, node] for step in counted) / sum(counts.values()) / usual_step
         if bool(graph.hears[:, node].any()):
             mean = walked[node].total / walked[node].times
-            np.testing.assert_allclose(got[node].numpy(), mean * len(counted) / sum(rates), rtol=1e-12)
+            np.testing.assert_allclose(got[node].numpy(), mean / usual_step, rtol=1e-12)
         assert torch.allclose(got[9 + node], own, rtol=1e-12)
     assert history.refused is not None
     expected = torch.zeros(9, 9, dtype=torch.int32)
@@ -372,9 +439,11 @@ def test_record(longest: int, judged: bool) -> None:
         ("score", 1, [1, 1]),
         ("not heard", 0, [1, 1]),
         ("alike", 0, [1, 1]),
-        ("extreme score", 0, [2, 4, 8, 8]),
-        ("extreme score", 1, [2, 2, 2]),
-        ("fuse", 5, [2, 2]),
+        ("joint update", 0, [1, 1]),
+        ("extreme score", 0, [4, 8, 8]),
+        ("extreme score", 1, [4, 4, 4]),
+        ("fuse", 5, [4, 4]),
+        ("drift", 5, [4, 4]),
     ],
 )
 def test_how_long_a_flag_lasts(why: str, clean: int, windows: list[int]) -> None:
@@ -401,7 +470,7 @@ def test_two_strikes_need_two_clean_detections() -> None:
     record = Suspensions.blank(torch.ones(1, 1, dtype=torch.bool), 16)
     nothing = torch.zeros(1, 1, dtype=torch.int8)
     severe, strikes = nothing + REASONS.index("absurd"), []
-    for code in (severe, severe, nothing, nothing, nothing, nothing, nothing, nothing):
+    for code in (severe, severe, *[nothing] * 10):
         record, _ = record.add(Verdict(torch.zeros(1, 1), torch.zeros(1), code != 0, code))
         strikes.append(int(record.strikes))
-    assert strikes == [1, 2, 2, 2, 2, 1, 0, 0]
+    assert strikes == [1, 2, 2, 2, 2, 2, 2, 2, 2, 1, 0, 0]

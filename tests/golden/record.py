@@ -90,7 +90,7 @@ def _digest(snapshot: Snapshot) -> str:
 _STORED = {"reason": "why", "statistic": "figure", "filtered_weight": "taken", "guard_acted": "guarded"}  # names in digests
 
 
-_LATER = ("pull",)  # fields of the hardened verdict that are younger than stored digests of the published one
+_LATER = ("pull", "mean_claim")  # fields of the hardened verdict that are younger than stored digests of the published one
 
 
 def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
@@ -107,7 +107,7 @@ def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
             yield f"verdict {_STORED.get(name, name)}", tensor
     history = None if snapshot.state is None else snapshot.state.history
     if history is not None:
-        yield "update history: steps", torch.tensor([history.rounds, history.steps], dtype=torch.float64)
+        yield "update history: steps", torch.tensor([history.rounds, *history.steps, *history.weights], dtype=torch.float64)
         for name in ("messages", "own", "times", "refused"):
             yield f"update history: {name}", getattr(history, name)
 

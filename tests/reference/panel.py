@@ -46,10 +46,10 @@ def off(value: float, among: list[float]) -> float:
     return distance / width
 
 
-def off_above(value: float, among: list[float]) -> float:
-    """The same with the spread of the lower half only."""
+def off_above(value: float, among: list[float], least: float = 0.0) -> float:
+    """The same with the spread of the lower half only, which is `least` at least."""
     middle = median(among)
-    width = _NORMAL * median([middle - each for each in among if each <= middle])
+    width = max(least, _NORMAL * median([middle - each for each in among if each <= middle]))
     if width == 0:
         return math.nan if value == middle else math.copysign(math.inf, value - middle)
     return (value - middle) / width
@@ -94,6 +94,29 @@ def duplicates(first: Vector, own: int | None, closeness: float) -> set[int]:
         if r != own and (own in same or (len(same) >= 4 and min(same) < r)):
             found.add(r)
     return found
+
+
+def repeated(first: Vector, second: Vector, own: int | None, closeness: float) -> tuple[dict[int, int], set[int]]:
+    """Rows that repeat an earlier one in both halves, the own row being the earliest, with that row; and whom to flag for it.
+
+    Flagged are copies of the own row, and those in groups of 12 % of the neighbours, five at least.
+    """
+    count = len(first)
+
+    def apart(r: int, s: int) -> float:
+        return max(float(np.linalg.norm(half[r] - half[s])) for half in (first, second))
+
+    pairs = sorted(apart(r, s) for r in range(count) for s in range(count) if r != s)
+    usual = pairs[(len(pairs) - 1) // 2] if pairs else 0.0
+    order = sorted(range(count), key=lambda row: (row != own, row))
+    copies, flagged = {}, set()
+    for r in range(count):
+        same = [s for s in order if s != r and apart(r, s) < closeness * usual]
+        if r != own and same and order.index(same[0]) < order.index(r):
+            copies[r] = same[0]
+            many = len(same) + 1 >= max(5, 0.12 * (count - (own is not None)))
+            flagged |= {r} if many or own in same else set()
+    return copies, flagged
 
 
 def screen(values: list[float], own: int | None, high: float, low: float) -> set[int]:
@@ -316,21 +339,30 @@ def hear(
     level: float,
     cross_fit: bool,
     at_probe: bool = False,
+    *,
+    answers_differ: bool = False,
 ) -> list[str]:
-    """The reason found for each row, "kept" for none: every test on those whom the ones before it have left."""
+    """The reason found for each row, "kept" for none: every test on those whom the ones before it have left.
+
+    If `answers_differ` by receiver, copies and rows alike leave without a reason; a copy gets that of the row it repeats.
+    """
     count = len(first)
     neighbours = [row for row in range(count) if row != own]
-    why = ["kept"] * count
+    why, aside, copies = ["kept"] * count, set[int](), dict[int, int]()
 
     def still() -> list[int]:
-        return [row for row in neighbours if why[row] == "kept"]
+        return [row for row in neighbours if why[row] == "kept" and row not in aside]
+
+    def inherit() -> None:
+        for row, original in copies.items():
+            why[row] = why[original] if why[row] == "kept" else why[row]
 
     def widened() -> float:
         """By how much bounds grow with as many neighbours as are left."""
         return 1 + panel.widen * max(0.0, 1 / max(1, len(still())) - 1 / 60)
 
     def left() -> tuple[list[int], Vector, Vector, int | None]:
-        rows = [row for row in range(count) if why[row] == "kept"]
+        rows = [row for row in range(count) if why[row] == "kept" and row not in aside]
         return rows, first[rows], second[rows], None if own is None else rows.index(own)
 
     def note(rows: list[int], found: set[int], name: str) -> None:
@@ -341,15 +373,25 @@ def hear(
     size = absurd(first, second, about)
     note(list(range(count)), {row for row in neighbours if size[row] > panel.absurd}, "absurd")
     rows, one, two, mine = left()
-    note(rows, duplicates(one, mine, panel.duplicate), "duplicate")
+    if answers_differ:
+        found_copies, found = repeated(one, two, mine, panel.duplicate)
+        note(rows, found, "duplicate")
+        copies = {rows[copy]: rows[original] for copy, original in found_copies.items()}
+        aside |= set(copies)
+    else:
+        note(rows, duplicates(one, mine, panel.duplicate), "duplicate")
     before, wider = still(), widened()
     rows, one, two, mine = left()
     note(rows, inconsistent(one, two, mine, panel.high * wider, panel.low * wider), "inconsistent")
     rows, one, two, mine = left()
-    note(rows, alike(one, two, mine, panel.alike * wider), "alike")
+    if answers_differ:
+        aside |= {rows[place] for place in alike(one, two, mine, panel.alike * wider)}
+    else:
+        note(rows, alike(one, two, mine, panel.alike * wider), "alike")
     rows, one, two, mine = left()
     middle = noise_edge(one, two, panel.edge, panel.most)
     note(rows, too_good(one, two, mine, middle.weights, panel.low * wider), "too good")
+    inherit()
     after, wider = still(), widened()
     rows, one, two, mine = left()
     middle = noise_edge(one, two, panel.edge, panel.most)
@@ -368,6 +410,7 @@ def hear(
             if at_probe:
                 found = backward(first, second, rows, typical, neighbours, after, panel.backward * wider)
                 note(list(range(count)), found, "backward")
+            inherit()
             return guarded(why, before, after, panel.guard)
     stretch = 1 / (1 - max(0.0, mixed) / (panel.mixed or 1.0))
     all_scores = scores(one, two, middle.weights, cross_fit=cross_fit)
@@ -385,6 +428,7 @@ def hear(
     how = {"edge": panel.edge, "level": level / 2}
     how |= {"strong": panel.direction * wider * stretch, "weak": panel.joint * wider * stretch}
     note(rows, shifted(one, two, mine, middle, **how, out=far), "direction")
+    inherit()
     return guarded(why, before, after, panel.guard)
 
 
@@ -451,9 +495,36 @@ def claim_mismatch(deeds: Vector, claims: Vector, noise: Vector, judged: set[int
             residual = float(np.sum((q + kappa * g) ** 2))
             values[row] = log(residual)
             explained |= {row} if residual <= 4 * kappa**2 * float(noise[row]) else set()
-        far = standing_off({row: off_above(values[row], list(values.values())) for row in left if row in judged}, bound)
+        far = standing_off({row: off_above(values[row], list(values.values()), 0.35) for row in left if row in judged}, bound)
         gone |= far - explained
     return gone
+
+
+def joint_test(deeds: Vector, judged: set[int], bound: float, wider: float) -> set[int]:
+    """Along each of the three widest directions: whoever is far off alone, or in a crowd on the side that outnumbers the other.
+
+    The coordinate of a row is that along the direction less the row's own part in it.
+    """
+    found: set[int] = set()
+    if len(judged) < 15:
+        return found
+    count, centre = len(deeds), mean_of(deeds, even(len(deeds)))
+    values, vectors = axes(deeds, even(count))
+    for place in range(1, min(3, len(values)) + 1):
+        # u = sum_r a_r (x_r - centre) with a_r = <u, x_r - centre> / (n variance)
+        unit = vectors[:, -place]
+        along = [float(unit @ (row - centre)) for row in deeds]
+        part = [y / (count * values[-place]) for y in along]
+        left = [y - a * float(np.sum((row - centre) ** 2)) for y, a, row in zip(along, part, deeds, strict=True)]
+        z = {row: off(left[row], left) for row in judged}
+        up, down = (sum(1 for value in z.values() if side * value > 2.5 * wider) for side in (1, -1))
+        side = 1 if up >= down else -1
+        crowd = [side * value for value in z.values() if side * value > 2.5 * wider]
+        crowded = abs(up - down) > 2.5 * math.sqrt(up + down)
+        for row, value in z.items():
+            member = crowded and side * value > max(2.5 * wider, 0.65 * median(crowd))
+            found |= {row} if abs(value) > bound or member else set()
+    return found
 
 
 def shortened(
@@ -484,21 +555,33 @@ class Walked:
     """What one neighbour did as far as it was used, with the same words to all who listen."""
 
     def __init__(self, dim: int) -> None:
-        self.total, self.times = np.zeros(dim), 0
+        self.total, self.times = np.zeros(dim), 0.0
 
-    def add(self, sent: Vector, rate: float, listeners: list[Vector], share: list[float], heard: int, near: list[bool]) -> None:
-        """One round: own vectors of all who expect a message, what each left of it, how many heard it, who is not far off."""
+    def add(
+        self,
+        sent: Vector,
+        rate: float,
+        listeners: list[Vector],
+        share: list[float],
+        heard: int,
+        near: list[bool],
+        weight: float,
+    ) -> None:
+        """One round: own vectors of all who expect a message, what each left of it, how many heard it, who is not far off.
+
+        `weight`: what a round of this time counts.
+        """
         if rate <= 0 or not listeners or 2 * heard < len(listeners):
             return
         usual = sorted(share)[(len(share) - 1) // 2]
         sane = [vector for vector, close in zip(listeners, near, strict=True) if close]
         middle = mean_of(np.array(sane), even(len(sane)))
-        self.total = self.total + (middle + usual * (sent - middle) if usual < 1 else sent)
-        self.times += 1
+        self.total = self.total + weight * (middle + usual * (sent - middle) if usual < 1 else sent)
+        self.times += weight
 
 
 class Served:
-    """One neighbour's record at one receiver: a severe flag lasts 2, 4, 8, ... detections, this one included.
+    """One neighbour's record at one receiver: a severe flag lasts 4, 8, 16, ... detections, this one included.
 
     A detection that finds nothing while no time is served takes one strike back.
     """
@@ -511,7 +594,7 @@ class Served:
             self.strikes = max(0, self.strikes - 1)
         if why in severe:
             self.strikes += 1
-            self.until = max(self.until, self.now + min(2**self.strikes, self.longest))
+            self.until = max(self.until, self.now + min(2 ** (1 + self.strikes), self.longest))
         told = "serving time" if why == "kept" and self.now < self.until else why
         self.now += 1
         return told

@@ -88,6 +88,7 @@ class Adaptive(RoleAttack):
             return would_send
         # About the centre that the test will have: weighted means of updates and claims, the attackers' own included.
         updates = torch.cat([moment.updates[moment.honest], moment.updates[moment.own]]).to(torch.float64)
+        updates = updates[:, : honest.shape[1]]  # the first kind, the plain mean over the window
         weights = _MIDDLE.coefficients(
             VectorStack(updates), torch.ones(1, len(updates), dtype=torch.bool, device=updates.device)
         )[0]

@@ -30,7 +30,7 @@ class AttackContext:
     timetable: Timetable | None = None  # None: unknown
     at_start: bool = False  # the vectors are gradients at the common start
     asker: int | None = None  # the only node that receives the vectors
-    updates: Tensor | None = None  # [M, D] update history of all nodes, in a detection; None before the first window
+    updates: Tensor | None = None  # [M, K D] update history of all nodes, K kinds of it; None before the first window
     first: Tensor | None = None  # [h, D] honest first halves for the same asker, when second halves are made
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bymi.attacks.adaptive import (
+    Adaptive,
     Copies,
     Fitted,
     Flip,
@@ -53,6 +54,7 @@ _ATTACKS: dict[str, type[Attack]] = {
     "dissensus": Dissensus,
     "isolation": Isolation,
     "y-poison": TrackerPoison,
+    "adaptive": Adaptive,
     "wobble": Wobble,
     "inflate": Inflate,
     "fitted": Fitted,

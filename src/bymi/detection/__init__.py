@@ -13,6 +13,7 @@ from bymi.detection.panel import Panel
 from bymi.detection.published import identify_neighbours, judge_replies
 from bymi.detection.reasons import REASONS
 from bymi.detection.registry import CENTRES, SCALES, THRESHOLDS
+from bymi.detection.rollback import KeptStates
 from bymi.detection.scale import Identity, Principal, Scale
 from bymi.detection.suspensions import Suspensions
 from bymi.detection.threshold import PublishedThreshold, Threshold, threshold
@@ -30,6 +31,7 @@ __all__ = [
     "HalfGradientMakers",
     "HalfGradients",
     "Identity",
+    "KeptStates",
     "Panel",
     "Principal",
     "ProbeMakers",

@@ -91,6 +91,7 @@ class Verdict:
     filtered_weight: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the filter removed
     guard_acted: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the guard acted on a flagged majority
     pull: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] shift of a gradient below which one neighbour is kept
+    mean_claim: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] length of the mean gradient that kept nodes claim
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """The verdict per sender, from one per message."""

@@ -9,7 +9,8 @@ from bymi.core.linalg import lower_median
 from bymi.detection.evidence import Evidence
 from bymi.detection.robust_statistics import median
 
-_CROWD = 5  # smallest group of copies that is flagged
+_CROWD = 5  # smallest group of copies that is flagged by itself
+_MANY = 0.12  # share of the neighbours from which on copies of each other are flagged in a network
 
 
 def absurd(evidence: Evidence) -> Tensor:
@@ -27,7 +28,7 @@ def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     `_CROWD` members, and its first is kept. The second result is each row's distance to its nearest, over the usual one;
     infinite at receivers whose rows are all far apart.
     """
-    distance = _distances(evidence)
+    distance = _distances(evidence, evidence.first)
     flagged, nearest = torch.zeros_like(evidence.valid), torch.full_like(distance[:, 0], torch.inf)
     # The usual distance is at most the longest: most receivers have no close pair and need no median.
     shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
@@ -39,24 +40,52 @@ def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     return flagged, nearest
 
 
-def _distances(evidence: Evidence) -> Tensor:
-    """Squared distances of first halves [b, n, n], NaN where there is no pair."""
-    mask = torch.where(evidence.valid, 0.0, torch.nan).to(evidence.first)
-    square = evidence.first.diagonal(dim1=1, dim2=2) + mask
-    distance = torch.add(square[:, :, None], square[:, None, :]).sub_(evidence.first, alpha=2)
+def repeated(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that repeat an earlier one in both halves [b, n], the row that each repeats [b, n], and copies to flag [b, n].
+
+    A neighbour that answers each receiver separately can repeat whom it likes, and any of the two may then be called the copy:
+    so a copy adds nothing to an estimate, and shares the verdict on the row that it repeats, but is flagged for being one only
+    where `_MANY` of the neighbours say the same, or if it repeats the receiver's own row.
+    """
+    copies, flagged = torch.zeros_like(evidence.valid), torch.zeros_like(evidence.valid)
+    original = torch.arange(copies.shape[1], device=copies.device).expand(copies.shape).clone()
+    distance = torch.maximum(*(_distances(evidence, products) for products in (evidence.first, evidence.second)))
+    shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
+    candidates = (shortest < closeness**2 * longest).nonzero().flatten()
+    if not len(candidates):
+        return copies, original, flagged
+    distance, judged, valid = distance[candidates], evidence.judged[candidates], evidence.valid[candidates]
+    same, earlier, _ = _same(distance, valid, judged, closeness)
+    copies[candidates] = (same & earlier).any(2) & judged
+    rank = torch.where(valid & ~judged, -1, torch.arange(distance.shape[1], device=distance.device))
+    first = torch.where(same, rank[:, None, :], distance.shape[1]).argmin(2)
+    original[candidates] = torch.where(copies[candidates], first, original[candidates])
+    many = same.sum(2) + 1 >= (_MANY * judged.sum(1, keepdim=True)).clamp_min(_CROWD)
+    own = (same & (valid & ~judged)[:, None, :]).any(2)
+    flagged[candidates] = copies[candidates] & (many | own)
+    return copies, original, flagged
+
+
+def _distances(evidence: Evidence, products: Tensor) -> Tensor:
+    """Squared distances of halves with these products [b, n, n], NaN where there is no pair."""
+    mask = torch.where(evidence.valid, 0.0, torch.nan).to(products)
+    square = products.diagonal(dim1=1, dim2=2) + mask
+    distance = torch.add(square[:, :, None], square[:, None, :]).sub_(products, alpha=2)
     distance.diagonal(dim1=1, dim2=2).fill_(torch.nan)
     return distance
 
 
 def _copies(distance: Tensor, valid: Tensor, judged: Tensor, closeness: float) -> tuple[Tensor, Tensor]:
+    same, earlier, usual = _same(distance, valid, judged, closeness)
+    nearest = torch.where(distance.isnan(), torch.inf, (distance / usual).clamp_min(0.0).sqrt()).amin(2)
+    grouped = (same.sum(2) >= _CROWD - 1) | (same & (valid & ~judged)[:, None, :]).any(2)
+    return grouped & (same & earlier).any(2) & judged, nearest
+
+
+def _same(distance: Tensor, valid: Tensor, judged: Tensor, closeness: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs of equal rows [b, n, n], pairs of which the second is earlier [b, n, n], and the usual distance [b, 1, 1]."""
     size, pairs = distance.shape[1], ~distance.isnan()
     usual = lower_median(distance.flatten(1), pairs.flatten(1))[:, None, None]
-    same = pairs & (distance < closeness**2 * usual)
     # The receiver's own row ranks before all others: a row that repeats it is the copy.
-    own = valid & ~judged
-    position = torch.arange(size, device=pairs.device)
-    rank = torch.where(own, -1, position)
-    earlier = rank[:, None, :] < rank[:, :, None]
-    nearest = torch.where(pairs, (distance / usual).clamp_min(0.0).sqrt(), torch.inf).amin(2)
-    grouped = (same.sum(2) >= _CROWD - 1) | (same & own[:, None, :]).any(2)
-    return grouped & (same & earlier).any(2) & judged, nearest
+    rank = torch.where(valid & ~judged, -1, torch.arange(size, device=pairs.device))
+    return pairs & (distance < closeness**2 * usual), rank[:, None, :] < rank[:, :, None], usual

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -19,6 +19,7 @@ from bymi.core.neighbourhood_reply import NeighbourhoodReply
 from bymi.detection.background import BackgroundReader
 from bymi.detection.evidence import Evidence, NeighbourIndex, pick, stack, stack_rows
 from bymi.detection.spectrum import FEW_DIMENSIONS
+from bymi.detection.update_history import by_kind
 
 _RECEIVERS = 128  # receivers whose products are held at a time
 
@@ -27,8 +28,9 @@ class TestInputs(NamedTuple):
     """Inputs of the tests for b receivers, products [b, n, n] by neighbour index."""
 
     evidence: Evidence
-    crossed: Tensor | None = None  # <q, (x1 + x2) / 2> of update history q and half gradients
-    history_gram: Tensor | None = None  # <q, q>, if the update history came with the half gradients
+    origin: Tensor  # [b, n + 1]: <o, (x1 + x2) / 2 - o> with the origin o of the evidence, then |o|^2
+    crossed: Sequence[Tensor] | None = None  # <q, (x1 + x2) / 2> of the update history q of each kind and half gradients
+    history_grams: Sequence[Tensor] | None = None  # <q, q> of each kind, if it came with the half gradients
 
 
 class HalfGradients(Protocol):
@@ -91,9 +93,10 @@ class CommonHalfGradients:
             evidence = Evidence(first, second, cross, valid, valid & seats.judged)
         if self._zero is not None:
             evidence = replace(evidence, zero=self._zero.at(index))
+        origin = torch.cat([self._origin[:-1][index], self._origin[-1:].expand(len(index), 1)], 1)
         if self._deeds is None or rows is None:
-            return TestInputs(evidence)
-        return TestInputs(evidence, self._crossed[rows[:, :, None], index[:, None, :]])
+            return TestInputs(evidence, origin)
+        return TestInputs(evidence, origin, [crossed[rows[:, :, None], index[:, None, :]] for crossed in self._crossed])
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -104,7 +107,11 @@ class CommonHalfGradients:
         return _points(self._first, self._second)
 
     @cached_property
-    def _crossed(self) -> Tensor:
+    def _origin(self) -> Tensor:
+        return _origin(self._first, self._second)
+
+    @cached_property
+    def _crossed(self) -> list[Tensor]:
         assert self._deeds is not None
         return _cross(self._deeds, self._first, self._second)
 
@@ -126,10 +133,16 @@ class ListedHalfGradients:
             points = one.points(index), _about(two.vectors[index], origin)
         zero = None if self._zero is None else self._zero.at(index)
         evidence = Evidence(one.among(index), second, cross, valid, valid & seats.judged, points, zero)
+        to_origin = _origin(self._first, self._second)
+        to_origin = torch.cat([to_origin[:-1][index], to_origin[-1:].expand(len(index), 1)], 1)
         if self._deeds is None or rows is None:
-            return TestInputs(evidence)
-        parts = [inner_of_sets(self._deeds, rows, half.vectors, index, torch.zeros_like(origin)) for half in (one, two)]
-        return TestInputs(evidence, (parts[0] + parts[1]) / 2)
+            return TestInputs(evidence, to_origin)
+        nowhere = torch.zeros_like(origin)
+        parts = [
+            [inner_of_sets(deeds, rows, half.vectors, index, nowhere) for half in (one, two)]
+            for deeds in by_kind(self._deeds, len(origin))
+        ]
+        return TestInputs(evidence, to_origin, [(first + second) / 2 for first, second in parts])
 
 
 class QueriedHalfGradients:
@@ -147,8 +160,9 @@ class QueriedHalfGradients:
         deeds, size = None if rows is None else self._deeds, seats.taken.shape[1]
         halves: dict[int, tuple[Tensor, Tensor]] = {}
         products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        crossed: dict[int, Tensor] = {}
-        history_gram: dict[int, Tensor] = {}
+        origins: dict[int, Tensor] = {}
+        crossed: dict[int, list[Tensor]] = {}
+        history_grams: dict[int, list[Tensor]] = {}
         zeros: dict[int, _ZeroProducts] = {}
 
         def read(position: int, reply: NeighbourhoodReply) -> None:
@@ -157,11 +171,12 @@ class QueriedHalfGradients:
             valid[position, len(reply.senders)] = True  # the receiver's own
             if reply.deeds is not None:
                 history = reply.deeds()
-                crossed[position], history_gram[position] = _cross(history, first, second), VectorStack(history).gram
+                crossed[position] = _cross(history, first, second)
+                history_grams[position] = [VectorStack(kind).gram for kind in by_kind(history, len(reply.point))]
             if len(reply.point) <= FEW_DIMENSIONS:
                 halves[position] = first.rows.vectors, second.rows.vectors
                 return
-            products[position] = _multiply(first, second)
+            products[position], origins[position] = _multiply(first, second), _origin(first, second)
             if self._zero:
                 zeros[position] = _ZeroProducts.of(first, second)
             if reply.deeds is None and deeds is not None and rows is not None:
@@ -172,14 +187,26 @@ class QueriedHalfGradients:
                 numbers = len(reply.senders) * len(reply.point)
                 run(partial(read, position, reply), numbers=numbers, device=reply.point.device)
         crossed_products, history_products = (
-            stack([by_position[position] for position in sorted(by_position)], size) if by_position else None
-            for by_position in (crossed, history_gram)
+            [
+                stack([by_position[position][kind] for position in sorted(by_position)], size)
+                for kind in range(len(next(iter(by_position.values()))))
+            ]
+            if by_position
+            else None
+            for by_position in (crossed, history_grams)
         )
         if not halves:
             one, two, cross = (stack([products[position][part] for position in sorted(products)], size) for part in range(3))
+            # The receiver's own row, then |o|^2 behind the padding.
+            to_origin = torch.stack(
+                [
+                    torch.cat([torch.nn.functional.pad(row[:-1], (0, size + 1 - len(row))), row[-1:]])
+                    for _, row in sorted(origins.items())
+                ]
+            )
             zero = _ZeroProducts.stacked([zeros[position] for position in sorted(zeros)], size) if zeros else None
             evidence = Evidence(one, two, cross, valid, valid & seats.judged, zero=zero)
-            return TestInputs(evidence, crossed_products, history_products)
+            return TestInputs(evidence, to_origin, crossed_products, history_products)
         one, two = (
             stack_rows([halves[position][half] for position in sorted(halves)], size).to(torch.float64) for half in range(2)
         )
@@ -188,9 +215,12 @@ class QueriedHalfGradients:
         if self._zero and evidence.points is not None:
             along = [-(points @ origin.mT).squeeze(2) for points in evidence.points]
             evidence = replace(evidence, zero=(along[0], along[1], origin.square().sum(2)))
+        middle = (one + two) / 2
+        to_origin = torch.cat([((middle - origin) * taken) @ origin.mT, origin @ origin.mT], 1).squeeze(2)
         if deeds is None or rows is None:
-            return TestInputs(evidence, crossed_products, history_products)
-        return TestInputs(evidence, (deeds[rows].to(torch.float64) * taken) @ ((one + two) / 2).mT)
+            return TestInputs(evidence, to_origin, crossed_products, history_products)
+        kinds = by_kind(deeds[rows].to(torch.float64) * taken, one.shape[2])
+        return TestInputs(evidence, to_origin, [kind @ middle.mT for kind in kinds])
 
 
 class BufferedHalfGradients:
@@ -249,9 +279,17 @@ def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:
     return _about(first.rows.vectors, origin), _about(second.rows.vectors, origin)
 
 
-def _cross(history: Tensor, first: Inbox, second: Inbox) -> Tensor:
+def _cross(history: Tensor, first: Inbox, second: Inbox) -> list[Tensor]:
     middle = (first.rows.vectors + second.rows.vectors) / 2
-    return inner(history, middle, torch.zeros_like(middle[0]))
+    return [inner(kind, middle, torch.zeros_like(middle[0])) for kind in by_kind(history, middle.shape[1])]
+
+
+def _origin(first: Inbox, second: Inbox) -> Tensor:
+    """<o, (x1 + x2) / 2 - o> of every row and the origin o, then |o|^2 [R + 1]."""
+    origin = first.rows.origin[None]
+    along = inner((first.rows.vectors + second.rows.vectors) / 2, origin, torch.zeros_like(origin[0])).squeeze(1)
+    square = inner(origin, origin, torch.zeros_like(origin[0])).squeeze(1)
+    return torch.cat([along - square, square])
 
 
 def _about(vectors: Tensor, origin: Tensor) -> Tensor:

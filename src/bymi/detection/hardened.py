@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,8 +18,9 @@ from bymi.detection.half_gradients import HalfGradients, groups
 from bymi.detection.monitoring import Watch
 from bymi.detection.panel import Findings, hear
 from bymi.detection.reasons import FIRM, HARD, reason_code
-from bymi.detection.update_history import UpdateHistory
-from bymi.detection.update_tests import claim_mismatch, drift_test
+from bymi.detection.spectrum import FEW_DIMENSIONS, uniform
+from bymi.detection.update_history import UpdateHistory, by_kind
+from bymi.detection.update_tests import claim_mismatch, drift_test, joint_test
 
 _FEW_ROUNDS = 10  # least denominator of a share of rounds: one refused message means little
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # centre of update histories, whose noise edge is unknown
@@ -49,7 +51,7 @@ def judge_neighbours(
         seats = NeighbourIndex.of(arcs, nodes, group)
         rows = None if update_tests is None else update_tests.rows(seats)
         excluded = seats.judged & torch.gather(suspended[group], 1, seats.at)
-        evidence, crossed, history_gram = claims.before(seats, rows)
+        evidence, origin, crossed, history_grams = claims.before(seats, rows)
         evidence = evidence.without(excluded)
         findings = _hear(evidence, detector, quiet=probed is None)
         asked = seats.judged & ~excluded
@@ -67,11 +69,11 @@ def judge_neighbours(
         if update_tests is not None:
             bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
             noise = unasked * evidence.difference2 / 4
-            products = update_tests.before(seats) if history_gram is None else history_gram
             code, statistic, failed = update_tests.judge(
-                seats, asked, evidence, products, crossed, noise, code, statistic, watch, bounds, panel.guard
+                seats, asked, evidence, history_grams, crossed, noise, code, statistic, watch, bounds, panel.guard
             )
             guard_acted = guard_acted | failed
+        verdict.mean_claim[group] = _mean_claim(evidence, origin, code)
         seats.spread(code, verdict.reason)
         seats.spread(code != 0, verdict.flagged)
         seats.spread(findings.scores, verdict.scores)
@@ -79,6 +81,13 @@ def judge_neighbours(
         verdict.filtered_weight[group], verdict.guard_acted[group] = findings.filtered_weight, guard_acted
         verdict.pull[group] = findings.pull
     return verdict
+
+
+def _mean_claim(evidence: Evidence, origin: Tensor, code: Tensor) -> Tensor:
+    """Length of the mean of the full gradients that neighbours which are not flagged claim, and of the own [b]."""
+    weights = uniform(evidence.valid & (code == 0))
+    about = (weights * (evidence.middle @ weights[:, :, None]).squeeze(2)).sum(1)
+    return (about + 2 * (weights * origin[:, :-1]).sum(1) + origin[:, -1]).clamp_min(0.0).sqrt()
 
 
 def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Tensor]:
@@ -111,7 +120,8 @@ def _hear(evidence: Evidence, detector: Detector, *, quiet: bool) -> Findings:
     assert isinstance(detector.centre, SetRule)
     panel = detector.panel if quiet else replace(detector.panel, low=None)
     level = {"fdr_level": detector.fdr_level, "offset": detector.offset}
-    return hear(evidence, panel, centre=detector.centre, cross_fit=detector.cross_fit, **level)  # type: ignore[arg-type]
+    how = {"centre": detector.centre, "cross_fit": detector.cross_fit, "answers_differ": True}
+    return hear(evidence, panel, **how, **level)  # type: ignore[arg-type]
 
 
 class _UpdateTests:
@@ -123,12 +133,9 @@ class _UpdateTests:
         self._history, self._inbox, self._refused, self._rounds = history, history.inbox, history.refused, history.rounds
 
     @cached_property
-    def _rows(self) -> VectorStack:
-        return VectorStack(self._history.vectors())
-
-    def before(self, seats: NeighbourIndex) -> Tensor:
-        """Products of the update histories of each neighbour [b, n, n]."""
-        return self._inbox.gram_among(self._rows, self.rows(seats))
+    def _rows(self) -> list[VectorStack]:
+        assert self._history.own is not None
+        return [VectorStack(kind.contiguous()) for kind in by_kind(self._history.vectors(), self._history.own.shape[2])]
 
     def rows(self, seats: NeighbourIndex) -> Tensor:
         """Row of each neighbour in the update history's vectors [b, n]."""
@@ -141,8 +148,8 @@ class _UpdateTests:
         seats: NeighbourIndex,
         asked: Tensor,
         claims: Evidence,
-        history_gram: Tensor,
-        crossed: Tensor | None,
+        history_grams: Sequence[Tensor] | None,
+        crossed: Sequence[Tensor] | None,
         noise: Tensor,
         code: Tensor,
         statistic: Tensor,
@@ -150,25 +157,40 @@ class _UpdateTests:
         wider: Tensor,
         guard: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Reason codes and statistics with tests on the products `history_gram`, and whether the guard dropped these [b]."""
+        """Reason codes and statistics with tests on the update history, and whether the guard dropped these [b].
+
+        `history_grams`: products of it [b, n, n] of each kind, if it came with the claims.
+        """
         before = code, statistic
         counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
         refused = counts / max(_FEW_ROUNDS, self._rounds)
         far_out = asked & (refused > watch.fuse_share) & (code == 0)
-        code, statistic = (
-            torch.where(far_out, reason_code("fuse"), code),
-            torch.where(far_out, refused.to(statistic), statistic),
-        )
+        code = torch.where(far_out, reason_code("fuse"), code)
+        statistic = torch.where(far_out, refused.to(statistic), statistic)
         valid = (asked | (seats.taken & ~seats.judged)) & (code == 0)
-        if watch.drift is not None:
-            new, z = drift_test(history_gram, valid, valid & seats.judged, _MIDDLE, watch.drift * wider)
-            code, statistic = torch.where(new, reason_code("drift"), code), torch.where(new, z, statistic)
+
+        def note(name: str, new: Tensor, z: Tensor) -> None:
+            nonlocal code, statistic, valid
+            code, statistic = torch.where(new, reason_code(name), code), torch.where(new, z, statistic)
             valid = valid & ~new
-        if watch.deed is not None and crossed is not None:
-            new, z = claim_mismatch(
-                history_gram, claims.middle, crossed, noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider
-            )
-            code, statistic = torch.where(new, reason_code("deed"), code), torch.where(new, z, statistic)
+
+        for kind in range(len(self._history.rates)):
+            if history_grams is None:
+                rows, at = self._rows[kind], self.rows(seats)
+                products = self._inbox.gram_among(rows, at)
+                points = rows.points(at) if rows.vectors.shape[1] <= FEW_DIMENSIONS else None
+            else:
+                products, points = history_grams[kind], None
+            if watch.drift is not None:
+                note("drift", *drift_test(products, valid, valid & seats.judged, _MIDDLE, watch.drift * wider))
+            if watch.deed is not None and crossed is not None:
+                found = claim_mismatch(
+                    *(products, claims.middle, crossed[kind], noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
+                )
+                note("deed", *found)
+            if watch.joint is not None:
+                found = joint_test(products, points, valid, valid & seats.judged, watch.joint * wider, wider)
+                note("joint update", *found)
         share = torch.inf if guard is None else guard
         failed = (code != 0).sum(1, keepdim=True) > share * asked.sum(1, keepdim=True)
         return torch.where(failed, before[0], code), torch.where(failed, before[1], statistic), failed.squeeze(1)
@@ -185,4 +207,5 @@ def _blank(arcs: Tensor) -> Verdict:
         filtered_weight=torch.zeros(shape[0], dtype=torch.float64, device=device),
         guard_acted=torch.zeros(shape[0], dtype=torch.bool, device=device),
         pull=torch.full(shape[:1], torch.nan, dtype=torch.float64, device=device),
+        mean_claim=torch.full(shape[:1], torch.nan, dtype=torch.float64, device=device),
     )

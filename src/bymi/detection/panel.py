@@ -13,7 +13,7 @@ from bymi.core.named_parts import Checked, bounded
 from bymi.detection.consistency import alike, inconsistent, too_good
 from bymi.detection.direction import shifted
 from bymi.detection.evidence import Evidence
-from bymi.detection.gross_outliers import absurd, duplicates
+from bymi.detection.gross_outliers import absurd, duplicates, repeated
 from bymi.detection.heterogeneity import backward, farther, heterogeneity
 from bymi.detection.noise_edge import Centre, NoiseEdge
 from bymi.detection.reasons import reason_code
@@ -110,10 +110,25 @@ class Findings:
         return self.code != 0
 
 
-def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, centre: SetRule, cross_fit: bool) -> Findings:
-    """Judge every neighbour: the first test that flags it gives the reason, and flagged rows leave later estimates."""
+def hear(
+    evidence: Evidence,
+    panel: Panel,
+    *,
+    fdr_level: float,
+    offset: int,
+    centre: SetRule,
+    cross_fit: bool,
+    answers_differ: bool = False,
+) -> Findings:
+    """Judge every neighbour: the first test that flags it gives the reason, and flagged rows leave later estimates.
+
+    `answers_differ`: neighbours may tell each receiver something else, so that one can repeat another to have it flagged.
+    Copies, and rows alike, then leave the estimates but are not flagged for that alone: their updates decide.
+    """
     code = torch.zeros(evidence.valid.shape, dtype=torch.int8, device=evidence.valid.device)
     statistic = torch.zeros_like(evidence.first[:, 0])
+    aside = copies = torch.zeros_like(evidence.valid)
+    original: Tensor | None = None
 
     def note(flagged: Tensor, name: str, value: Tensor) -> None:
         new = flagged & (code == 0)
@@ -123,25 +138,41 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
     if panel.absurd is not None:
         size = absurd(evidence)
         note(evidence.judged & (size > panel.absurd), "absurd", size)
-    if panel.duplicate is not None:
+
+    def inherit() -> None:
+        """A copy shares the verdict on the row that it repeats."""
+        if original is not None:
+            new = copies & (code == 0)
+            statistic.copy_(torch.where(new, statistic.gather(1, original), statistic))
+            code.copy_(torch.where(new, code.gather(1, original), code))
+
+    if panel.duplicate is not None and answers_differ:
+        copies, original, flagged = repeated(evidence.without(code != 0), panel.duplicate)
+        note(flagged, "duplicate", torch.zeros_like(statistic))
+        aside = copies
+    elif panel.duplicate is not None:
         flagged, z = duplicates(evidence.without(code != 0), panel.duplicate)
         note(flagged, "duplicate", z)
-    screened = evidence.without(code != 0)
+    screened = evidence.without((code != 0) | aside)
     wider = panel.wider(screened.count)
     high, low = (wider * (torch.inf if bound is None else bound) for bound in (panel.high, panel.low))
     flagged, z = inconsistent(screened, high, low)
     note(flagged, "inconsistent", z)
     if panel.alike is not None:
-        flagged, z = alike(evidence.without(code != 0), panel.alike * wider)
-        note(flagged, "alike", z)
-    middle = _centre(evidence.without(code != 0), panel, centre)
-    flagged, z = too_good(evidence.without(code != 0), middle.weights, low)
+        flagged, z = alike(evidence.without((code != 0) | aside), panel.alike * wider)
+        if answers_differ:
+            aside = aside | flagged
+        else:
+            note(flagged, "alike", z)
+    middle = _centre(evidence.without((code != 0) | aside), panel, centre)
+    flagged, z = too_good(evidence.without((code != 0) | aside), middle.weights, low)
     if bool(flagged.any()):
         note(flagged, "too good", z)
-        middle = _centre(evidence.without(code != 0), panel, centre)
+        middle = _centre(evidence.without((code != 0) | aside), panel, centre)
+    inherit()
 
     # From here on evidence is soft: it depends on the centre.
-    hard, remaining = code.clone(), evidence.without(code != 0)
+    hard, remaining = code.clone(), evidence.without((code != 0) | aside)
     wider = panel.wider(remaining.count)
     degree, weights = torch.zeros_like(wider), middle.weights
     if panel.mixed is not None:
@@ -184,6 +215,7 @@ def hear(evidence: Evidence, panel: Panel, *, fdr_level: float, offset: int, cen
             without_extreme, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2
         )
         note(flagged, "direction", z)
+    inherit()
     guard_acted = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
         code, guard_acted = _guard(code, hard, screened, remaining, panel.guard)

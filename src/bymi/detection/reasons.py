@@ -19,14 +19,15 @@ REASONS = (
     "alike",
     "far",
     "backward",
+    "joint update",
 )
 """Meaning of the codes in `Verdict.reason`. A neighbour whose halves were not heard is flagged, since it cannot be judged.
 
-"fuse": clipped as far out too often; "drift" and "deed": update history far off, and not matching claimed gradients; "serving
-time": suspended or flagged earlier."""
+"fuse": clipped as far out too often; "drift", "deed", "joint update": update history far off, not matching claimed gradients,
+shifted along one direction; "serving time": suspended or flagged earlier."""
 
-SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse")
-"""Reasons out of reach of honest noise: they suspend a node for 2, 4, 8, ... windows instead of one."""
+SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse", "drift", "deed")
+"""Reasons out of reach of honest noise: they suspend a node for 4, 8, 16 windows instead of one."""
 
 
 HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
@@ -35,7 +36,7 @@ HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
 FIRM = ("not heard", "absurd", "duplicate", "inconsistent", "too good", "extreme score")
 """Reasons far beyond any bound: exact copies, but neither resemblance to others nor a narrow margin."""
 
-DEEDS = ("fuse", "drift", "deed")
+DEEDS = ("fuse", "drift", "deed", "joint update")
 """Reasons found in messages that were already used: the update history."""
 
 

@@ -38,11 +38,14 @@ def robust_z(values: Tensor, among: Tensor) -> Tensor:
     return away / deviation(away, among)
 
 
-def robust_z_above(values: Tensor, among: Tensor) -> Tensor:
-    """`robust_z` with the spread of the values below the median only, for rows whose upper half may be largely Byzantine."""
+def robust_z_above(values: Tensor, among: Tensor, least: float = 0.0) -> Tensor:
+    """`robust_z` with the spread of the values below the median only, for rows whose upper half may be largely Byzantine.
+
+    The spread is at least `least`: Byzantine rows just below the median would shrink it at will.
+    """
     middle = median(values, among)
     below = among & (values <= middle)
-    return (values - middle) / (_NORMAL * median(middle - values, below))
+    return (values - middle) / (_NORMAL * median(middle - values, below)).clamp_min(least)
 
 
 def log(values: Tensor) -> Tensor:

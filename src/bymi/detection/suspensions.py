@@ -15,8 +15,8 @@ from bymi.detection.reasons import REASONS, SEVERE
 class Suspensions:
     """Remaining windows of suspension and number of severe flags, per neighbour [B, M].
 
-    A mild flag, which an honest node may get by chance, ends at the next detection. A severe one lasts 2, 4, 8, ... windows, up
-    to `longest`.
+    A mild flag, which an honest node may get by chance, ends at the next detection. A severe one lasts 4, 8, ... windows, up to
+    `longest`: with shorter terms teams of attackers could take turns.
     """
 
     left: Tensor  # [B, M] int64: detections for which the node stays flagged
@@ -42,6 +42,6 @@ class Suspensions:
         # A clean detection removes one strike.
         clean = ~verdict.flagged & ~self.suspended
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)
-        terms = (2 ** strikes.clamp_max(30)).clamp_max(self.longest)
+        terms = (2 ** (1 + strikes.clamp_max(30))).clamp_max(self.longest)
         left = torch.where(severe, torch.maximum(terms, self.left), self.left)
         return Suspensions((left - 1).clamp_min(0), strikes, self.longest), verdict.keeping(left > 0)

@@ -6,12 +6,16 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
-from bymi.detection.robust_statistics import log, robust_z, robust_z_above
-from bymi.detection.spectrum import centred_diagonal
+from bymi.detection.robust_statistics import log, median, robust_z, robust_z_above
+from bymi.detection.spectrum import centred, centred_diagonal, directions, uniform
 
 _PASSES = 4
 _CROWD, _LOWER = 0.1, 0.65  # if a tenth of all, at least four, exceed 0.65 of the bound, that becomes the bound
 _EXPLAINED = 4.0  # residuals below this times the noise of a claim are explained by it
+_LEAST = 0.35  # least spread of the logarithm of residuals
+_DIRECTIONS = 3
+_FEW = 15  # neighbours below which a crowd cannot be told from chance
+_JOINT = 2.5  # deviations from which on a row may belong to a crowd, and by which one side must outnumber the other
 _ANSWER = (0.7, 2.0)  # range of kappa, the multiple of its gradient by which a node may differ from the others
 
 
@@ -56,12 +60,41 @@ def claim_mismatch(
         update, claim, pair = (centred_diagonal(matrix, weights) for matrix in (history_gram, claims, both))
         kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
         residual = update + 2 * kappa * pair + kappa.square() * claim
-        z = robust_z_above(log(residual), valid & ~flagged)
+        z = robust_z_above(log(residual), valid & ~flagged, _LEAST)
         new = judged & (z > _lowered(z, judged & ~flagged, bound)) & (residual > _EXPLAINED * kappa.square() * noise) & ~flagged
         if not bool(new.any()):
             break
         flagged = flagged | new
     return flagged, z
+
+
+def joint_test(
+    history_gram: Tensor, points: Tensor | None, valid: Tensor, judged: Tensor, bound: Tensor, wider: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Rows whose updates are shifted along one direction [b, n], alone or together with others, and their largest |z| [b, n].
+
+    What is left of an update in its receiver is its harm, whatever was claimed. The directions are those in which the cloud of
+    updates is widest; a row's own part in a direction is left out of its coordinate along it, or one long row would make its
+    own direction. z is in spreads between nodes. Flagged are rows beyond `bound` [b, 1] and, where one side outnumbers the
+    other by more than chance (a sign test), rows of that crowd: beyond 2.5 `wider` and 0.65 of its median. The other side is no
+    count of false flags, since Byzantine nodes could stand there. `points` [b, n, d]: the same rows, in few dimensions.
+    """
+    flagged, largest = torch.zeros_like(valid), torch.zeros_like(history_gram[:, 0])
+    weights, enough = uniform(valid), judged.sum(1, keepdim=True) >= _FEW
+    about = centred(history_gram, weights)
+    own = about.diagonal(dim1=1, dim2=2)
+    for _, combination in directions(history_gram, points, weights, _DIRECTIONS):
+        along = (about @ combination[:, :, None]).squeeze(2) - combination * own
+        z = robust_z(along, valid)
+        far = _JOINT * wider
+        up, down = ((judged & (side > far)).sum(1, keepdim=True) for side in (z, -z))
+        side = torch.where(up >= down, 1.0, -1.0).to(z)
+        crowded = (up - down).abs() > _JOINT * (up + down).sqrt()
+        crowd = judged & (side * z > far)
+        least = torch.maximum(far, _LOWER * median(side * z, crowd).nan_to_num(torch.inf))
+        flagged = flagged | (enough & judged & ((z.abs() > bound) | (crowded & (side * z > least))))
+        largest = torch.maximum(largest, z.abs().nan_to_num(0.0))
+    return flagged, largest
 
 
 def _lowered(z: Tensor, judged: Tensor, bound: Tensor) -> Tensor:

@@ -190,7 +190,7 @@ class PointQueries:
                 for by_rank in (going, coming)
             )
             sent = [made[pair].vectors[topic] for rank in others for pair in going[rank] for topic in batch]
-            blank = self._points[:0].to(torch.float64) if DEEDS in batch else self._points[:0]
+            blank = self._deeds[0][:0] if DEEDS in batch and self._deeds is not None else self._points[:0]
             received = group.swap(torch.cat(sent) if sent else blank, counts, expected, "answers")
             parts = iter(received.split([len(questions[pair]) for pair in pairs for _ in batch]))
             for pair in pairs:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from bymi.core.errors import InputError, require
 from bymi.paper.study_default import DefaultStudy, build_default
 from bymi.paper.study_detect_level import NAME as DETECT_LEVEL
+from bymi.paper.study_frontier import FRONTIER_STUDIES, Frontier, build_frontier
 from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.paper.study_non_iid import NON_IID_STUDIES, NonIidStudy, build_non_iid
 from bymi.paper.study_published_step import STEP_STUDIES, StepStudy, build_step_study
@@ -18,7 +19,7 @@ from bymi.paper.study_theory import THEORY_STUDIES, TheoryStudy, build_theory
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy:
+) -> DefaultStudy | Frontier | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
     known = (
         *STUDIES,
@@ -26,6 +27,7 @@ def find_study(
         *RULES_LINEAR,
         *IMAGE_STUDIES,
         *RED_TEAM_STUDIES,
+        *FRONTIER_STUDIES,
         *THEORY_STUDIES,
         *NON_IID_STUDIES,
         "default",
@@ -47,6 +49,8 @@ def find_study(
         return build_rules_linear(seeds=min(seeds, 2), fast=fast)
     if name in RED_TEAM_STUDIES:
         return build_red_team(name, seeds=seeds, only=only, fast=fast)
+    if name in FRONTIER_STUDIES:
+        return build_frontier(only=only, fast=fast)
     if name in THEORY_STUDIES:
         return build_theory(name, seeds=seeds, only=only, fast=fast)
     if name in NON_IID_STUDIES:
@@ -60,7 +64,10 @@ def study_rows() -> list[tuple[str, str, str]]:
     scenarios = [(name, (study.__doc__ or "").strip().splitlines()[0]) for name, study in STUDIES.items()]
     others = [
         entry
-        for table in (STEP_STUDIES, RULES_LINEAR, IMAGE_STUDIES, RED_TEAM_STUDIES, THEORY_STUDIES, NON_IID_STUDIES)
+        for table in (
+            *(STEP_STUDIES, RULES_LINEAR, IMAGE_STUDIES, RED_TEAM_STUDIES, FRONTIER_STUDIES, THEORY_STUDIES),
+            NON_IID_STUDIES,
+        )
         for entry in table.items()
     ]
     return [(name, "", shown) for name, shown in (first, *scenarios, *others)]

@@ -76,7 +76,8 @@ def collect(study: RedTeam, folder: Path) -> Runs:
 def verdict(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
     """How an attack ended: stopped, harmless, below the noise, or through, and how many runs ended badly.
 
-    `calm` is the gap without attackers.
+    `calm` is the gap without attackers. What honest edges are lost counts at the worst of all detections: an attack that has
+    them cut in between, or for one window, has done harm that the last detection does not show.
     """
     if any(run["outcome"] == "diverged" for run in runs):
         return "**diverged**" + _badly(runs)
@@ -90,7 +91,7 @@ def _badly(runs: list[dict[str, Any]]) -> str:
 
 
 def _judged(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
-    pa, lost, core = _mean(runs, "pa"), _mean(runs, "honest_edge_loss"), _core_share(runs)
+    pa, lost, core = _mean(runs, "pa"), _mean(runs, "worst_edge_loss"), _core_share(runs)
     if core is not None and core < _SURE:
         return "**core lost**"
     if row == _NOBODY:
@@ -99,7 +100,7 @@ def _judged(row: str, runs: list[dict[str, Any]], calm: float | None) -> str:
         return "stopped"
     gap = mean(math.inf if run["gap"] is None else run["gap"] for run in runs)
     if calm is not None and gap <= harmless(calm, runs[0]["honest"]):
-        return "harmless"
+        return "harmless" if lost is None or lost <= _LOST else "**edges lost**"
     return "below the noise" if row in BELOW_NOISE else "**through**"
 
 

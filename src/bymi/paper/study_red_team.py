@@ -77,6 +77,19 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "sign flip at high degrees": {"attack": "sign-flip", "byzantine_placement": "high-degree"},
     "poisoned parameter, one neighbourhood": {"attack": "poison:how=alie", "byzantine_placement": "neighbourhood"},
     "wrong parameter at cut vertices": {"attack": "parameter", "byzantine_placement": "cut-vertex"},
+    "steady push": {"attack": "adaptive"},
+    "wobble": {"attack": "wobble"},
+    "inflated noise": {"attack": "inflate"},
+    "answers fitted to updates": {"attack": "fitted"},
+    "framing": {"attack": "frame"},
+    "wobble and framing": {"attack": "wobble-frame"},
+    "wobble, framing and retreat": {"attack": "wobble-frame:teams=2,last=2"},
+    "retreat to a poisoned state": {"attack": "retreat"},
+    "two teams in turns": {"attack": "flip"},
+    "five teams in turns": {"attack": "rotation"},
+    "copies of honest neighbours": {"attack": "copies"},
+    "kin of honest neighbours": {"attack": "kin"},
+    "joint shift with decoys": {"attack": "shift-decoys"},
 }
 """Rows of the table: what is changed of the default run."""
 
@@ -85,11 +98,14 @@ BELOW_NOISE = ("joint shift 0.3", "other deeds than claims, 0.3")
 
 _PAPERS = ("wrong parameter (Scenario A)", "wrong covariates (Scenario B)", "gradient attack", "IPM, a = 1")
 _FEW = ("no attackers", *_PAPERS, "sign flip", "ALIE", "poisoned parameter, ALIE")
+ADAPTIVE = tuple(ATTACKS)[list(ATTACKS).index("steady push") :]
+"""Rows of attackers that know the hardened detection."""
+
 LIMITS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "ratio 0.1": ({"byzantine_ratio": 0.1}, _FEW[1:]),
-    "ratio 0.3": ({"byzantine_ratio": 0.3}, _FEW[1:]),
+    "ratio 0.3": ({"byzantine_ratio": 0.3}, (*_FEW[1:], *ADAPTIVE)),
     "ratio 0.4": ({"byzantine_ratio": 0.4}, _FEW[1:]),
-    "degree 20": ({"graph": "erdos-renyi:p=0.14"}, _FEW),
+    "degree 20": ({"graph": "erdos-renyi:p=0.14"}, (*_FEW, *ADAPTIVE)),
     "degree 10": ({"graph": "erdos-renyi:p=0.07"}, _FEW),
 }
 """Where it gets harder: what is changed, and against which attacks."""
@@ -114,7 +130,9 @@ PIECES: dict[str, tuple[dict[str, Any], str]] = {
     "detection again": ({"watch": {"every": "off"}}, "sleeper, sign flip"),
     "retreat": ({"watch": {"retreat": "off"}}, "poison after the last but one"),
     "exile rule": ({"detection": {"exile": "off"}}, "mimic"),
-    "longer terms": ({"watch": {"longest": 1}}, "intermittent gradient attack"),
+    "longer terms": ({"watch": {"longest": 1}}, "two teams in turns"),
+    "fading history": ({"watch": {"fade": "off"}}, "wobble"),
+    "joint test on updates": ({"watch": {"joint": "off"}}, "inflated noise"),
 }
 """Each piece of the hardened profile: how to switch it off, and the attack that shows what it buys."""
 
@@ -185,7 +203,7 @@ def build_red_team(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast:
 
 def _attacks(seeds: int) -> list[Trial]:
     return [
-        Trial(row, column, _spec(seed, who, what))
+        Trial(row, column, red_team_spec(seed, who, what))
         for seed in range(seeds)
         for row, what in ATTACKS.items()
         for column, who in COLUMNS.items()
@@ -194,7 +212,7 @@ def _attacks(seeds: int) -> list[Trial]:
 
 def _limits(seeds: int) -> list[Trial]:
     return [
-        Trial(row, column, _spec(seed, COLUMNS["hardened"], ATTACKS[row], where))
+        Trial(row, column, red_team_spec(seed, COLUMNS["hardened"], ATTACKS[row], where))
         for seed in range(seeds)
         for column, (where, rows) in LIMITS.items()
         for row in rows
@@ -203,7 +221,7 @@ def _limits(seeds: int) -> list[Trial]:
 
 def _pieces(seeds: int) -> list[Trial]:
     return [
-        Trial(piece, column, _spec(seed, COLUMNS["hardened"], ATTACKS[attack], without))
+        Trial(piece, column, red_team_spec(seed, COLUMNS["hardened"], ATTACKS[attack], without))
         for seed in range(seeds)
         for piece, (off, attack) in PIECES.items()
         for column, without in (("with", {}), ("without", off))
@@ -225,7 +243,7 @@ def _images(seeds: int) -> list[Trial]:
 _TRIALS = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces, "red-team-mnist": _images}
 
 
-def _spec(seed: int, *changes: dict[str, Any]) -> Spec:
+def red_team_spec(seed: int, *changes: dict[str, Any]) -> Spec:
     values: dict[str, Any] = {
         "nodes": NODES,
         "steps": _STEPS,

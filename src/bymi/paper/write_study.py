@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.table import Table
 
 from bymi.paper import page_default as default
+from bymi.paper import page_frontier as frontier
 from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
 from bymi.paper import page_published_step as published_step
@@ -15,6 +16,7 @@ from bymi.paper import page_rules_linear as rules_linear
 from bymi.paper import page_scenarios as studies
 from bymi.paper import page_theory as theory
 from bymi.paper.study_default import DefaultStudy
+from bymi.paper.study_frontier import Frontier
 from bymi.paper.study_images import ImageStudy
 from bymi.paper.study_non_iid import NonIidStudy
 from bymi.paper.study_published_step import StepStudy
@@ -24,13 +26,15 @@ from bymi.paper.study_scenarios import Study
 from bymi.paper.study_theory import TheoryStudy
 from bymi.report.tables import plain_table
 
-AnyStudy = DefaultStudy | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy
+AnyStudy = DefaultStudy | Frontier | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy
 
 
 def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
     """Draw a study from all of its runs that are there: the files written, and the table if there is one to print."""
     if isinstance(study, DefaultStudy):
         return default.draw(study, folder), None
+    if isinstance(study, Frontier):
+        return frontier.draw(study, folder, command), None
     if isinstance(study, ImageStudy):
         return images.draw(study, folder, command), None
     if isinstance(study, RedTeam):

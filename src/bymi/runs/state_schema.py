@@ -13,7 +13,8 @@ from torch import Tensor
 from bymi.attacks import SimulatedAdversary
 from bymi.core.network import LocalNetwork
 from bymi.core.topic import PARAMETERS
-from bymi.detection import Suspensions, UpdateHistory
+from bymi.detection import KeptStates, Suspensions, UpdateHistory
+from bymi.detection.rollback import KEPT
 from bymi.problems import Problem
 from bymi.runs.safetensors_file import UnusableError
 from bymi.training.plan import Plan
@@ -29,7 +30,8 @@ AXES: dict[str, tuple[Axis, ...]] = {
     "theta": ("node",),
     "flagged": ("node",),
     "tracker": ("node",),
-    "before": ("node",),
+    "kept.theta": ("node",),
+    "kept.mean_claim": ("node",),
     "anchor": ("node",),
     "record.left": ("node",),
     "record.strikes": ("node",),
@@ -71,15 +73,17 @@ class StateShape:
 
 def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by the names in AXES, and plain values."""
-    tensors = {key: getattr(state, key) for key in ("theta", "flagged", "tracker", "before", "anchor")}
+    tensors = {key: getattr(state, key) for key in ("theta", "flagged", "tracker", "anchor")}
     words: dict[str, Any] = {key: getattr(state, key) for key in ("step", "phase", "judged", "settled", "stopped")}
     words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # one tracker entry per node, in place of a row
     tensors.update({f"memory.{name}": vectors for name, vectors in state.memory.items()})
     if state.record is not None:
         tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
+    if state.kept is not None and state.kept.theta.shape[1]:
+        tensors.update({"kept.theta": state.kept.theta, "kept.mean_claim": state.kept.mean_claim})
     if state.history is not None:
         history = state.history
-        words.update(rounds=history.rounds, steps=history.steps)
+        words.update(rounds=history.rounds, steps=list(history.steps), weights=list(history.weights))
         tensors.update({f"history.{key}": getattr(history, key) for key in ("messages", "own", "times", "refused")})
     if state.memory and state.phase == "warm-up":
         words["memory"] = {name: list(tensor.shape[1:-1]) for name, tensor in state.memory.items()}
@@ -113,15 +117,19 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
     if plan.stop is not None and (plan.detector is None or judged is not None):
         parts["anchor"] = parts["theta"]
     if plan.watch is not None:
-        parts["before"] = parts["theta"]
+        kept = 0 if judged is None else min(KEPT, plan.detections.index(judged) + 1)
+        if kept:
+            parts["kept.theta"] = (frame.dtype, (nodes, kept, frame.dim))
+            parts["kept.mean_claim"] = (torch.float64, (nodes, kept))
         parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.arcs))
-        rounds, steps = words.get("rounds"), words.get("steps")
-        if not _is_count(rounds, 0, plan.steps) or type(steps) is not float or not 0 <= steps < math.inf:
-            raise UnusableError(f"an update history over {rounds!r} rounds with steps of {steps!r} in sum")
+        rounds, kinds = words.get("rounds"), len(plan.watch.rates)
+        sums = [words.get(key) for key in ("steps", "weights")]
+        if not _is_count(rounds, 0, plan.steps) or not all(_are_sums(values, kinds if rounds else 0) for values in sums):
+            raise UnusableError(f"an update history over {rounds!r} rounds with sums of {sums!r}")
         if rounds:
-            parts["history.messages"] = (torch.float64, (columns, frame.dim))
-            parts["history.own"] = (torch.float64, (nodes, frame.dim))
-            parts["history.times"] = (torch.int64, (columns,))
+            parts["history.messages"] = (torch.float64, (columns, kinds, frame.dim))
+            parts["history.own"] = (torch.float64, (nodes, kinds, frame.dim))
+            parts["history.times"] = (torch.float64, (columns, kinds))
             parts["history.refused"] = (torch.int32, (nodes, columns if frame.arcs == frame.size else frame.arcs))
     return parts
 
@@ -132,11 +140,15 @@ def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: State
         if name in tensors and bool((tensors[name] < 0).any()):
             raise UnusableError(f"{name} has counts below zero")
     parts = {name: tensor.to(device) for name, tensor in tensors.items()}
-    record = history = None
+    record = history = kept = None
     if frame.plan.watch is not None:
         record = Suspensions(parts["record.left"], parts["record.strikes"], frame.plan.watch.longest)
         sums = {key: parts.get(f"history.{key}") for key in ("messages", "own", "times", "refused")}
-        history = UpdateHistory(words["rounds"], words["steps"], **sums)  # type: ignore[arg-type]
+        weights = {key: tuple(words[key]) for key in ("steps", "weights")}
+        history = UpdateHistory(frame.plan.watch.rates, words["rounds"], **weights, **sums)  # type: ignore[arg-type]
+        kept = KeptStates.blank(parts["theta"])
+        if "kept.theta" in parts:
+            kept = KeptStates(parts["kept.theta"], parts["kept.mean_claim"])
     return State(
         words["step"],
         words["phase"],
@@ -147,7 +159,7 @@ def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: State
         words["settled"],
         record,
         history,
-        parts.get("before"),
+        kept,
         parts.get("anchor"),
         words["stopped"],
         {name.removeprefix("memory."): part for name, part in parts.items() if name.startswith("memory.")},
@@ -162,6 +174,11 @@ def _memory(frame: StateShape, words: Mapping[str, Any], nodes: int) -> TensorSh
     if not fits or not all(_is_count(count, 1, _BLOCKS) for size in sizes.values() for count in size):
         raise UnusableError(f"a memory of {sizes!r}")
     return {f"memory.{name}": (frame.dtype, (nodes, *size, frame.dim)) for name, size in sizes.items()}
+
+
+def _are_sums(values: object, count: int) -> bool:
+    """Whether these are so many finite numbers, none below zero."""
+    return type(values) is list and len(values) == count and all(type(x) is float and 0 <= x < math.inf for x in values)
 
 
 def _is_count(value: object, low: int, high: int) -> bool:

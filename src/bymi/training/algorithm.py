@@ -13,7 +13,7 @@ from bymi.core.linalg import norms
 from bymi.core.network import Network
 from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import shorten
-from bymi.detection.rollback import to_roll_back
+from bymi.detection.rollback import KEPT, KeptStates, to_roll_back
 from bymi.problems import Problem, Split, all_samples, sizes_of, split_samples
 from bymi.training.phases import Deviation, FollowsProtocol, apply_verdict, detect_hardened, detect_published, optimise, warm_up
 from bymi.training.plan import Plan
@@ -87,7 +87,8 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
             if current.history is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
                 assert snapshot.inbox is not None
-                current.history.see(snapshot.inbox, rate, *_shorten(plan, snapshot))
+                done, whole_window = (plan.step_sum(range(start, stop), network.size) for stop in (snapshot.step, end))
+                current.history.see(snapshot.inbox, rate, *_shorten(plan, snapshot), done / whole_window)
             current = _after(snapshot, current, network, plan)
             yield replace(snapshot, state=current, stopped=current.stopped)
             del snapshot
@@ -101,9 +102,8 @@ def _start(problem: Problem, network: Network, plan: Plan) -> State:
     anchor = theta if plan.stop is not None and plan.stop_from == 0 else None
     if plan.watch is None:
         return State(0, "start", theta, anchor=anchor)
-    return State(
-        0, "start", theta, record=Suspensions.blank(network.arcs, plan.watch.longest), history=UpdateHistory(), before=theta
-    )
+    record, history = Suspensions.blank(network.arcs, plan.watch.longest), UpdateHistory(plan.watch.rates)
+    return State(0, "start", theta, record=record, history=history, kept=KeptStates.blank(theta))
 
 
 def _split(problem: Problem, network: Network, plan: Plan) -> Split:
@@ -133,16 +133,12 @@ def _judged(
     )
     verdict = detection.verdict
     assert verdict is not None
-    theta = _go_back(plan, network, current, verdict)
+    assert plan.watch is not None
+    assert current.kept is not None
+    theta, history = _go_back(plan, network, current, verdict), UpdateHistory(plan.watch.rates)
+    kept = current.kept.add(current.theta, verdict.mean_claim)
     after = State(
-        current.step,
-        detection.phase,
-        theta,
-        current.step,
-        verdict.flagged,
-        record=record,
-        history=UpdateHistory(),
-        before=theta,
+        current.step, detection.phase, theta, current.step, verdict.flagged, record=record, history=history, kept=kept
     )
     return replace(detection, theta=theta), replace(after, anchor=_anchor(current, plan))
 
@@ -165,15 +161,16 @@ def _after(snapshot: Snapshot, current: State, network: Network, plan: Plan) -> 
 
 
 def _go_back(plan: Plan, network: Network, current: State, verdict: Verdict) -> Tensor:
-    """Parameters [B, D] after a detection. At the last detection, misled nodes return to those after the previous one."""
+    """Parameters [B, D] after a detection. At the last detection, misled nodes return to the best of the last ones."""
     assert plan.watch is not None
     first, *_, last = [*plan.detections, plan.detections[-1]]
     if not first < current.step == last or plan.watch.retreat is None:
         return current.theta
     assert current.flagged is not None
-    assert current.before is not None
+    assert current.kept is not None
     back = to_roll_back(verdict, network.arcs & ~current.flagged, plan.watch.retreat)
-    return torch.where(back[:, None], current.before, current.theta)
+    best = current.kept.add(current.theta, verdict.mean_claim, KEPT + 1).best
+    return torch.where(back[:, None], best, current.theta)
 
 
 def _shorten(plan: Plan, snapshot: Snapshot) -> tuple[Tensor, Tensor]:

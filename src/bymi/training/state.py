@@ -10,7 +10,7 @@ from torch import Tensor
 from bymi.core.errors import is_integer, require
 from bymi.core.inbox import Inbox
 from bymi.core.network import Network
-from bymi.detection import Suspensions, UpdateHistory, Verdict
+from bymi.detection import KeptStates, Suspensions, UpdateHistory, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,7 @@ class State:
     settled: bool = False  # the tracker has reached its limit
     record: Suspensions | None = None  # suspensions; this and the next two: hardened profile only
     history: UpdateHistory | None = None  # since the last detection
-    before: Tensor | None = None  # [B, D] theta after the last detection
+    kept: KeptStates | None = None  # after the last detections, to return to
     anchor: Tensor | None = None  # [B, D] theta when `Plan.stop` was last checked, or could first be
     stopped: bool = False  # `Plan.stop` holds: there are no more rounds
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # [B, ...] each: of gradient estimates, or of the optimiser
