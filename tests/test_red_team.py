@@ -101,7 +101,7 @@ def test_the_other_pages(name: str, rows: list[str], tmp_path: Path) -> None:
 
 def summary(**changes: Any) -> dict[str, Any]:
     whole = {"core_size": 120, "core_byzantine": 0, "honest": 120}
-    return {"outcome": "finished", "pa": 1.0, "honest_edge_loss": 0.01, "gap": 1.0, **whole, **changes}
+    return {"outcome": "finished", "pa": 1.0, "worst_edge_loss": 0.01, "gap": 1.0, **whole, **changes}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,8 @@ def summary(**changes: Any) -> dict[str, Any]:
     [
         ("sign flip", [summary()], "stopped"),
         ("sign flip", [summary(pa=0.94)], "**through**"),
-        ("sign flip", [summary(honest_edge_loss=0.06)], "**through**"),
+        ("sign flip", [summary(worst_edge_loss=0.06)], "**through**"),
+        ("sign flip", [summary(worst_edge_loss=0.06, gap=1e-5)], "**edges lost**"),
         ("sign flip", [summary(pa=0.5, gap=3.7e-3)], "harmless"),
         ("sign flip", [summary(pa=0.5, gap=3.8e-3)], "**through**"),
         ("joint shift 0.3", [summary(pa=0.5, gap=1.0)], "below the noise"),
@@ -136,9 +137,9 @@ def summary(**changes: Any) -> dict[str, Any]:
         ("sign flip", [summary(outcome="diverged", core_size=None, core_byzantine=None)], "**diverged**"),
         ("sign flip", [summary(pa=None, core_size=None, core_byzantine=None)], "**through**"),
         ("no attackers", [summary(gap=1e-5)], "calm"),
-        ("no attackers", [summary(pa=None, honest_edge_loss=None, core_size=None)], "calm"),
-        ("no attackers", [summary(gap=1e-5, honest_edge_loss=0.011)], "**edges lost**"),
-        ("no attackers", [summary(honest_edge_loss=0.011, core_size=100)], "**core lost**"),
+        ("no attackers", [summary(pa=None, worst_edge_loss=None, core_size=None)], "calm"),
+        ("no attackers", [summary(gap=1e-5, worst_edge_loss=0.011)], "**edges lost**"),
+        ("no attackers", [summary(worst_edge_loss=0.011, core_size=100)], "**core lost**"),
     ],
 )
 def test_how_an_attack_ended(row: str, runs: list[dict[str, Any]], word: str) -> None:

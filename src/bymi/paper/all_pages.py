@@ -16,6 +16,7 @@ from bymi.core.errors import InputError
 from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
 from bymi.paper import evidence
 from bymi.paper import page_detect_level as detect_level
+from bymi.paper import page_frontier as frontier
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
@@ -38,6 +39,7 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "images/ratios-*.json": images.page,
     "images/curves-*.json": image_curves.page,
     "red-team/*.json": red_team.page,
+    "frontier/*.json": frontier.page,
     "non-iid/*.json": lambda name, values: non_iid.page(values),
     "rules-linear/*.json": lambda name, values: rules_linear.page(values),
     "published-step/*.json": lambda name, values: published_step.page(values),

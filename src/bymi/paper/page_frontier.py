@@ -7,7 +7,7 @@ from typing import Any
 
 from bymi.core.files import write_bytes
 from bymi.paper.page_red_team import harmless
-from bymi.paper.provenance import origin
+from bymi.paper.provenance import fingerprints, origin
 from bymi.paper.study_frontier import FAMILIES, RUNS, Frontier
 from bymi.report.tables import markdown_table
 from bymi.runs import run_folder as store
@@ -26,8 +26,8 @@ def draw(study: Frontier, folder: Path, command: str) -> list[Path]:
     """Write the page (Markdown), all values (JSON) and the figure of the study into its folder."""
     values = collect(study, folder, command)
     data, page_path, figure = (folder / f"{study.name}.{kind}" for kind in ("json", "md", "png"))
-    store.write_json(data, values, indent=1)
     plot(values, figure)
+    store.write_json(data, {**values, "figures": fingerprints([figure])}, indent=1)
     write_bytes(page_path, page(study.name, values).encode())
     return [page_path, data, figure]
 
