@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -85,6 +84,6 @@ class UpdateHistory:
         return (mean * (weights / steps)).flatten(1), (self.own / weights * (weights / steps)).flatten(1)
 
 
-def by_kind(history: Tensor, dim: int) -> Sequence[Tensor]:
+def by_kind(history: Tensor, dim: int) -> tuple[Tensor, ...]:
     """Update history vectors [..., K D] as K tensors [..., D]."""
-    return history.unflatten(-1, (-1, dim)).unbind(-2)
+    return history.split(dim, -1)

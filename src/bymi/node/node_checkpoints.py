@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bymi.detection import Suspensions, UpdateHistory
+from bymi.detection import KeptStates, Suspensions, UpdateHistory
 from bymi.problems import Problem
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.safetensors_file import TensorFile, UnusableError
@@ -90,4 +90,7 @@ def _with_watch(after: State, size: int, before: State | None, plan: Plan) -> St
     assert plan.watch is not None
     blank = Suspensions.blank(torch.zeros(1, size, dtype=torch.bool), plan.watch.longest)
     record = blank if before is None or before.record is None else before.record
-    return replace(after, record=record, history=UpdateHistory(), before=after.theta)
+    kept, unknown = KeptStates.blank(after.theta), torch.full((1,), torch.inf, dtype=torch.float64)
+    for moment in plan.detections:  # what was missed is no better than what it holds
+        kept = kept.add(after.theta, unknown) if after.judged is not None and moment <= after.judged else kept
+    return replace(after, record=record, history=UpdateHistory(plan.watch.rates), kept=kept)
