@@ -86,4 +86,4 @@ class UpdateHistory:
 
 def by_kind(history: Tensor, dim: int) -> tuple[Tensor, ...]:
     """Update history vectors [..., K D] as K tensors [..., D]."""
-    return history.split(dim, -1)
+    return tuple(torch.split(history, dim, -1))
