@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PIP := $(PYTHON) -m pip --python $(BIN)/python install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: run test setup-browser golden check format docs bench bench-large bench-images clean
+.PHONY: run test test-extras setup-browser golden check format docs bench bench-large bench-images clean
 
 run: $(READY)
 	$(BIN)/bymi run
@@ -39,6 +39,17 @@ bench-large: $(READY)
 
 bench-images: $(READY)
 	$(BIN)/python benchmarks/images.py
+
+# Tests of trackers and data frames, in an environment of its own: their packages are many. make test skips them.
+EXTRAS := .venv-extras
+test-extras: $(EXTRAS)/.ready
+	$(EXTRAS)/bin/python -m pytest -q tests/test_trackers.py tests/test_sweep.py
+
+$(EXTRAS)/.ready: pyproject.toml constraints.txt
+	test -x $(EXTRAS)/bin/python || $(PYTHON) -m venv $(EXTRAS) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(EXTRAS)
+	$(PIP:$(BIN)/python=$(EXTRAS)/bin/python) setuptools
+	$(PIP:$(BIN)/python=$(EXTRAS)/bin/python) --no-build-isolation -e '.[dev,pandas,tensorboard,wandb,mlflow]'
+	touch $(EXTRAS)/.ready
 
 # For the tests of report pages in a real browser, which skip without one; as root, on Debian or Ubuntu.
 setup-browser: $(READY)

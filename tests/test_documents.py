@@ -23,7 +23,7 @@ from bymi.experiment import Spec, load, read_spec, run_all
 from bymi.paper import study_images as images
 from bymi.paper import study_scenarios as studies
 from bymi.report.tables import COLUMNS, cells
-from tests.commands import bymi
+from tests.commands import TINY, bymi
 from tests.idx_files import write_image_set
 from tests.test_architecture import ROWS
 
@@ -55,7 +55,7 @@ def test_python_snippets_run(
         assert {str(row) for row in range(8)} <= set(flagged.group(1).split(", "))
 
 
-PAGES_WITH_COMMANDS = ("tutorial.md", "real-data.md", "detect.md", "level.md", "from-byzfl.md")
+PAGES_WITH_COMMANDS = ("tutorial.md", "real-data.md", "detect.md", "level.md", "from-byzfl.md", "report.md", "sweep.md")
 SHELL = [
     line
     for page in (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES_WITH_COMMANDS))
@@ -100,7 +100,12 @@ def test_shell_lines_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(images, "read_spec", small_images)
     if words[1] == "reproduce":  # the same grid of runs, each of them small
         monkeypatch.setattr(studies, "read_spec", lambda given: read_spec({**given, "nodes": 24, "steps": 40}))
-    if words[1] in ("run", "reproduce"):
+    if words[1] in ("report", "results"):  # of runs that are there
+        bymi("run", *TINY, "method=dsgd", "--jobs", "1", "--out", next(word for word in words[2:] if word in ("runs", "sweep")))
+    if words[1] == "sweep":
+        (tmp_path / "grid.toml").write_text(blocks((ROOT / "docs" / "sweep.md").read_text(), "toml")[0])
+        words += [*TINY, "seeds=1"]
+    if words[1] in ("run", "reproduce", "sweep"):
         words += ["--jobs", "1"]
     answer = bymi(*words[1:])
     assert answer.code in endings, answer
