@@ -13,8 +13,8 @@ from torch import Tensor
 from bymi import Graph, Inbox, LocalNetwork
 from bymi.attacks.message import Sent, put_on_wire
 from bymi.core.inbox import Losses
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import Answer, Outgoing
+from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply
+from bymi.core.network import Outgoing
 from bymi.core.topic import Topic
 from tests.reference.scenes import RunSetup
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import Answer, Outgoing, Received
+from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received, inboxes_of_replies
+from bymi.core.network import Outgoing
 from bymi.core.topic import Topic
 
 Queues = dict[tuple[int, int], SimpleQueue[Any]]
@@ -108,12 +108,9 @@ class QueueNetwork:
         nodes = torch.cat([columns, self.nodes])
 
         def read() -> tuple[Inbox, ...]:
-            heard = {}
-            for topic in mine:
-                rows = torch.stack([one[topic] for one in came])
-                rows = rows if received is None else received(rows, nodes, self.node, topic)
-                heard[topic] = rows[-1:], list(rows[:-1])
-            return self._inboxes(heard)
+            rows = {topic: torch.stack([one[topic] for one in came]) for topic in mine}
+            graph = self.graph_here
+            return inboxes_of_replies(rows, nodes, graph.weight[self.node, columns], graph.self_weight[self.node], received)
 
         return iter([NeighbourhoodReply(0, columns, points[0], read)])
 

@@ -83,12 +83,12 @@ def test_every_rule_gives_the_numbers_of_one_process(name: str, dim: str, graph:
     torch.testing.assert_close(found, alone(graph, vectors, use), rtol=1e-9, atol=1e-12)
     assert all(isinstance(inbox, ShardedDenseInbox) for inbox in inboxes)
     if dim == "many":  # of long rows only those travel whole that somebody tries
-        assert {inbox.slices.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox)} == {
+        assert {inbox.shards.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox)} == {
             name in ("ubar", "bulyan", "bridge-b", "cge")
         }
     if dim == "few":  # weights and products of all pairs would be more than rows
         expected = name not in ("average", "mean") and not issubclass(RULES[name], (CoordinateRule, OwnCoordinateRule))
-        assert {inbox.slices.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox)} == {expected}
+        assert {inbox.shards.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox)} == {expected}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -115,7 +115,7 @@ def test_some_receivers_mix(who: list[int]) -> None:
 
     found, inboxes = by_shards(spread_of(DENSE), vectors, use)
     torch.testing.assert_close(found, alone(DENSE, vectors, use), rtol=1e-9, atol=1e-12)
-    assert not any(inbox.slices.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox))
+    assert not any(inbox.shards.whole for inbox in inboxes if isinstance(inbox, ShardedDenseInbox))
 
 
 @pytest.mark.parametrize("name", KINDS)

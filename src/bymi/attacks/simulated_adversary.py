@@ -12,8 +12,8 @@ from bymi.attacks.adversary import Adversary
 from bymi.attacks.message import put_on_wire
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import Answer, Observable, Outgoing, Received, settled
+from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received
+from bymi.core.network import Observable, Outgoing, settled
 from bymi.core.topic import Topic
 from bymi.core.variants import ListedVariants, Variants
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
 
@@ -14,32 +14,14 @@ from bymi.core.errors import require
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, fold
 from bymi.core.list_graph import GraphLike, ListGraph, as_graph
+from bymi.core.message_columns import MessageColumns, Messages, followed_by
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received, inboxes_of_replies
 from bymi.core.topic import PREMIX, Topic
 from bymi.core.variants import ListedVariants, Variants
 
 _NUMBERS = 1 << 25  # entries of the replies handled at a time: 128 MB in float32
 LONG = 1 << 20  # entries of the replies to one query from which a CPU handles it alone, within its cache
-
-
-class Answer(Protocol):
-    """Vectors [P, D] by topic that nodes [P] compute at the points [P, D] sent by `askers` [P]."""
-
-    def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[Topic, Tensor]: ...
-
-
-class Received(Protocol):
-    """Vectors that one asker receives in place of the replies [J + 1, D] of nodes [J + 1], of which the last is the asker.
-
-    Called once all replies to one query are available.
-    """
-
-    def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor: ...
-
-
-Messages = Tensor | Sequence[Tensor | None]
-"""Messages as a tensor [J, D], or one by one with None for a missing one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,16 +176,6 @@ def settled(
     return network.on_all(torch.cat([used.weight, used.own[:, None]], 1), limit, "premix")[network.nodes]
 
 
-@dataclass(frozen=True, eq=False)
-class _Wiring:
-    """Arcs and weights of each receiver over the columns of an inbox."""
-
-    expected: Tensor  # [M, J] bool
-    weight: Tensor  # [M, J] float64
-    senders: Tensor | None  # [J]
-    lists: NeighbourLists | None  # over columns; then `expected` and `weight` are [M, n]
-
-
 class LocalNetwork:
     """A network whose nodes are all in this process: B = J = M, without copies. `graph` may be a networkx graph or an array.
 
@@ -228,8 +200,7 @@ class LocalNetwork:
         self._whole = graph if whole is None else whole
         self.arcs = self._whole.hears
         self._nodes = torch.arange(graph.size, device=graph.hears.device)
-        self._plain = _Wiring(self.arcs, graph.weight, None, graph.lists)
-        self._self_weight = graph.self_weight
+        self._plain = MessageColumns(self._nodes, self._nodes, None, self.arcs, graph.weight, graph.self_weight, graph.lists)
 
     @property
     def nodes(self) -> Tensor:
@@ -245,8 +216,8 @@ class LocalNetwork:
 
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
         outgoing = [Outgoing.of(given) for given in vectors.values()]
-        split = any(given.variants is not None for given in outgoing)
-        return Inbox.together([self._deliver(given, split=split) for given in outgoing])
+        varied = any(given.variants is not None for given in outgoing)
+        return Inbox.together([self._deliver(given, varied=varied) for given in outgoing])
 
     def ask(
         self,
@@ -276,8 +247,8 @@ class LocalNetwork:
             parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
             for position, node in enumerate(batch.tolist()):
                 reply = {topic: vectors[position] for topic, vectors in parts.items()}
-                weight = self._plain.weight[node, columns[position]][None]
-                read = partial(self._replies, reply, node, asked[position], weight, received)
+                weights = self._plain.weight[node, columns[position]], self._plain.self_weight[node]
+                read = partial(inboxes_of_replies, reply, asked[position], *weights, received)
                 history = None if deeds is None else partial(_histories, *deeds, asked[position])
                 yield NeighbourhoodReply(node, columns[position], points[node], read, history)
 
@@ -311,71 +282,33 @@ class LocalNetwork:
         return work(rows, self._nodes)
 
     @cached_property
-    def _split(self) -> _Wiring:
-        """Arcs and weights with the variants as columns."""
+    def _varied(self) -> MessageColumns:
+        """The columns of a round with variants."""
         assert self.variants is not None
-        plain, numbers = self._plain, torch.cat([self._nodes, self.variants.senders])
+        plain, senders = self._plain, self.variants.senders
+        numbers = torch.cat([self._nodes, senders])
+        varied = partial(replace, plain, columns=torch.arange(len(numbers), device=numbers.device), senders=numbers)
         if isinstance(self.variants, ListedVariants):
             assert plain.lists is not None
             at = torch.where(self.variants.at >= 0, self.size + self.variants.at, plain.lists.at)
-            return _Wiring(plain.expected, plain.weight, numbers, NeighbourLists(at, plain.lists.there))
-        senders, audience = self.variants.senders, self.variants.audience
+            return varied(lists=NeighbourLists(at, plain.lists.there))
+        extra = self.variants.audience & self.arcs.index_select(1, senders)
         if len(senders) > self.size:  # many variants: most entries of a matrix would be empty
-            receivers, columns = (audience & self.arcs.index_select(1, senders)).nonzero(as_tuple=True)
+            receivers, columns = extra.nonzero(as_tuple=True)
             at = self._nodes.expand(self.size, -1).clone()
             at[receivers, senders[columns]] = self.size + columns
-            return _Wiring(plain.expected, plain.weight, numbers, PerArcLists(at, plain.expected))
-        first = ~fold(audience, senders, self.size)
-        extra = audience & self.arcs.index_select(1, senders)
-        weight = plain.weight
-        return _Wiring(
-            torch.cat([self.arcs & first, extra], 1),
-            torch.cat([weight * first, weight.index_select(1, senders) * extra], 1),
-            numbers,
-            None,
-        )
+            return varied(lists=PerArcLists(at, plain.expected))
+        first = ~fold(self.variants.audience, senders, self.size)
+        expected = torch.cat([self.arcs & first, extra], 1)
+        weight = torch.cat([plain.weight * first, plain.weight.index_select(1, senders) * extra], 1)
+        return varied(expected=expected, weight=weight)
 
-    def _deliver(self, given: Outgoing, *, split: bool) -> Inbox:
-        wiring, messages = self._plain, given.messages
-        heard: Messages = messages
-        own_column = self._nodes if given.same is None else torch.where(given.same, self._nodes, -1)
-        if split:
-            assert self.variants is not None
-            wiring = self._split
-            further = messages[self.variants.senders] if given.variants is None else given.variants(None)
-            heard = followed_by(messages, further)
-        return Inbox.receive(
-            given.own,
-            heard,
-            expected=wiring.expected,
-            weight=wiring.weight,
-            self_weight=self._self_weight,
-            own_column=own_column,
-            senders=wiring.senders,
-            lists=wiring.lists,
-        )
-
-    def _replies(
-        self, reply: Mapping[Topic, Tensor], node: int, asked: Tensor, weight: Tensor, received: Received | None
-    ) -> tuple[Inbox, ...]:
-        """Inboxes of one receiver: replies of the nodes asked, and its own in the last row."""
-        inboxes = []
-        for topic, vectors in reply.items():
-            vectors = vectors if received is None else received(vectors, asked, node, topic)
-            inbox = Inbox.receive(
-                vectors[-1:],
-                vectors[:-1],
-                expected=torch.ones_like(weight, dtype=torch.bool),
-                weight=weight,
-                self_weight=self._self_weight[node][None],
-            )
-            inboxes.append(inbox)
-        return Inbox.together(inboxes)
-
-
-def followed_by(rows: Tensor, further: Messages) -> Messages:
-    """Messages [J, D] followed by further ones."""
-    return torch.cat([rows, further]) if isinstance(further, Tensor) else [*rows, *further]
+    def _deliver(self, given: Outgoing, *, varied: bool) -> Inbox:
+        if not varied:
+            return self._plain.receive(given.own, given.messages, given.same)
+        assert self.variants is not None
+        further = given.messages[self.variants.senders] if given.variants is None else given.variants(None)
+        return self._varied.receive(given.own, followed_by(given.messages, further), given.same)
 
 
 def _histories(seen: Tensor, own: Tensor, asked: Tensor) -> Tensor:

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
-from bymi.core.neighbourhood_reply import DEEDS, NeighbourhoodReply
-from bymi.core.network import LONG, Answer, Received
+from bymi.core.neighbourhood_reply import DEEDS, Answer, NeighbourhoodReply, Received, inboxes_of_replies
+from bymi.core.network import LONG
 from bymi.core.topic import Topic
-from bymi.distributed.shard_columns import arcs_to
 
 if TYPE_CHECKING:
     from bymi.distributed.sharded_run import ShardNetwork
@@ -92,7 +91,7 @@ class PointQueries:
         """Node numbers asked, ascending and including the asker, by (asker, shard)."""
         router = self._network.router
         layout = router.lockstep.layout
-        row, node = arcs_to(router.whole, torch.tensor(asking, dtype=torch.int64, device=layout.home.device))
+        row, node = router.whole.neighbours(torch.tensor(asking, dtype=torch.int64, device=layout.home.device))
         by_pair = {}
         for asker, neighbours in zip(asking, node.split(torch.bincount(row, minlength=len(asking)).tolist()), strict=True):
             asked = torch.cat([neighbours, neighbours.new_tensor([asker])]).sort().values
@@ -212,12 +211,12 @@ class PointQueries:
         return NeighbourhoodReply(receiver, columns, self._points[receiver], partial(self._inboxes, told, columns), deeds)
 
     def _inboxes(self, told: list[Told], columns: Tensor) -> tuple[Inbox, ...]:
-        asker = told[0].asker
+        asker, router = told[0].asker, self._network.router
         nodes = torch.cat([part.nodes for part in told])
         nodes = nodes[self._order(nodes, asker)]
-        weight = self._network.router.weight[asker, columns][None]
-        topics = [topic for topic in told[0].vectors if isinstance(topic, Topic)]
-        return Inbox.together([self._reply(self._in_order(told, topic), nodes, weight, asker, topic) for topic in topics])
+        replies = {topic: self._in_order(told, topic) for topic in told[0].vectors if isinstance(topic, Topic)}
+        # This is where all answers to one query are together.
+        return inboxes_of_replies(replies, nodes, router.weight[asker, columns], router.self_weight[asker], self._received)
 
     def _order(self, nodes: Tensor, asker: int) -> Tensor:
         """Order of the nodes asked: ascending numbers, as the columns are, and the asker last."""
@@ -232,18 +231,6 @@ class PointQueries:
         for part, rows in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
             vectors.index_copy_(0, rows, part.vectors[topic])
         return vectors
-
-    def _reply(self, vectors: Tensor, who: Tensor, weight: Tensor, asker: int, topic: Topic) -> Inbox:
-        """The inbox of one receiver: the answers of its neighbours; its own is in the last row of `vectors`."""
-        # This is where all answers to one query are together.
-        vectors = vectors if self._received is None else self._received(vectors, who, asker, topic)
-        return Inbox.receive(
-            vectors[-1:],
-            vectors[:-1],
-            expected=torch.ones(1, len(vectors) - 1, dtype=torch.bool, device=vectors.device),
-            weight=weight,
-            self_weight=self._network.router.self_weight[asker][None],
-        )
 
 
 def own_or_sent(sent: Tensor, own: Tensor, held: Tensor, nodes: Tensor, askers: Tensor) -> Tensor:

@@ -13,15 +13,15 @@ from bymi.core.graph import Graph, MatrixGraph
 from bymi.core.inbox import Inbox
 from bymi.core.linalg import norms
 from bymi.core.list_graph import ListGraph
+from bymi.core.message_columns import MessageColumns, Messages, followed_by
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.network import Messages, Outgoing, followed_by
+from bymi.core.network import Outgoing
 from bymi.core.receiver_group import ReceiverGroup
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.core.variants import ListedVariants, Variants
 from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, acceptable
-from bymi.distributed.list_shards import ListShardPlan
 from bymi.distributed.lockstep import Lockstep
-from bymi.distributed.shard_columns import ShardColumns, columns_of_shard, heard_by
+from bymi.distributed.shard_columns import columns_of_shard, heard_by
 from bymi.distributed.shard_layout import Routes
 from bymi.distributed.sharded_dense_inbox import ShardedDenseInbox
 from bymi.distributed.sharded_list_inbox import sharded_list_inbox
@@ -51,8 +51,7 @@ class Router:
     ) -> None:
         self.lockstep, self.graph, self.variants, self.everywhere = lockstep, graph, variants, everywhere
         self.by_slices = True  # where that is less traffic; a run that stores whole messages needs them anyway
-        self.by_strips = False
-        self.all_lists: NeighbourLists | None = None  # if rows are sharded by coordinate: lists of all nodes, shard by shard
+        self.all_lists: NeighbourLists | None = None  # of all nodes, shard by shard, if long rows are sharded by coordinate
         self.whole = graph if whole is None else whole
         layout = lockstep.layout
         self.nodes = [layout.shards[shard] for shard in layout.held[lockstep.group.rank]]
@@ -60,7 +59,7 @@ class Router:
 
     def over(self, graph: Graph, *, whole: Graph | None = None) -> Router:
         router = Router(self.lockstep, graph, variants=self.variants, everywhere=self.everywhere, whole=whole)
-        router.by_slices, router.by_strips, router.all_lists = self.by_slices, self.by_strips, self.all_lists
+        router.by_slices, router.all_lists = self.by_slices, self.all_lists
         return router
 
     @cached_property
@@ -98,11 +97,11 @@ class Router:
         # With fewer coordinates than members of a neighbourhood some rules read the rows themselves.
         long = dim > max(_FEW, 1 + whole.hears.shape[1]) and whole.size * dim >= LONG
         if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > _MANY * whole.size:
-            self.by_strips, self.all_lists = True, whole.lists.of(torch.cat(list(shards)))
+            self.all_lists = whole.lists.of(torch.cat(list(shards)))
 
     def stays(self, topic: Topic) -> bool:
         """Whether the rows of a topic are sharded by coordinate, in every round, instead of sent to their receivers."""
-        return self.by_strips and topic.part in {some.part for some in STAY}
+        return self.all_lists is not None and topic.part in {some.part for some in STAY}
 
     def columns(self, topic: Topic, *, varied: bool) -> list[Tensor]:
         """Per shard of this rank, the columns of a topic whose update history it stores, in every round.
@@ -132,10 +131,10 @@ class Router:
 
     def _sliced(self, parts: list[Tensor]) -> list[Inbox] | None:
         """Inboxes sharded by coordinate, if that is less traffic and every receiver accepts all its neighbours; else None."""
-        cut = self._dense_shard_plan
-        if cut is None or not cut.pays(parts[0]) or not acceptable(self.gather([norms(part) for part in parts], "lengths")):
+        plan = self._dense_shard_plan
+        if plan is None or not plan.pays(parts[0]) or not acceptable(self.gather([norms(part) for part in parts], "lengths")):
             return None
-        slices = DenseShards(cut, parts)
+        shards = DenseShards(plan, parts)
         return [
             ShardedDenseInbox(
                 own=own,
@@ -147,16 +146,23 @@ class Router:
                 senders=columns.senders,
                 receiver_group=self.receiver_group(place, columns.columns, self.graph.size),
                 nodes=columns.nodes,
-                slices=slices,
+                shards=shards,
                 seat=place,
             )
             for place, (columns, own) in enumerate(zip(self._shard_columns, parts, strict=True))
         ]
 
     @cached_property
-    def list_shard_plan(self) -> ListShardPlan:
-        assert self.all_lists is not None
-        return ListShardPlan(self, self.all_lists)
+    def list_places(self) -> tuple[list[NeighbourLists], list[Tensor]]:
+        """Per shard of this rank: the neighbour lists of its nodes, and which of their places are arcs [B, n]."""
+        lists = self.whole.lists
+        assert lists is not None
+        held = [lists.of(nodes) for nodes in self.nodes]
+        # One tensor for both where nothing was pruned, as in the graph.
+        unpruned = self.whole.hears is lists.there
+        return held, [
+            lists.there if unpruned else self.whole.hears[nodes] for lists, nodes in zip(held, self.nodes, strict=True)
+        ]
 
     @cached_property
     def _dense_shard_plan(self) -> DenseShardPlan | None:
@@ -182,7 +188,7 @@ class Router:
             for place, (columns, part, messages) in enumerate(zip(shard_columns, parts, heard, strict=True))
         ]
 
-    def _with_variants(self, columns: ShardColumns, plain: ShardColumns, part: Outgoing, rows: Tensor) -> Messages:
+    def _with_variants(self, columns: MessageColumns, plain: MessageColumns, part: Outgoing, rows: Tensor) -> Messages:
         """Messages [J, D] of a shard, variants included; `rows`: each neighbour's first message, in the order of `plain`."""
         assert self.variants is not None
         size = self.graph.size
@@ -201,11 +207,11 @@ class Router:
         return Routes(self.lockstep.layout, self.lockstep.group, wanted)
 
     @cached_property
-    def _shard_columns(self) -> list[ShardColumns]:
+    def _shard_columns(self) -> list[MessageColumns]:
         return [columns_of_shard(nodes, self.whole, self.weight, self.self_weight, None) for nodes in self.nodes]
 
     @cached_property
-    def _variant_columns(self) -> list[ShardColumns]:
+    def _variant_columns(self) -> list[MessageColumns]:
         return [columns_of_shard(nodes, self.whole, self.weight, self.self_weight, self.variants) for nodes in self.nodes]
 
 

@@ -41,6 +41,11 @@ class ShardLayout:
     def to(self, device: torch.device) -> ShardLayout:
         return ShardLayout(tuple(nodes.to(device) for nodes in self.shards), self.held)
 
+    @cached_property
+    def shards_on_cpu(self) -> tuple[Tensor, ...]:
+        """The nodes of each shard on the CPU: counting them must not wait for an accelerator."""
+        return tuple(nodes.to("cpu") for nodes in self.shards)
+
     def blocks(self, rank: int) -> list[Tensor]:
         """The nodes of a rank, one tensor per shard."""
         return [self.shards[shard] for shard in self.held[rank]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,6 +13,7 @@ from bymi.core.dense_inbox import DenseInbox
 from bymi.core.inbox import Mixture
 from bymi.core.linalg import VectorStack
 from bymi.core.neighbourhoods import Work
+from bymi.distributed.coordinate_shards import once
 from bymi.distributed.dense_shards import DenseShards
 
 
@@ -26,7 +26,7 @@ class ShardedDenseInbox(DenseInbox):
 
     messages: Tensor = field(init=False, repr=False)  # fetched on first access
     nodes: Tensor  # [B] numbers of the receivers, ascending
-    slices: DenseShards = field(repr=False)
+    shards: DenseShards = field(repr=False)
     seat: int  # index of the shard within its process
 
     def __getattr__(self, name: str) -> Tensor:
@@ -39,21 +39,7 @@ class ShardedDenseInbox(DenseInbox):
 
     def _whole_rows(self) -> Tensor:
         """All messages [J, D]. Collective."""
-        return self.once("messages", None, lambda given: self.slices.rows)
-
-    def once(self, name: str, given: Any, act: Callable[[list[Any]], Sequence[Tensor]]) -> Tensor:
-        """This shard's result of `act` over all shards, cached under `name`. Collective.
-
-        Not a cached_property: before Python 3.12 its lock keeps the other shards of the process out while one waits in `meet`.
-        For the same reason rows are fetched before any cached property of Inbox reads them.
-        """
-        if name not in self.__dict__:
-            self.__dict__[name] = self._meet(given, act)
-        result: Tensor = self.__dict__[name]
-        return result
-
-    def _meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        return self.slices.cut.router.lockstep.meet(self.seat, given, act)
+        return once(self, "messages", None, lambda given: self.shards.rows)
 
     @property
     def columns(self) -> Tensor:
@@ -75,21 +61,21 @@ class ShardedDenseInbox(DenseInbox):
         return self.heard.shape[1]  # every node has sent what it holds
 
     def dist2_to_own(self) -> Tensor:
-        if self.slices.whole or not self.slices.by_distances:
+        if self.shards.whole or not self.shards.by_distances:
             self.fetch()
             return super().dist2_to_own()
-        return self.once("distances", self.nodes, self.slices.distances).index_select(1, self.columns)
+        return once(self, "distances", self.nodes, self.shards.distances).index_select(1, self.columns)
 
     def mix(self, mixture: Mixture) -> Tensor:
         mixed: Tensor | None = None
-        if not self.slices.whole:
+        if not self.shards.whole:
             usual = self.complete and mixture.weight is self.weight and mixture.own is self.self_weight
-            mixed = self._meet((self.nodes, None if usual else self._wide(mixture)), self.slices.mix)
+            mixed = self.shards.meet(self.seat, (self.nodes, None if usual else self._wide(mixture)), self.shards.mix)
         return super().mix(mixture) if mixed is None else mixed
 
     def _wide(self, mixture: Mixture) -> Tensor:
         """Weights [B, M] on all nodes."""
-        size = self.slices.cut.router.graph.size
+        size = self.shards.router.graph.size
         wide = torch.zeros(len(self.nodes), size, dtype=torch.float64, device=self.own.device)
         return wide.index_copy_(1, self.columns, mixture.weight.to(wide)).scatter_(
             1, self.nodes[:, None], mixture.own.to(wide)[:, None]
@@ -97,8 +83,8 @@ class ShardedDenseInbox(DenseInbox):
 
     def reduce_coordinates(self, work: Work) -> Tensor:
         reduced: Tensor | None = None
-        if not self.slices.whole:
-            reduced = self._meet((self.nodes, self.complete, work), self.slices.reduce_coordinates)
+        if not self.shards.whole:
+            reduced = self.shards.meet(self.seat, (self.nodes, self.complete, work), self.shards.reduce_coordinates)
         return super().reduce_coordinates(work) if reduced is None else reduced
 
 
@@ -116,7 +102,7 @@ class DenseShardVectors(VectorStack):
 
     @property
     def dim(self) -> int:
-        return self.inbox.slices.dim
+        return self.inbox.shards.dim
 
     @property
     def origin(self) -> Tensor:
@@ -125,8 +111,8 @@ class DenseShardVectors(VectorStack):
 
     @property
     def gram(self) -> Tensor:
-        slices = self.inbox.slices
-        if slices.whole or not slices.by_products:
+        shards = self.inbox.shards
+        if shards.whole or not shards.by_products:
             self.inbox.fetch()
             return super().gram
-        return self.inbox.once("products", self.inbox.columns, slices.gram)
+        return once(self.inbox, "products", self.inbox.columns, shards.gram)

@@ -1,8 +1,8 @@
-"""A list inbox sharded by coordinate: rules use it as any other, and it computes distances and mixtures on strips."""
+"""A list inbox sharded by coordinate: rules use it as any other, and it computes distances and mixtures on slices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -19,6 +19,7 @@ from bymi.core.neighbourhood_reply import NeighbourhoodReply
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
 from bymi.core.network import Outgoing
 from bymi.core.topic import Topic
+from bymi.distributed.coordinate_shards import once
 from bymi.distributed.list_shards import ListShards
 
 if TYPE_CHECKING:
@@ -44,13 +45,13 @@ class ShardedListInbox(ListInbox):
     nodes: Tensor  # [B] numbers of the receivers, ascending
     sent: Tensor = field(repr=False)  # [B, D] as sent
     topic: Topic
-    strips: ListShards = field(repr=False)
+    shards: ListShards = field(repr=False)
     seat: int  # index of the shard within its process
     network: ShardNetwork | None = field(default=None, repr=False)
 
     @property
     def kept(self) -> Tensor:
-        return self.strips.sent[self.seat]
+        return self.shards.sent[self.seat]
 
     def metadata_only(self) -> Inbox:
         kept = {part.name: getattr(self, part.name) for part in fields(ListInbox)}
@@ -59,35 +60,28 @@ class ShardedListInbox(ListInbox):
     def _selected(self, receivers: Tensor) -> dict[str, Any]:
         return {**super()._selected(receivers), "nodes": self.nodes.index_select(0, receivers)}
 
-    def _once(self, name: str, act: Callable[[], Sequence[Tensor]]) -> Tensor:
-        """This shard's result of `act`, cached under `name`. Collective. A cached_property's lock might deadlock shards."""
-        if name not in self.__dict__:
-            self.__dict__[name] = self._meet(None, lambda given: act())
-        result: Tensor = self.__dict__[name]
-        return result
-
-    def _meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        return self.strips.list_shard_plan.router.lockstep.meet(self.seat, given, act)
-
     @cached_property
     def _sources(self) -> tuple[VectorStack, Tensor]:
-        return ListShardVectors(inbox=self), self.strips.own_row[self.nodes]
+        return ListShardVectors(inbox=self), self.shards.own_row[self.nodes]
 
     def dist2_to_own(self) -> Tensor:
-        distances, held = self._once("distances", self.strips.distances), self.strips.list_shard_plan.router.nodes[self.seat]
+        distances, held = (
+            once(self, "distances", None, lambda given: self.shards.distances()),
+            self.shards.router.nodes[self.seat],
+        )
         return distances if len(self.nodes) == len(held) else distances[torch.searchsorted(held, self.nodes)]
 
     def message_norms(self) -> Tensor:
-        strips, router = self.strips, self.strips.list_shard_plan.router
+        shards = self.shards
 
-        def gather() -> list[Tensor]:
-            return [router.gather([norms(part) for part in strips.sent], "lengths")] * len(strips.sent)
+        def gather(given: object) -> list[Tensor]:
+            return [shards.router.gather([norms(part) for part in shards.sent], "lengths")] * len(shards.sent)
 
-        return self._at_places(self._once("norms", gather))
+        return self._at_places(once(self, "norms", None, gather))
 
     def mix(self, mixture: Mixture) -> Tensor:
         usual = self.complete and mixture.weight is self.weight
-        heard = self._meet((self.nodes, None if usual else mixture.weight), self.strips.mix)
+        heard = self.shards.meet(self.seat, (self.nodes, None if usual else mixture.weight), self.shards.mix)
         mixed: Tensor = mixture.own.to(self.own.dtype)[:, None] * self.own + heard
         return mixed
 
@@ -97,7 +91,7 @@ class ShardedListInbox(ListInbox):
         return super().neighbourhoods(need, common=common)
 
     def reduce_coordinates(self, work: Work) -> Tensor:
-        reduced: Tensor = self._meet((self.heard, work), self.strips.reduce_coordinates)
+        reduced: Tensor = self.shards.meet(self.seat, (self.heard, work), self.shards.reduce_coordinates)
         return reduced
 
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
@@ -110,7 +104,7 @@ class ShardedListInbox(ListInbox):
             yield Trial(receiver, inbox.rows.vectors, tried, places, torch.full_like(places[:, :1], len(senders)))
 
     def _products(self) -> Tensor:
-        return self._once("products", self.strips.among)
+        return once(self, "products", None, lambda given: self.shards.among())
 
     def among(self, at: Tensor) -> Tensor:
         """Inner products [b, n, n] of sets `at` as rules give them: first places of a receiver's list, its own row last."""
@@ -155,9 +149,9 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
         finite = [(long < OVERFLOW)[:, None] for long in own_lengths]
         own = [torch.where(mask, part, 0.0) for part, mask in zip(parts, finite, strict=True)]
     own = [part[unsent[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
-    strips = ListShards(router.list_shard_plan, kept, own, unsent, torch.ones_like(unsent) if valid is None else valid)
+    shards = ListShards(router, kept, own, unsent, torch.ones_like(unsent) if valid is None else valid)
     inboxes: list[Inbox] = []
-    for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_shard_plan.places, strict=True)):
+    for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_places, strict=True)):
         arcs = expected if valid is None else heard(length, own_lengths[seat], expected, lists)
         weight = router.weight[nodes]
         inboxes.append(
@@ -174,7 +168,7 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
                 nodes=nodes,
                 sent=rows[seat],
                 topic=topic,
-                strips=strips,
+                shards=shards,
                 seat=seat,
             )
         )
@@ -200,7 +194,7 @@ class ListShardVectors(VectorStack):
 
     @property
     def dim(self) -> int:
-        return self.inbox.strips.dim
+        return self.inbox.shards.dim
 
     def among(self, at: Tensor) -> Tensor:
         return self.inbox.among(at)

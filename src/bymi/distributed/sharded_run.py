@@ -14,8 +14,8 @@ from bymi.core.deviation import Deviation
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox
 from bymi.core.list_graph import check_connected
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import Answer, Network, Observable, Outgoing, Received, settled
+from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received
+from bymi.core.network import Network, Observable, Outgoing, settled
 from bymi.core.topic import Topic
 from bymi.core.variants import ListedVariants, Variants
 from bymi.distributed.group import Group

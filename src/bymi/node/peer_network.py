@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import Answer, Outgoing, Received
+from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received, inboxes_of_replies
+from bymi.core.network import Outgoing
 from bymi.core.topic import Topic
 from bymi.node.session import QUESTION, Session
 from bymi.node.wire import encode
@@ -124,24 +124,13 @@ class PeerNetwork:
         columns = self.hears.nonzero().flatten()
 
         def read() -> tuple[Inbox, ...]:
-            inboxes = []
-            weight = self.weight[columns][None]
+            rows = {}
             for topic, own in mine.items():
                 blank = torch.full_like(own[0], torch.nan)
                 came = [replies.get(number) for number in columns.tolist()]
-                rows = torch.stack([*(blank if one is None else one[topic.stream_name()] for one in came), own[0]])
-                if received is not None:
-                    rows = received(rows, torch.cat([columns, node]), int(node), topic)
-                inboxes.append(
-                    Inbox.receive(
-                        rows[-1:],
-                        rows[:-1],
-                        expected=torch.ones_like(weight, dtype=torch.bool),
-                        weight=weight,
-                        self_weight=self.self_weight,
-                    )
-                )
-            return Inbox.together(inboxes)
+                rows[topic] = torch.stack([*(blank if one is None else one[topic.stream_name()] for one in came), own[0]])
+            nodes = torch.cat([columns, node])
+            return inboxes_of_replies(rows, nodes, self.weight[columns], self.self_weight[0], received)
 
         return iter([NeighbourhoodReply(0, columns, points[0], read)])
 
