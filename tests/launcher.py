@@ -5,7 +5,7 @@
 rank sent, or {"size", "golden", "out"}, golden runs by name, and a file of what each rank saw of them. "breaks": [what, rank,
 name, time] does something to one rank when it sends something of that name, or is about to store a "checkpoint", for the nth
 time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on. "said": a file for what is written to
-stderr. "lists": graphs are lists of neighbours, however small. "set": constants of modules, by their names. "largest": beside
+stderr. "lists": graphs are lists of neighbours, however small. "set": limits of the library. "largest": beside
 what each rank sent, how many entries the largest tensor has that it ever made. A job starts when the one before has ended.
 Prints a line of JSON for each job that starts and for each rank that ends.
 """
@@ -13,7 +13,6 @@ Prints a line of JSON for each job that starts and for each rank that ends.
 from __future__ import annotations
 
 import errno
-import importlib
 import json
 import os
 import signal
@@ -35,7 +34,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bymi.cli
 import bymi.experiment
 import bymi.report.figures
-from bymi.core import list_graph as sparse
 from bymi.core.errors import BymiError
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host, one_thread
@@ -43,6 +41,7 @@ from bymi.distributed.launch import ranks
 from bymi.runs import read_resolved_specs
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.run_on_ranks import run_apart, run_together
+from tests.golden.forms import LISTS, set_limits
 from tests.golden.record import play
 from tests.golden.table import RUNS
 
@@ -81,12 +80,7 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
             os.dup2(os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         if job.get("breaks", [None, None])[1] == rank:
             _break(*job["breaks"])
-        if job.get("lists"):
-            always_lists()
-        for name, value in job.get("set", {}).items():
-            module, constant = name.rsplit(".", 1)
-            assert hasattr(importlib.import_module(module), constant)
-            setattr(importlib.import_module(module), constant, value)
+        set_limits({**(LISTS if job.get("lists") else {}), **job.get("set", {})})
         if "specs" in job:
             with ranks() as group, Largest() if job.get("largest") else nullcontext() as seen:
                 assert group is not None
@@ -121,11 +115,6 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def always_lists() -> None:
-    """Graphs of any size and density are drawn as lists in this process."""
-    sparse.LISTS_FROM, sparse._SHORT = 1, 0
 
 
 def _break(what: str, rank: int, name: str, time: int) -> None:

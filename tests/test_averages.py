@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi.core import list_graph as sparse
 from bymi.core import message_usage as usage
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
 from bymi.core.streams import stream
-from bymi.distributed import gathered_rounds as records
 from bymi.distributed.gathered_rounds import whole_rounds
 from bymi.experiment import load
 from bymi.runs.model_averages import Average, look
@@ -42,7 +41,7 @@ def test_averages_and_distances_do_not_depend_on_the_blocks(size: int) -> None:
 @pytest.mark.parametrize("numbers", [1, 40, 1 << 23])
 def test_no_rank_has_all_models_at_once(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds over four shards: blocks are as large as allowed, and together they are what the shards hold."""
-    monkeypatch.setattr(records, "_NUMBERS", numbers)
+    monkeypatch.setattr(LIMITS, "models", numbers)
     words = ["nodes=10", "steps=4", "warm_up.steps=2", "graph=complete", "data.samples=20", "data.dim=6"]
     scene = set_up_run(load(None, ["method=drsgd-bymi", "profile=paper", *words]).resolved)
     spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=4)
@@ -63,8 +62,8 @@ def test_no_rank_has_all_models_at_once(numbers: int, monkeypatch: pytest.Monkey
 def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where messages are shortened, a shard looks at all receivers: a few coordinates at a time give what all of them give."""
     if "regular" in words[0]:
-        monkeypatch.setattr(sparse, "LISTS_FROM", 1)
-        monkeypatch.setattr(sparse, "_SHORT", 0)
+        monkeypatch.setattr(LIMITS, "lists_from", 1)
+        monkeypatch.setattr(LIMITS, "nodes_per_place", 0)
     keys = ["nodes=20", "steps=9", "warm_up.steps=2", "data.samples=20", "data.dim=6", "watch.every=3", "attack=parameter"]
     scene = set_up_run(load(None, ["method=drsgd-bymi", *keys, *words]).resolved)
     assert isinstance(scene.graph, ListGraph) == ("regular" in words[0])
@@ -85,7 +84,7 @@ def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkey
         return [part.theta for part in last], max(seen)
 
     whole, once = ends()
-    monkeypatch.setattr(usage, "_NUMBERS", 50)
+    monkeypatch.setattr(LIMITS, "remote_vectors", 50)
     parts, often = ends()
     assert once == 1
     assert often == 3

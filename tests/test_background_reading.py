@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp
-from bymi.core import network
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import inner, inner_of_both
 from bymi.detection import Panel, Watch
 from bymi.detection import background as aside
@@ -103,7 +103,7 @@ def test_a_hardened_run_whose_answers_are_long(monkeypatch: pytest.MonkeyPatch) 
     graph = ErdosRenyi(0.8).draw(12, seed=3)
     usual = list(simulate(problem, graph, plan))
     monkeypatch.setattr(aside, "_LONG", 1)
-    monkeypatch.setattr(network, "LONG", 1)
+    monkeypatch.setattr(LIMITS, "replies_alone", 1)
     long = list(simulate(problem, graph, plan))
     torch.testing.assert_close(long[-1].theta, usual[-1].theta, rtol=1e-12, atol=1e-12)
     verdicts = [[snapshot.verdict for snapshot in run if snapshot.verdict is not None] for run in (usual, long)]

@@ -11,8 +11,8 @@ import torch
 
 from bymi import Graph, Inbox
 from bymi.attacks import ATTACKS, Adversary
-from bymi.core import list_graph as sparse
 from bymi.core.errors import InputError
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.network import Network
@@ -29,8 +29,8 @@ FORMS = ("matrices", "lists")
 
 def graph_of(form: str, monkeypatch: pytest.MonkeyPatch) -> Graph | ListGraph:
     if form == "lists":
-        monkeypatch.setattr(sparse, "LISTS_FROM", 1)
-        monkeypatch.setattr(sparse, "_SHORT", 0)
+        monkeypatch.setattr(LIMITS, "lists_from", 1)
+        monkeypatch.setattr(LIMITS, "nodes_per_place", 0)
     return Regular(6).draw(NODES, seed=0)
 
 

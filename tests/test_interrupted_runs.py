@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from bymi.core import list_graph as sparse
+from bymi.core.limits import LIMITS
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run, run_all
@@ -170,8 +171,8 @@ def test_a_run_of_networks_in_single_precision(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("profile", ["hardened", "hardened, directed", "paper"])
 def test_a_run_on_lists_of_neighbours(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "LISTS_FROM", 40)
-    monkeypatch.setattr(sparse, "_SHORT", 1)
+    monkeypatch.setattr(LIMITS, "lists_from", 40)
+    monkeypatch.setattr(LIMITS, "nodes_per_place", 1)
     spec = load(None, [*SMALL, "nodes=40", "graph=regular:degree=8", "record_every=4", *RUNS[profile]])
     assert isinstance(set_up_run(spec.resolved).graph, sparse.ListGraph)
     run(spec, tmp_path / "undisturbed")

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from bymi.core import list_graph as sparse
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
 from bymi.core.topic import PARAMETERS
 from bymi.detection.update_history import UpdateHistory
-from bymi.distributed import point_queries as inquiry
 from bymi.distributed.gathered_rounds import whole_rounds
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_resolved_specs
@@ -49,8 +48,8 @@ BROKEN: dict[str, tuple[list[str], list[Any], int]] = {
 @pytest.fixture(scope="module")
 def lists() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sparse, "LISTS_FROM", 1)
-        patch.setattr(sparse, "_SHORT", 0)
+        patch.setattr(LIMITS, "lists_from", 1)
+        patch.setattr(LIMITS, "nodes_per_place", 0)
         yield
 
 
@@ -132,7 +131,7 @@ def test_any_cut_into_shards_gives_the_numbers_of_one_process(
     """With one number a turn everybody asks in a turn of its own."""
     scene = set_up_run(specs[name].resolved)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
-    monkeypatch.setattr(inquiry, "_NUMBERS", 1)
+    monkeypatch.setattr(LIMITS, "answers", 1)
     for shards in (1, 3, scene.graph.size):
         spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=shards)
         order = torch.cat([network.nodes for network in spread.networks])

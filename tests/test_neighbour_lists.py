@@ -18,6 +18,7 @@ from bymi.core import linalg as vectors
 from bymi.core import list_graph as sparse
 from bymi.core.errors import GraphError, InputError
 from bymi.core.graph import perron_vector
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph, connected
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.streams import stream
@@ -114,7 +115,7 @@ def test_totals_and_medians_of_lists(seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_products_of_sets(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pair by pair, a few coordinates at a time."""
-    monkeypatch.setattr(vectors, "_NUMBERS", 30)
+    monkeypatch.setattr(LIMITS, "set_products", 30)
     left, right = (stream(seed, "x").normal(9, 8).to(dtype) for seed in (1, 2))
     at, other = torch.tensor([[3, 0, 8], [1, 1, 2]]), torch.tensor([[4, 5], [6, 0]])
     origin = left[4]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bymi.core.limits import LIMITS
 from bymi.distributed import point_queries as inquiry
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run
@@ -15,15 +16,15 @@ SMALL = ["nodes=9", "steps=5", "warm_up.steps=2", "graph.p=0.9", "data.samples=2
 
 @pytest.mark.parametrize("profile", [["watch.every=2"], ["profile=paper", "detection.point=receiver"]])
 @pytest.mark.parametrize("shards", [1, 4, 9])
-@pytest.mark.parametrize("long", [1, inquiry.LONG], ids=["one asker at a time", "all at once"])
+@pytest.mark.parametrize("long", [1, LIMITS.replies_alone], ids=["one asker at a time", "all at once"])
 def test_turns_change_nothing(profile: list[str], shards: int, long: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a shard a node those under attack ask nobody, and with one number a turn everybody asks in a turn of its own."""
     (spec,) = load(None, [*SMALL, *profile], 3).expand()
     scene = set_up_run(spec.resolved)
     parts = (scene.problem, scene.graph, scene.plan, scene.adversary)
     alone = list(simulate(*parts))
-    monkeypatch.setattr(inquiry, "_NUMBERS", 1)
-    monkeypatch.setattr(inquiry, "LONG", long)
+    monkeypatch.setattr(LIMITS, "answers", 1)
+    monkeypatch.setattr(LIMITS, "replies_alone", long)
     turns = []
     take_turn = inquiry.PointQueries.take_turn
     monkeypatch.setattr(inquiry.PointQueries, "take_turn", lambda self: turns.append(self) or take_turn(self))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bymi import Adversary, Detector, Graph, Identity, LocalNetwork, Plan, Principal
 from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation, SimulatedAdversary
-from bymi.core import network as networks
+from bymi.core.limits import LIMITS
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify, identify_neighbours, judge_replies
@@ -242,8 +242,8 @@ def test_how_many_are_handled_at_a_time_does_not_matter(centre: str, monkeypatch
     place, detector = room(nodes=17, dim=6, directed=True), detector_of(centre, "pca")
     whole = judge(place, detector, monkeypatch).verdict
     for numbers, receivers, long in ((1, 1, 1 << 20), (6 * 18 * 3, 5, 1 << 20), (1 << 25, 16, 1 << 20), (1 << 25, 5, 1)):
-        monkeypatch.setattr(networks, "_NUMBERS", numbers)
-        monkeypatch.setattr(networks, "LONG", long)
+        monkeypatch.setattr(LIMITS, "replies", numbers)
+        monkeypatch.setattr(LIMITS, "replies_alone", long)
         monkeypatch.setattr(asked, "_RECEIVERS", receivers)
         parts = judge(place, detector, monkeypatch).verdict
         torch.testing.assert_close(parts.scores, whole.scores, rtol=0, atol=1e-10, equal_nan=True)

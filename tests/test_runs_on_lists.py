@@ -12,6 +12,7 @@ import torch
 from bymi import MatrixGraph
 from bymi.core import list_graph as sparse
 from bymi.core.errors import InputError
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph, connected
 from bymi.core.topology import TOPOLOGIES, EdgeFile, ErdosRenyi, Regular, Ring
 from bymi.experiment import load
@@ -46,8 +47,8 @@ def both_ways(keys: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     spec = load(None, [*usual, f"graph=file:path={edges}", *keys])
     results = []
     for start, kind in ((1000, MatrixGraph), (nodes, ListGraph)):
-        monkeypatch.setattr(sparse, "LISTS_FROM", start)
-        monkeypatch.setattr(sparse, "_SHORT", 1)
+        monkeypatch.setattr(LIMITS, "lists_from", start)
+        monkeypatch.setattr(LIMITS, "nodes_per_place", 1)
         resolved = spec.resolved
         assert isinstance(set_up_run(resolved).graph, kind)
         out = tmp_path / kind.__name__

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bymi.core.errors import InputError
 from bymi.core.graph import Graph
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
-from bymi.distributed import shard_layout as layouts
 from bymi.distributed.group import Group
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.node_order import place, rows_sent
@@ -64,7 +64,7 @@ def test_more_ranks_than_nodes_are_refused() -> None:
 @pytest.mark.parametrize("numbers", [1, 30, 1000])
 def test_routes_bring_what_is_wanted(ranks: int, mixed: bool, numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against picking rows from the whole stack; at once, and with so few numbers at a time that coordinates go by turns."""
-    monkeypatch.setattr(layouts, "_NUMBERS", numbers)
+    monkeypatch.setattr(LIMITS, "routed_rows", numbers)
     layout = ShardLayout.even(10, 4, ranks)
     if mixed:  # a placement that is not in order of numbers
         parts = torch.tensor([7, 0, 4, 9, 2, 1, 8, 3, 6, 5]).split([3, 2, 3, 2])

@@ -11,13 +11,10 @@ import pytest
 import torch
 
 from bymi import LocalNetwork
-from bymi.core import list_graph as sparse
+from bymi.core.limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX
 from bymi.core.topology import Complete
 from bymi.detection.update_history import UpdateHistory
-from bymi.distributed import list_shards as strips
-from bymi.distributed import point_queries as inquiry
-from bymi.distributed import router
 from bymi.distributed.group import Group
 from bymi.distributed.sharded_list_inbox import ShardedListInbox
 from bymi.distributed.sharded_run import ShardedRun, default_layout
@@ -62,12 +59,12 @@ MOVED = {
 }
 """Where rows have to be where they are looked at."""
 
-MANY = router._MANY
+MANY = LIMITS.sharded_heard
 ALWAYS = {
-    "bymi.distributed.router.LONG": 1,
-    "bymi.distributed.router._MANY": 0,
-    "bymi.distributed.list_shards._SETS": 2,
-    "bymi.core.linalg._NUMBERS": 512,  # products come in several pieces
+    "sharded_rows": 1,
+    "sharded_heard": 0,
+    "slice_sets": 2,
+    "set_products": 512,  # products come in several pieces
 }
 WATCHED = [*WIDE, *HARDENED, "watch.every=8", "steps=24", "warm_up.steps=6", "record_every=4", "attack=sign-flip"]
 
@@ -79,10 +76,10 @@ def drawn(words: list[str]) -> Spec:
 
 def always(patch: pytest.MonkeyPatch) -> None:
     """Rows of lists stay where they are, however short and few they are."""
-    patch.setattr(sparse, "LISTS_FROM", 1)
-    patch.setattr(sparse, "_SHORT", 0)
-    patch.setattr(router, "LONG", 1)
-    patch.setattr(router, "_MANY", 0)
+    patch.setattr(LIMITS, "lists_from", 1)
+    patch.setattr(LIMITS, "nodes_per_place", 0)
+    patch.setattr(LIMITS, "sharded_rows", 1)
+    patch.setattr(LIMITS, "sharded_heard", 0)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +111,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
     jobs.append({**watched, "size": 2, "out": str(place / "whole"), "every": 0})
     jobs.append({**watched, "size": 4, "out": str(place / "broken"), "breaks": ["killed", 3, "mixtures", 37]})
     # Three ranks hold one, one and two shards.
-    some = {**how, "set": {**ALWAYS, "bymi.distributed.list_shards._NUMBERS": 500}}
+    some = {**how, "set": {**ALWAYS, "slice_turn": 500}}
     jobs.append({**watched, **some, "size": 3, "out": str(place / "broken")})
     (images,) = load("digits", IMAGES, 0).expand()
     write_resolved_specs(place / "images.json", [images.resolved])
@@ -130,7 +127,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
         for way, values in (("rows", {}), ("strips", ALWAYS))
     ]
     large = {"size": 8, "specs": str(place / "large.json"), "lists": True, "largest": True}
-    little = {f"bymi.{name}._NUMBERS": SIZE // 16 for name in BUFFERS}
+    little = dict.fromkeys(BUFFERS, SIZE // 16)
     little.update({"bymi.runs.convergence_theory.LARGEST": 16, "bymi.runs.evaluators.LARGEST": 16})
     jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
     jobs.append({**large, "specs": str(place / "short.json"), "out": str(place / "rows"), "set": little})
@@ -146,10 +143,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
 
 
 IMAGES = [*LENET, "nodes=8", "graph=regular:degree=6", "steps=6", *HARDENED, "attack=ood"]
-BUFFERS = (
-    *("distributed.point_queries", "distributed.list_shards", "distributed.gathered_rounds", "distributed.shard_layout"),
-    *("core.message_usage", "runs.evaluators"),
-)
+BUFFERS = ("answers", "slice_turn", "models", "routed_rows", "remote_vectors", "moments")
 NODES, DIM = 300, 130
 SIZE = NODES * DIM
 LARGE = [
@@ -248,8 +242,8 @@ def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
 ) -> None:
     scene = set_up_run(specs[name].resolved)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
-    for module in (inquiry, strips):
-        monkeypatch.setattr(module, "_NUMBERS", 200)
+    for name in ("answers", "slice_turn"):
+        monkeypatch.setattr(LIMITS, name, 200)
     for shards in (2, 5, scene.graph.size):
         spread = spread_over(scene, shards)
         order = torch.cat([network.nodes for network in spread.networks])
@@ -262,7 +256,7 @@ def test_any_cut_into_shards_and_turns_gives_the_numbers_of_one_process(
 
 @pytest.mark.parametrize("rule", ["balance", "ios", "trimmed-mean", "ubar"])
 def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(router, "_FEW", 1)
+    monkeypatch.setattr(LIMITS, "sharded_dim", 1)
     scene = set_up_run(drawn(["nodes=24", "graph=ring", "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).resolved)
     spread = spread_over(scene, 24)
     assert spread.router.stays(PARAMETERS)
@@ -323,8 +317,8 @@ def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None
 def test_rows_stay_where_many_long_ones_would_have_to_come(
     words: list[str], shards: int, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "LISTS_FROM", 1)
-    monkeypatch.setattr(sparse, "_SHORT", 0)
-    monkeypatch.setattr(router, "LONG", 1000)
-    monkeypatch.setattr(router, "_MANY", MANY)
+    monkeypatch.setattr(LIMITS, "lists_from", 1)
+    monkeypatch.setattr(LIMITS, "nodes_per_place", 0)
+    monkeypatch.setattr(LIMITS, "sharded_rows", 1000)
+    monkeypatch.setattr(LIMITS, "sharded_heard", MANY)
     assert spread_over(set_up_run(drawn([*words, "method=dsgd"]).resolved), shards).router.stays(PARAMETERS) is stays

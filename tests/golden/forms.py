@@ -5,15 +5,15 @@ Everything here that reaches into the library's internals does so to force a for
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 from torch import Tensor
 
 from bymi import Snapshot, State, simulate
+from bymi.core.limits import LIMITS
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment import load
@@ -21,25 +21,20 @@ from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run
 
-LISTS: dict[str, int] = {"bymi.core.list_graph.LISTS_FROM": 1, "bymi.core.list_graph._SHORT": 0}
-STRIPS: dict[str, int] = {
-    **LISTS,
-    "bymi.distributed.router.LONG": 1,
-    "bymi.distributed.router._MANY": 0,
-    "bymi.distributed.list_shards._SETS": 2,
-}
+LISTS: dict[str, int] = {"lists_from": 1, "nodes_per_place": 0}
+STRIPS: dict[str, int] = {**LISTS, "sharded_rows": 1, "sharded_heard": 0, "slice_sets": 2}
 
 
 @dataclass(frozen=True)
 class Form:
-    """`words`: what it adds to a spec. `sharded`: in 4 shards, as on ranks. `constants`: limits of the library, by name.
+    """`words`: what it adds to a spec. `sharded`: in 4 shards, as on ranks. `limits`: those of the library that it changes.
 
     `absurd`: a number that, sent in every coordinate, some receivers take for a message and others do not.
     """
 
     words: tuple[str, ...]
     sharded: bool = False
-    constants: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
     absurd: str = "1e6"
 
 
@@ -47,11 +42,11 @@ _DENSE, _SPARSE = ("graph=erdos-renyi:p=0.7", "data.dim=10"), ("graph=regular:de
 
 FORMS: dict[str, Form] = {
     "dense": Form(_DENSE),
-    "lists": Form(_SPARSE, constants=LISTS),
+    "lists": Form(_SPARSE, limits=LISTS),
     "dense, sharded": Form(_DENSE, sharded=True),
-    "lists, sharded": Form(_SPARSE, sharded=True, constants=LISTS),
+    "lists, sharded": Form(_SPARSE, sharded=True, limits=LISTS),
     "slices": Form(("graph=erdos-renyi:p=0.9", "data.dim=100"), sharded=True, absurd="8.8e5"),
-    "strips": Form(("graph=regular:degree=8", "data.dim=150"), sharded=True, constants=STRIPS, absurd="8.8e5"),
+    "strips": Form(("graph=regular:degree=8", "data.dim=150"), sharded=True, limits=STRIPS, absurd="8.8e5"),
     # Beyond every limit on dimensions at which the library computes otherwise.
     "long rows": Form(("graph=erdos-renyi:p=0.7", "data.dim=300"), absurd="1.02e6"),
 }
@@ -68,18 +63,19 @@ class Part:
 
 @contextmanager
 def forced(form: Form) -> Iterator[None]:
-    """The library with the constants of a form inside the block."""
-    before = []
-    for name, value in form.constants.items():
-        place, constant = name.rsplit(".", 1)
-        module = importlib.import_module(place)
-        before.append((module, constant, getattr(module, constant)))
-        setattr(module, constant, value)
+    """The library with the limits of a form inside the block."""
+    before = asdict(LIMITS)
+    set_limits(form.limits)
     try:
         yield
     finally:
-        for module, constant, value in before:
-            setattr(module, constant, value)
+        set_limits(before)
+
+
+def set_limits(values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        assert hasattr(LIMITS, name)
+        setattr(LIMITS, name, value)
 
 
 def resolved_spec_of(words: tuple[str, ...], form: Form) -> ResolvedSpec:

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import require
+from bymi.core.limits import LIMITS
 
 _COLUMNS = 1024  # coordinates converted to float64 at a time on a CPU: bounds temporaries and fits its cache
 _COLUMNS_AT_ONCE = 1 << 16  # the same on a GPU: few large kernels
-_NUMBERS = 1 << 21  # entries of gathered vectors in products of sets: 16 MB
 _SAMPLED = 512  # coordinates sampled to find a central row
 
 
@@ -113,7 +113,7 @@ def inner_of_sets(left: Tensor, left_at: Tensor, right: Tensor, right_at: Tensor
     """
     same = left is right and left_at is right_at
     total = torch.zeros(*left_at.shape, right_at.shape[1], dtype=torch.float64, device=left.device)
-    columns = max(1, _NUMBERS // max(1, left_at.numel(), right_at.numel()))
+    columns = max(1, LIMITS.set_products // max(1, left_at.numel(), right_at.numel()))
     for start in range(0, left.shape[1], columns):
         part = slice(start, start + columns)
         centre = origin[part].to(torch.float64)

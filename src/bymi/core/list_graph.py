@@ -13,15 +13,12 @@ from torch import Tensor
 
 from bymi.core.errors import GraphError, is_integer, shown
 from bymi.core.graph import NOT_MUTUAL, Core, Graph, MatrixGraph, digraph
+from bymi.core.limits import LIMITS
 from bymi.core.neighbour_lists import NeighbourLists
 
 GraphLike = Any
 """A Graph, a networkx graph, or a square array whose entry [i, j] says whether i hears j."""
 
-LISTS_FROM = 1000
-"""Number of nodes from which a graph is stored as lists, if these are short."""
-
-_SHORT = 4  # with fewer nodes than this times the longest list, matrices take no more memory and less time
 _ROW_TOLERANCE = 1e-9
 _STEPS = 20_000  # of the power iteration: error about 1e-14 unless a few arcs connect the graph
 _STILL = 1e-14  # relative change of an entry that counts as none
@@ -29,7 +26,7 @@ _STILL = 1e-14  # relative change of an entry that counts as none
 
 def lists_pay(size: int, longest: int) -> bool:
     """Whether a graph of `size` nodes with lists of up to `longest` places is stored as lists."""
-    return size >= LISTS_FROM and _SHORT * longest <= size
+    return size >= LIMITS.lists_from and LIMITS.nodes_per_place * longest <= size
 
 
 @dataclass(frozen=True, eq=False)

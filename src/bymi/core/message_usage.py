@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, ascending, from_medoid, norms, stride_of
 from bymi.core.message_validity import OVERFLOW
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_number
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _ARCS = 1 << 14  # arcs per gathered block of receivers' vectors
 _FAR = 3.0  # far out: beyond this times the median distance from the medoid
-_NUMBERS = 1 << 23  # entries of remote receivers' vectors held at a time
 
 
 class Usage(NamedTuple):
@@ -218,7 +218,7 @@ class _Everyone:
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox, dim = inbox, inbox.own.shape[1]
-        size = dim if inbox.receiver_group is None else max(1, _NUMBERS // inbox.receiver_group.total)
+        size = dim if inbox.receiver_group is None else max(1, LIMITS.remote_vectors // inbox.receiver_group.total)
         self._parts = [slice(start, start + size) for start in range(0, dim, max(1, size))]
         self._whole = self._fetch(self._parts[0]) if len(self._parts) == 1 else None
 
@@ -239,7 +239,7 @@ class _Everyone:
         acceptable = (receiver_group.gather(norms(own)[:, None]) < OVERFLOW).squeeze(1)
         acceptable = acceptable if bool(acceptable.any()) else torch.ones_like(acceptable)
         sane = acceptable.nonzero().flatten()
-        sample = own[:, :: stride_of(own.shape[1])].split(max(1, _NUMBERS // receiver_group.total), 1)
+        sample = own[:, :: stride_of(own.shape[1])].split(max(1, LIMITS.remote_vectors // receiver_group.total), 1)
         origin = sane[torch.stack([from_medoid(receiver_group.gather(part)[sane]) for part in sample]).sum(0).argmin()]
         away = torch.zeros_like(acceptable, dtype=torch.float64)
         for _, rows in self.blocks():

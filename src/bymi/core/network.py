@@ -13,15 +13,13 @@ from torch import Tensor
 from bymi.core.errors import require
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, fold
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import GraphLike, ListGraph, as_graph
 from bymi.core.message_columns import MessageColumns, Messages, followed_by
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received, inboxes_of_replies
 from bymi.core.topic import PREMIX, Topic
 from bymi.core.variants import ListedVariants, Variants
-
-_NUMBERS = 1 << 25  # entries of the replies handled at a time: 128 MB in float32
-LONG = 1 << 20  # entries of the replies to one query from which a CPU handles it alone, within its cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,8 +231,8 @@ class LocalNetwork:
         # Neighbours are listed on the CPU: one copy instead of a synchronisation per receiver.
         places = [row.nonzero().flatten() for row in self.arcs.cpu()]
         largest = 1 + max(len(row) for row in places)
-        alone = points.device.type == "cpu" and largest * points.shape[1] >= LONG
-        size = 1 if alone else max(1, _NUMBERS // (largest * points.shape[1]))
+        alone = points.device.type == "cpu" and largest * points.shape[1] >= LIMITS.replies_alone
+        size = 1 if alone else max(1, LIMITS.replies // (largest * points.shape[1]))
         for batch in self._nodes[who].split(size):
             columns = [places[node].to(batch) for node in batch.tolist()]
             senders = [self.graph.nodes_at(node.expand_as(row), row) for node, row in zip(batch, columns, strict=True)]

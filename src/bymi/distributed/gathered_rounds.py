@@ -10,6 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import norms
 from bymi.core.network import LocalNetwork, Observable
 from bymi.detection import Verdict
@@ -19,7 +20,6 @@ from bymi.training.plan import Plan
 from bymi.training.state import RoundCounts, Snapshot, State
 
 _LOOK_EVERY = 16  # rounds between two reads of device flags, which make the host wait for an accelerator
-_NUMBERS = 1 << 23  # upper bound on the numbers of all models that a rank has in memory at a time
 
 Due = Callable[[int, str], bool]
 """Whether to act on a round, from its step and phase."""
@@ -54,7 +54,7 @@ class Scattered:
     router: Router
 
     def blocks(self) -> Iterator[Tensor]:
-        size = max(1, _NUMBERS // self.router.graph.size)
+        size = max(1, LIMITS.models // self.router.graph.size)
         for pieces in zip(*(part.split(size, dim=1) for part in self.parts), strict=True):
             yield self.router.gather(pieces, "records")
 

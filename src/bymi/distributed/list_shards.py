@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, inner_of_sets
 from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists, apart
@@ -18,9 +19,7 @@ from bymi.distributed.coordinate_shards import CoordinateShards
 if TYPE_CHECKING:
     from bymi.distributed.router import Router
 
-_NUMBERS = 1 << 23  # upper bound on the numbers that a process receives at a time
 _TOGETHER = 4  # shards that may share a process
-_SETS = 256  # receivers per shard whose products are computed at a time
 
 
 class ListShards(CoordinateShards):
@@ -44,7 +43,7 @@ class ListShards(CoordinateShards):
 
     def _turns(self) -> Iterator[list[slice]]:
         """Yield a few coordinates per shard at a time, which bounds the memory in transit; the same on any number of ranks."""
-        size = max(1, _NUMBERS // (self._count * min(len(self.all_spans), _TOGETHER)))
+        size = max(1, LIMITS.slice_turn // (self._count * min(len(self.all_spans), _TOGETHER)))
         for start in range(0, max(last - first for first, last in self.all_spans), size):
             yield [slice(min(first + start, last), min(first + start + size, last)) for first, last in self.all_spans]
 
@@ -162,7 +161,7 @@ class ListShards(CoordinateShards):
     def among(self) -> list[Tensor]:
         """Inner products [B, n + 1, n + 1] within each receiver's neighbourhood, its own row last, per shard of this rank."""
         products, size = [], 1 + self._whole.hears.shape[1]
-        step = max(1, min(_SETS, _NUMBERS // (len(self.shards) * size**2)))
+        step = max(1, min(LIMITS.slice_sets, LIMITS.slice_turn // (len(self.shards) * size**2)))
         for start in range(0, max(len(nodes) for nodes in self.shards), step):
             # Shard by shard: the order of sums inside a product depends on the batch size.
             batch = [nodes[start : start + step] for nodes in self.shards]

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
+from bymi.core.limits import LIMITS
 from bymi.core.neighbourhood_reply import DEEDS, Answer, NeighbourhoodReply, Received, inboxes_of_replies
-from bymi.core.network import LONG
 from bymi.core.topic import Topic
 
 if TYPE_CHECKING:
     from bymi.distributed.sharded_run import ShardNetwork
-
-_NUMBERS = 1 << 22  # in the answers per topic that one shard receives in one turn; a rank holds several times as many
 
 
 class Told(NamedTuple):
@@ -55,8 +53,8 @@ class PointQueries:
         layout = network.router.lockstep.layout
         counts = 1 + network.router.whole.hears.sum(1)  # nodes that answer each asker, the asker included
         numbers = int(counts[asks].max()) * points.shape[1] if bool(asks.any()) else 1
-        self._alone = numbers >= LONG and points.device.type == "cpu" and not visits
-        askers = [nodes[asks[nodes]].split(max(1, _NUMBERS // numbers)) for nodes in layout.shards]
+        self._alone = numbers >= LIMITS.replies_alone and points.device.type == "cpu" and not visits
+        askers = [nodes[asks[nodes]].split(max(1, LIMITS.answers // numbers)) for nodes in layout.shards]
         self._askers = [[turn for turn in turns if len(turn)] for turns in askers]
         self.turns_left = max(len(turns) for turns in self._askers)
         self._turn = 0

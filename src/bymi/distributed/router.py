@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bymi.core.graph import Graph, MatrixGraph
 from bymi.core.inbox import Inbox
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import norms
 from bymi.core.list_graph import ListGraph
 from bymi.core.message_columns import MessageColumns, Messages, followed_by
@@ -26,10 +27,7 @@ from bymi.distributed.shard_layout import Routes
 from bymi.distributed.sharded_dense_inbox import ShardedDenseInbox
 from bymi.distributed.sharded_list_inbox import sharded_list_inbox
 
-LONG = 1 << 24  # numbers in the rows of all nodes from which on rows are sharded by coordinate if shards would receive many
-_FEW = 128  # rows with at most this many coordinates are always sent whole
 STAY = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may be sharded by coordinate
-_MANY = 1.5  # rows received by all shards, per node, above which sharding by coordinate pays
 _SLICES = 3  # shards from which on slices pay: with two, sending them and returning results is as many bytes as rows
 
 
@@ -95,8 +93,8 @@ class Router:
         if not isinstance(whole, ListGraph) or len(shards) == 1 or self.everywhere:
             return
         # With fewer coordinates than members of a neighbourhood some rules read the rows themselves.
-        long = dim > max(_FEW, 1 + whole.hears.shape[1]) and whole.size * dim >= LONG
-        if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > _MANY * whole.size:
+        long = dim > max(LIMITS.sharded_dim, 1 + whole.hears.shape[1]) and whole.size * dim >= LIMITS.sharded_rows
+        if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > LIMITS.sharded_heard * whole.size:
             self.all_lists = whole.lists.of(torch.cat(list(shards)))
 
     def stays(self, topic: Topic) -> bool:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import InputError
+from bymi.core.limits import LIMITS
 from bymi.distributed.group import Group
-
-_NUMBERS = 1 << 24  # upper bound on the numbers of all nodes' rows that travel at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +100,7 @@ class Routes:
         return [table if pick is None else table.index_select(0, pick) for pick in self._picks]
 
     def _swap(self, rows: Tensor, name: str) -> Tensor:
-        width = max(1, _NUMBERS // self._size)
+        width = max(1, LIMITS.routed_rows // self._size)
         if self._whole or rows.ndim != 2 or rows.shape[1] <= width:
             outgoing = rows if self._whole else rows.index_select(0, self._send)
             return self._group.swap(outgoing, self._counts, self._coming, name)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from bymi.core.limits import LIMITS
 from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
 
@@ -32,7 +33,6 @@ Path = Literal["auto", "loop", "stacked", "batched", "captured"]
 
 _SAMPLES = 8192  # samples in one batched call: bounds its memory
 _SAMPLES_FORWARD = 65536  # the same for losses alone
-_NUMBERS = 1 << 28  # parameters of models copied for a batched call
 _RECORDINGS = 4  # CUDA graphs kept, one per shape
 
 
@@ -187,7 +187,7 @@ def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) 
 def losses_in_pieces(program: Program, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
     """The program on models vectors[index], at most `_SAMPLES_FORWARD` samples at a time."""
     output = torch.empty(index.shape, dtype=vectors.dtype, device=vectors.device)
-    size = min(_SAMPLES_FORWARD // inputs.shape[1], _NUMBERS // vectors.shape[1]) // index.shape[1]
+    size = min(_SAMPLES_FORWARD // inputs.shape[1], LIMITS.copied_models // vectors.shape[1]) // index.shape[1]
     for part in _pieces(len(index), size):
         output[part] = program(vectors[index[part]], inputs[part], targets[part])
     return output

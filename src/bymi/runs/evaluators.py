@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import Core
+from bymi.core.limits import LIMITS
 from bymi.distributed.group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import LinearProblem, ModuleProblem
@@ -19,7 +20,6 @@ from bymi.runs.model_averages import Average
 
 Measures = dict[str, float | None]
 _EVEN = 1e-9  # relative difference of weights that counts as equal
-_NUMBERS = 1 << 23  # upper bound on the numbers in the moments of all shards that a process holds at a time
 
 
 class Evaluator(Protocol):
@@ -111,7 +111,7 @@ class LinearEvaluator:
         # Sums over shards, always in the same order: the bits do not depend on the number of ranks.
         parts = [self._problem.moments(nodes[self._honest[nodes]]) for nodes in layout.blocks(group.rank)]
         counts, sums = [len(held) for held in layout.held], torch.empty_like(parts[0])
-        rows = max(1, _NUMBERS // (len(layout.shards) * sums.shape[1]))
+        rows = max(1, LIMITS.moments // (len(layout.shards) * sums.shape[1]))
         for into, *pieces in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
             into.copy_(group.collect(torch.stack(pieces), counts, "moments").sum(0))
         combined = LinearEvaluator(self._problem, ~self._honest, sums)

@@ -1,0 +1,40 @@
+"""Sizes of temporaries, and sizes from which rounds are computed in another form: one value for the whole library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Limits:
+    """Bounds that change time, memory and rounding, never what is computed. Counts are of numbers, not of bytes.
+
+    They were chosen by measurement and are no settings of a run. Tests lower them, to see each form on small runs.
+    """
+
+    # Graphs as neighbour lists.
+    lists_from: int = 1000  # nodes from which a graph is stored as lists, if these are short
+    nodes_per_place: float = 4  # with fewer nodes per place of the longest list, matrices take no more memory and less time
+
+    # Temporaries of rules and detection.
+    set_products: int = 1 << 21  # gathered vectors in products of sets: 16 MB
+    replies: int = 1 << 25  # replies handled at a time: 128 MB in float32
+    replies_alone: int = 1 << 20  # replies to one query from which a CPU handles it alone, within its cache
+    remote_vectors: int = 1 << 23  # own vectors of receivers in other processes
+    copied_models: int = 1 << 28  # parameters of models copied for a batched call
+
+    # Rows of large graphs that are sharded by coordinate over processes, instead of sent to their receivers.
+    sharded_rows: int = 1 << 24  # rows of all nodes from which they are
+    sharded_dim: int = 128  # coordinates up to which they are not
+    sharded_heard: float = 1.5  # rows received by all shards, per node, above which that is less traffic
+    slice_turn: int = 1 << 23  # received at a time
+    slice_sets: int = 256  # receivers per shard whose products are computed at a time
+
+    # Traffic between processes.
+    routed_rows: int = 1 << 24  # rows of all nodes that travel at a time
+    answers: int = 1 << 22  # answers per topic that a shard receives in one turn; a rank holds several times as many
+    models: int = 1 << 23  # of all models that a rank has in memory at a time
+    moments: int = 1 << 23  # in the moments of all shards that a process holds at a time
+
+
+LIMITS = Limits()
