@@ -13,6 +13,7 @@ from torch import Tensor
 from bymi import Graph, Inbox, LocalNetwork
 from bymi.attacks.message import Sent, put_on_wire
 from bymi.core.inbox import Losses
+from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply
 from bymi.core.network import Outgoing
 from bymi.core.topic import Topic
@@ -120,3 +121,13 @@ def draw_lone(*, neighbours: int, dim: int, seed: int) -> Lone:
     weights = torch.from_numpy(random.uniform(0.5, 1.5, neighbours + 1))
     weights = weights / weights.sum()
     return Lone(vectors[0], list(vectors[1:-1]), weights[1:], weights[0], vectors[-1])
+
+
+def wide(lists: NeighbourLists, values: Tensor, size: int) -> Tensor:
+    """Values over places [B, n] as values per message [B, size], zero without an arc."""
+    return values.new_zeros(len(values), size).scatter_(1, lists.at, values * lists.there)
+
+
+def narrow(lists: NeighbourLists, values: Tensor) -> Tensor:
+    """Values per message [B, J] as values over places [B, n]."""
+    return values.gather(1, lists.at) * lists.there

@@ -16,11 +16,11 @@ from bymi.attacks import Adversary, Dissensus, Huge, Poison, SignFlip, Silent
 from bymi.attacks.placement import PLACEMENTS, place
 from bymi.core import linalg as vectors
 from bymi.core import list_graph as sparse
-from bymi.core.errors import GraphError, InputError
+from bymi.core.errors import GraphError
 from bymi.core.graph import perron_vector
 from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph, connected
-from bymi.core.neighbour_lists import NeighbourLists
+from bymi.core.neighbour_lists import NeighbourLists, median_by_number
 from bymi.core.streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
 from bymi.core.topology import ErdosRenyi, Regular, Ring
@@ -88,7 +88,7 @@ def test_lists_of_arcs() -> None:
     assert lists.there.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
     assert lists.count(torch.ones(4, 3, dtype=torch.bool), 5).tolist() == [1, 2, 0, 2, 0]
     values = torch.tensor([[5.0, 1.0, 9.0], [0.0, 0.0, 0.0], [7.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
-    assert lists.median(values, 5, -1.0).tolist() == [7.0, 2.0, -1.0, 1.0, -1.0]
+    assert median_by_number(lists.flat[1], lists.flatten(values), 5, -1.0).tolist() == [7.0, 2.0, -1.0, 1.0, -1.0]
     assert lists.of(torch.tensor([2, 1])).flat[1].tolist() == [0, 1, 3]
 
 
@@ -107,7 +107,7 @@ def test_totals_and_medians_of_lists(seed: int) -> None:
             expected += weight[receiver, spot] * held[sender]
             heard[sender].append(float(weight[receiver, spot]))
         close(total[receiver], expected)
-    medians = lists.median(weight, NODES, 0.5)
+    medians = median_by_number(lists.flat[1], lists.flatten(weight), NODES, 0.5)
     for sender, values in heard.items():
         assert float(medians[sender]) == (sorted(values)[(len(values) - 1) // 2] if values else 0.5)
 
@@ -340,15 +340,6 @@ def test_rules_in_few_and_many_dimensions(name: str, dim: int) -> None:
 
     one, two = (rule_of(name)(network.exchange(0, {PARAMETERS: vectors})[0], Round(1, 9, losses)) for network in (exact, short))
     close(two, one, 10.0)
-
-
-def test_what_needs_matrices_says_so() -> None:
-    _, short, _ = networks(1, "nobody")
-    (inbox,) = short.exchange(0, {PARAMETERS: vectors_of(1)})
-    with pytest.raises(InputError, match="SetRule"):
-        _ = inbox.member
-    with pytest.raises(InputError, match="SetRule"):
-        inbox.split(torch.zeros(NODES, NODES))
 
 
 # Detection

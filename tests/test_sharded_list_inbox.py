@@ -127,8 +127,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
         for way, values in (("rows", {}), ("strips", ALWAYS))
     ]
     large = {"size": 8, "specs": str(place / "large.json"), "lists": True, "largest": True}
-    little = dict.fromkeys(BUFFERS, SIZE // 16)
-    little.update({"bymi.runs.convergence_theory.LARGEST": 16, "bymi.runs.evaluators.LARGEST": 16})
+    little = {**dict.fromkeys(BUFFERS, SIZE // 16), "theory_size": 16}
     jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
     jobs.append({**large, "specs": str(place / "short.json"), "out": str(place / "rows"), "set": little})
     done = launch(jobs)

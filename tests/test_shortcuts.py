@@ -19,6 +19,7 @@ from bymi.core.topic import PARAMETERS
 from bymi.core.topology import ErdosRenyi
 from bymi.detection.clipping import SelfCentredClipping, shorten
 from bymi.runs.simulate import local_network
+from tests.inbox_fixtures import narrow, wide
 
 SIZE, DIM = 12, 4
 MEMBERS = torch.arange(SIZE) < 5
@@ -38,7 +39,7 @@ def told_each(step: int = 0) -> Inbox:
 def by_columns(inbox: Inbox) -> Inbox:
     """The same round as a matrix of receivers and messages."""
     assert isinstance(inbox.lists, PerArcLists)
-    expected, weight = (inbox.lists.wide(part, len(inbox.messages)) for part in (inbox.expected, inbox.weight))
+    expected, weight = (wide(inbox.lists, part, len(inbox.messages)) for part in (inbox.expected, inbox.weight))
     return Inbox.receive(
         inbox.own,
         inbox.messages,
@@ -86,26 +87,21 @@ def test_medians_by_number(singles: int) -> None:
 @pytest.mark.parametrize("some", [None, [1, 7, 9]])
 @pytest.mark.parametrize("dim", [DIM, 300])
 def test_a_table_is_the_matrix(dim: int, some: list[int] | None) -> None:
-    """Distances, weighted sums, members and mixtures, of all receivers and of a few; by either way to sum."""
+    """Distances and weighted sums, of all receivers and of a few; by either way to sum."""
     inbox = told_each()
     messages = stream(0, "long").normal(len(inbox.messages), dim)
     inbox = replace(inbox, own=messages[:SIZE], messages=messages)
-    wide = by_columns(inbox)
+    matrix = by_columns(inbox)
     if some is not None:
-        inbox, wide = (each.of(torch.tensor(some)) for each in (inbox, wide))
+        inbox, matrix = (each.of(torch.tensor(some)) for each in (inbox, matrix))
     lists = inbox.lists
     assert isinstance(lists, PerArcLists)
-    assert torch.equal(inbox.member, wide.member)
+    assert torch.equal(matrix.expected.gather(1, lists.at) & lists.there, inbox.expected)
     torch.testing.assert_close(
-        inbox.dist2_to_own()[inbox.expected], lists.narrow(wide.dist2_to_own())[inbox.expected], rtol=1e-12, atol=0
+        inbox.dist2_to_own()[inbox.expected], narrow(lists, matrix.dist2_to_own())[inbox.expected], rtol=1e-12, atol=0
     )
-    mixed, expected = (each.mix(each.average()) for each in (inbox, wide))
+    mixed, expected = (each.mix(each.average()) for each in (inbox, matrix))
     torch.testing.assert_close(mixed, expected, rtol=1e-12, atol=1e-12)
-    assert torch.equal(lists.narrow(lists.wide(inbox.weight, len(messages))), inbox.weight)
-    coefficients = stream(0, "coefficients").uniform(*wide.member.shape) * wide.member
-    one, two = inbox.split(coefficients), wide.split(coefficients)
-    assert torch.equal(one.own, two.own)
-    assert torch.equal(lists.wide(one.weight, len(messages)), two.weight)
 
 
 def test_plain_lists_measure_like_a_table() -> None:
@@ -119,9 +115,9 @@ def test_the_fuse_of_a_table_is_that_of_the_matrix() -> None:
     inbox = told_each()
     assert isinstance(inbox.lists, PerArcLists)
     one, two = shorten(inbox, 1.3), shorten(by_columns(inbox), 1.3)
-    for narrow, wide in zip(one, two, strict=True):
-        expected = inbox.lists.narrow(wide)
-        torch.testing.assert_close(narrow[inbox.expected].double(), expected[inbox.expected].double(), rtol=1e-12, atol=0)
+    for by_place, by_message in zip(one, two, strict=True):
+        expected = narrow(inbox.lists, by_message)
+        torch.testing.assert_close(by_place[inbox.expected].double(), expected[inbox.expected].double(), rtol=1e-12, atol=0)
 
 
 def rounds() -> list[Inbox]:

@@ -13,6 +13,7 @@ import torch
 
 from bymi import Complete, ErdosRenyi, Graph, Ring, simulate
 from bymi.core.graph import Core
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
 from bymi.core.streams import stream
 from bymi.distributed.group import Group
@@ -268,7 +269,7 @@ def test_what_is_not_known_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the constants of a loss: the pair with the least c / (1 - rho).
     pairs = contractions(graph.mixing, graph.core().perron)
     assert found["contraction_rate"] == min(pairs, key=lambda pair: pair.factor / (1 - pair.rate)).rate
-    monkeypatch.setattr("bymi.runs.convergence_theory.LARGEST", 13)
+    monkeypatch.setattr(LIMITS, "theory_size", 13)
     large = facts(graph, graph.core())
     assert large["least_perron"] == found["least_perron"]
     assert large["lambda_2"] is large["contraction_rate"] is large["premix_rounds"] is None

@@ -18,6 +18,7 @@ from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import local_network, simulate
+from tests.inbox_fixtures import wide
 
 NODES, DIM = 16, 5
 MEMBERS = torch.tensor([number in (0, 3, 8, 9) for number in range(NODES)])
@@ -31,7 +32,7 @@ def network_of(adversary: Adversary, graph: Graph = GRAPH) -> SimulatedAdversary
 
 def by_column(inbox: Inbox, values: Tensor) -> Tensor:
     """Values for all messages [B, J], also where the inbox keeps them place by place."""
-    return inbox.lists.wide(values, len(inbox.messages)) if isinstance(getattr(inbox, "lists", None), PerArcLists) else values
+    return wide(inbox.lists, values, len(inbox.messages)) if isinstance(getattr(inbox, "lists", None), PerArcLists) else values
 
 
 def assert_wired(inbox: Inbox, graph: Graph) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -124,7 +125,8 @@ class DenseInbox(Inbox):
     def _heard_by_any(self) -> Tensor:
         return self.heard.any(0)
 
-    def _squared_distances(self) -> Tensor:
+    @cached_property
+    def _dist2_to_own(self) -> Tensor:
         rows, own_row, count = self.rows, self.own_row, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # variants, or few receivers: most pairs of rows are not needed
             return dist2_from(rows.vectors, own_row, count, rows.origin)

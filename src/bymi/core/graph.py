@@ -69,9 +69,17 @@ class Graph(ABC):
         return len(self.hears)
 
     @property
-    @abstractmethod
     def symmetric(self) -> bool:
         """Whether every arc has its reverse."""
+        return torch.equal(self.hears, self.reversed(self.hears))
+
+    @abstractmethod
+    def reversed(self, mask: Tensor) -> Tensor:
+        """Mask over arcs [M, P] seen from the other end: the entry of (i, j) is that of (j, i)."""
+
+    @abstractmethod
+    def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> Graph:
+        """A graph with the same places and other arcs, with the given weights and self-weights or with Metropolis weights."""
 
     @property
     @abstractmethod
@@ -119,13 +127,24 @@ class Graph(ABC):
         W[i, j] <- W[i, j] / sum of the kept W[i, l], own weight included. Paper: eq:reassign.
         """
 
-    @abstractmethod
     def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> Graph:
         """The graph without edges flagged at either end, with Metropolis weights, so doubly stochastic.
 
         A node flagged by more than a share `exile` of its neighbours keeps receiving from those that it does not flag itself,
         although they no longer receive from it: otherwise it would train alone and never recover.
         """
+        if not self.symmetric:
+            raise GraphError(NOT_MUTUAL)
+        cut = flagged & self.hears
+        listens = self.hears & ~cut
+        mutual = self.with_arcs(listens & ~self.reversed(cut))
+        if exile is None:
+            return mutual
+        exiled = self.count(cut) > exile * self.count(self.hears)
+        rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
+        weight = torch.where(exiled[:, None], rows, mutual.weight)
+        self_weight = torch.where(exiled, 1 - rows.sum(1), mutual.self_weight)
+        return self.with_arcs(torch.where(exiled[:, None], listens, mutual.hears), (weight, self_weight))
 
     @abstractmethod
     def core(self) -> Core:
@@ -219,9 +238,11 @@ class MatrixGraph(Graph):
     def self_weight(self) -> Tensor:
         return self.mixing.diagonal().clone()
 
-    @property
-    def symmetric(self) -> bool:
-        return torch.equal(self.hears, self.hears.T)
+    def reversed(self, mask: Tensor) -> Tensor:
+        return mask.T
+
+    def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> MatrixGraph:
+        return MatrixGraph(hears, metropolis(hears) if weights is None else weights[0] + torch.diag(weights[1]))
 
     @property
     def mutual(self) -> Tensor:
@@ -251,20 +272,6 @@ class MatrixGraph(Graph):
         total = kept.sum(1, keepdim=True)
         # Rows without a cut are not divided by their sum, which is 1 up to rounding: their bits stay.
         return MatrixGraph(self.hears & ~cut, torch.where(cut.any(1, keepdim=True), kept / total, kept))
-
-    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> MatrixGraph:
-        if not self.symmetric:
-            raise GraphError(NOT_MUTUAL)
-        cut = flagged & self.hears
-        kept = self.hears & ~cut & ~cut.T
-        graph = Graph.from_hears(kept)
-        if exile is None:
-            return graph
-        exiled = cut.sum(0) > exile * self.hears.sum(0)
-        listens = self.hears & ~cut
-        rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
-        rows = rows + torch.diag(1 - rows.sum(1))
-        return MatrixGraph(torch.where(exiled[:, None], listens, kept), torch.where(exiled[:, None], rows, graph.mixing))
 
     def core(self) -> Core:
         reached = _reach(self.hears)

@@ -364,12 +364,10 @@ class Inbox(ABC):
         """Row of each receiver's own vector in `rows` [B]."""
         return self._sources[1]
 
-    @cached_property
-    def _dist2_to_own(self) -> Tensor:
-        return self._squared_distances()
-
+    @property
     @abstractmethod
-    def _squared_distances(self) -> Tensor: ...
+    def _dist2_to_own(self) -> Tensor:
+        """`dist2_to_own` of messages that are here; cached."""
 
     @abstractmethod
     def _heard_by_any(self) -> Tensor:

@@ -36,5 +36,8 @@ class Limits:
     models: int = 1 << 23  # of all models that a rank has in memory at a time
     moments: int = 1 << 23  # in the moments of all shards that a process holds at a time
 
+    # Metrics.
+    theory_size: int = 512  # nodes or coordinates up to which the constants of the convergence theory are computed
+
 
 LIMITS = Limits()

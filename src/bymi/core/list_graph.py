@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import GraphError, is_integer, shown
-from bymi.core.graph import NOT_MUTUAL, Core, Graph, MatrixGraph, digraph
+from bymi.core.graph import Core, Graph, MatrixGraph, digraph
 from bymi.core.limits import LIMITS
 from bymi.core.neighbour_lists import NeighbourLists
 
@@ -126,15 +126,13 @@ class ListGraph(Graph):
         index = torch.searchsorted(forth, back).clamp_max(max(0, len(forth) - 1))
         return index, forth[index] == back
 
-    def _reversed(self, mask: Tensor) -> Tensor:
-        """Mask over arcs [M, n] seen from the other end: the entry of (i, j) is that of (j, i)."""
+    def reversed(self, mask: Tensor) -> Tensor:
         index, exists = self._mirror
         filled = self.lists.there
         return torch.zeros_like(mask).masked_scatter(filled, mask[filled][index] & exists)
 
-    @property
-    def symmetric(self) -> bool:
-        return torch.equal(self.hears, self._reversed(self.hears))
+    def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> ListGraph:
+        return ListGraph(self.lists, hears, *(_metropolis(self.lists, hears) if weights is None else weights))
 
     @property
     def mutual(self) -> Tensor:
@@ -146,21 +144,6 @@ class ListGraph(Graph):
         # Rows without a cut keep their bits.
         total = torch.where(cut.any(1), kept.sum(1) + self.self_weight, 1.0)
         return replace(self, hears=self.hears & ~cut, weight=kept / total[:, None], self_weight=self.self_weight / total)
-
-    def prune_mutually(self, flagged: Tensor, *, exile: float | None = None) -> ListGraph:
-        if not self.symmetric:
-            raise GraphError(NOT_MUTUAL)
-        cut = flagged & self.hears
-        kept = self.hears & ~cut & ~self._reversed(cut)
-        weight, self_weight = _metropolis(self.lists, kept)
-        if exile is None:
-            return ListGraph(self.lists, kept, weight, self_weight)
-        exiled = (self.count(cut) > exile * self.count(self.hears))[:, None]
-        listens = self.hears & ~cut
-        rows = listens / (1 + listens.sum(1, keepdim=True, dtype=torch.float64))
-        weight = torch.where(exiled, rows, weight)
-        self_weight = torch.where(exiled[:, 0], 1 - rows.sum(1), self_weight)
-        return ListGraph(self.lists, torch.where(exiled, listens, kept), weight, self_weight)
 
     def core(self) -> Core:
         part = _components(self.lists, self.hears)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bymi.core.errors import InputError
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
 from bymi.core.linalg import VectorStack
 from bymi.core.message_usage import Usage, of_places
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degree, of_sets
 
-_NO_MATRIX = (
-    "this needs matrices of all nodes, but from 1,000 nodes up there are lists: derive a rule from SetRule or CoordinateRule"
-)
 _RECEIVERS = 32  # receivers per batch of trials
 
 
@@ -27,20 +24,6 @@ class ListInbox(Inbox):
     """An inbox in which every receiver hears few of the J messages. Products are formed per neighbourhood [b, n, n]."""
 
     lists: NeighbourLists  # [B, n] message at each place of each receiver
-
-    @property
-    def member(self) -> Tensor:
-        """Mask [B, R] of the messages heard plus the receiver's own vector. PerArcLists only: else it would be too large."""
-        if not isinstance(self.lists, PerArcLists):
-            raise InputError(_NO_MATRIX)
-        return self.lists.wide(self.heard, len(self.rows.vectors)).scatter(1, self.own_row[:, None], True)
-
-    def split(self, coefficients: Tensor) -> Mixture:
-        """The Mixture from coefficients over `rows` [B, R]. PerArcLists only."""
-        if not isinstance(self.lists, PerArcLists):
-            raise InputError(_NO_MATRIX)
-        own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
-        return Mixture(own, self.lists.narrow(coefficients.scatter(1, self.own_row[:, None], 0.0)))
 
     def _sets(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Receivers [b], rows of their neighbourhoods [b, n + 1] with the own row last, and mask of valid rows [b, n + 1]."""
@@ -126,5 +109,6 @@ class ListInbox(Inbox):
     def _heard_by_any(self) -> Tensor:
         return self.lists.count(self.heard, len(self.messages)) > 0
 
-    def _squared_distances(self) -> Tensor:
+    @cached_property
+    def _dist2_to_own(self) -> Tensor:
         return self.lists.dist2(self.own, self.messages, None if self.complete else self._present)

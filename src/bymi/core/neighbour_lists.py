@@ -107,10 +107,6 @@ class NeighbourLists:
         output[self.there] = apart(own, self.flat[0], messages, self.flat[1])
         return output
 
-    def median(self, values: Tensor, size: int, fill: float) -> Tensor:
-        """Lower median [size] over the receivers of each number, of values at places [B, n]; `fill` where it has none."""
-        return median_by_number(self.flat[1], self.flatten(values), size, fill)
-
 
 @dataclass(frozen=True, eq=False)
 class Further:
@@ -184,14 +180,6 @@ class PerArcLists(NeighbourLists):
         return output + torch.nn.functional.embedding_bag(
             self.further.numbers, vectors, self.further.starts, mode="sum", per_sample_weights=part
         )
-
-    def wide(self, values: Tensor, size: int) -> Tensor:
-        """Values over places [B, n] as values per message [B, size], zero without an arc."""
-        return values.new_zeros(len(values), size).scatter_(1, self.at, values * self.there)
-
-    def narrow(self, values: Tensor) -> Tensor:
-        """Values per message [B, J] as values over places [B, n]."""
-        return values.gather(1, self.at) * self.there
 
 
 def apart(own: Tensor, receivers: Tensor, messages: Tensor, numbers: Tensor) -> Tensor:

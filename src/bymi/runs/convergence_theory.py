@@ -18,9 +18,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import Core, Graph
-
-LARGEST = 512
-"""Largest core for which eigenvalues and matrix powers are computed: a second at most."""
+from bymi.core.limits import LIMITS
 
 _POWERS = 32  # of A - 1 v', each of which gives one pair (c, rho)
 _TINY = 1e-40  # an entry of v below this gives numbers that overflow float64
@@ -86,7 +84,7 @@ def mixing_of(graph: Graph, core: Core) -> Mixing:
     perron = core.perron[core.members].cpu()
     size = len(perron)
     known = Mixing(size, float(size * perron.min()), float(perron.norm()))
-    if not 2 <= size <= LARGEST or not core.closed or bool(perron.min() < _TINY):
+    if not 2 <= size <= LIMITS.theory_size or not core.closed or bool(perron.min() < _TINY):
         return known
     block = block_of(graph, core.members)
     return Mixing(

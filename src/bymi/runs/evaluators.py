@@ -15,7 +15,7 @@ from bymi.distributed.group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.problems.linear_problem import solve
-from bymi.runs.convergence_theory import LARGEST, Loss
+from bymi.runs.convergence_theory import Loss
 from bymi.runs.model_averages import Average
 
 Measures = dict[str, float | None]
@@ -105,7 +105,7 @@ class LinearEvaluator:
     @property
     def _has_bounds(self) -> bool:
         """Whether bounds are worth computing: the theorem's other numbers exist for few nodes only."""
-        return len(self._nodes) <= LARGEST and min(self._problem.dim, self._problem.samples) <= LARGEST
+        return len(self._nodes) <= LIMITS.theory_size and min(self._problem.dim, self._problem.samples) <= LIMITS.theory_size
 
     def shared(self, group: Group, layout: ShardLayout) -> LinearEvaluator:
         # Sums over shards, always in the same order: the bits do not depend on the number of ranks.
