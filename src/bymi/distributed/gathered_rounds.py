@@ -99,25 +99,28 @@ def whole_rounds(
 
 def _gather_flags(parts: list[Snapshot], router: Router, wants: bool) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Whether any rank wants a checkpoint, norms [M] of all models, and per-node flags of the round, in a single gather."""
-    size, width = router.graph.size, router.whole.hears.shape[1]
-    columns: list[Tensor] = []
-    for part in parts:
-        lengths = norms(part.theta)[:, None].contiguous().view(torch.uint8)
-        assert part.inbox is not None
-        counts = RoundCounts.of(part.inbox, part.far_out, size)
-        masks = [torch.zeros_like(lengths[:, :1]).expand(-1, width) if counts.unheard is None else counts.unheard]
-        masks += [mask[:, None] for mask in (part.capped, part.floored) if mask is not None]
-        masks += [counts.far_out] if counts.far_out is not None else []
-        masks.append(torch.full_like(lengths[:, :1], wants))
-        columns.append(torch.cat([lengths, *(mask.to(torch.uint8) for mask in masks)], 1))
-    whole = router.gather(columns, "records")
-    lengths = whole[:, :8].contiguous().view(torch.float64).squeeze(1)
-    flags, column = {"unheard": whole[:, 8 : 8 + width].bool()}, 8 + width
-    if parts[0].capped is not None:
-        flags["capped"], flags["floored"], column = whole[:, column].bool(), whole[:, column + 1].bool(), column + 2
-    if parts[0].far_out is not None:
-        flags["far_out"] = whole[:, column : column + width].bool()
-    return whole[:, -1].any(), lengths, flags
+    by_shard = [_flags(part, router, wants) for part in parts]
+    whole = router.gather([torch.cat(list(flags.values()), 1) for flags in by_shard], "records")
+    found = dict(zip(by_shard[0], whole.split([mask.shape[1] for mask in by_shard[0].values()], 1), strict=True))
+    lengths, wanted = found.pop("lengths").contiguous().view(torch.float64).squeeze(1), found.pop("wanted").any()
+    return wanted, lengths, {name: mask.bool() for name, mask in found.items()}
+
+
+def _flags(part: Snapshot, router: Router, wants: bool) -> dict[str, Tensor]:
+    """What the others need to know of a shard's nodes, as bytes [B, c] each."""
+    assert part.inbox is not None
+    counts = RoundCounts.of(part.inbox, part.far_out, router.graph.size)
+    lengths = norms(part.theta)[:, None].contiguous().view(torch.uint8)
+    nobody = lengths.new_zeros(len(lengths), router.whole.hears.shape[1])
+    flags = {
+        "lengths": lengths,
+        "unheard": nobody if counts.unheard is None else counts.unheard,
+        "capped": part.capped,
+        "floored": part.floored,
+        "far_out": counts.far_out,
+        "wanted": torch.full_like(lengths[:, 0], wants),
+    }
+    return {name: mask.reshape(len(mask), -1).to(torch.uint8) for name, mask in flags.items() if mask is not None}
 
 
 def _assemble(parts: list[Snapshot], router: Router, theta: Tensor, flags: dict[str, Tensor]) -> Snapshot:
@@ -132,8 +135,8 @@ def _assemble(parts: list[Snapshot], router: Router, theta: Tensor, flags: dict[
         first.phase,
         theta,
         None,
-        flags.get("capped"),
-        flags.get("floored"),
+        flags["capped"][:, 0] if "capped" in flags else None,
+        flags["floored"][:, 0] if "floored" in flags else None,
         verdict=verdict,
         network=network,
         stopped=first.stopped,

@@ -55,6 +55,10 @@ class Lockstep:
             self._check(place)
         return self._results[place]
 
+    def share(self, place: int, given: Any, work: Callable[[list[Any]], Any]) -> Any:
+        """The result of `work` for all shards of the process, called once with what each handed in. Collective."""
+        return self.meet(place, given, lambda parts: [work(parts)] * self.count)
+
     def walk(self, makers: Sequence[Callable[[], Iterator[Item]]]) -> Iterator[list[Item]]:
         """Run one generator per shard in lockstep and yield their items together."""
         if self.count == 1:
@@ -72,7 +76,7 @@ class Lockstep:
                     thread.start()
                 try:
                     for item in items:
-                        yield self.meet(0, item, lambda all_items: [all_items] * self.count)
+                        yield self.share(0, item, list)
                         del item
                 except BaseException as problem:
                     self._fail(problem)
@@ -87,7 +91,7 @@ class Lockstep:
         with self._turn:
             try:
                 for item in maker():
-                    self.meet(place, item, lambda all_items: [all_items] * self.count)
+                    self.share(place, item, list)
                     del item
             except _Left:
                 return

@@ -224,13 +224,9 @@ class _ReceiverGroup:
     kept: Tensor
 
     def all_agree(self, flag: bool) -> bool:
-        lockstep = self.router.lockstep
-        verdict: bool = lockstep.meet(
-            self.place, flag, lambda flags: [lockstep.group.all_agree(all(flags), "receivers")] * lockstep.count
-        )
-        return verdict
+        group = self.router.lockstep.group
+        return bool(self.router.lockstep.share(self.place, flag, lambda flags: group.all_agree(all(flags), "receivers")))
 
     def gather(self, rows: Tensor) -> Tensor:
-        lockstep = self.router.lockstep
-        whole: Tensor = lockstep.meet(self.place, rows, lambda parts: [self.router.gather(parts, "receivers")] * lockstep.count)
+        whole: Tensor = self.router.lockstep.share(self.place, rows, lambda parts: self.router.gather(parts, "receivers"))
         return whole

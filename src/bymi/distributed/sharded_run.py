@@ -83,7 +83,7 @@ class ShardNetwork:
     ) -> Iterator[NeighbourhoodReply]:
         self.finish()
         self._note(step, "answers")
-        query = self._open[self._place] = PointQueries(self, points, answer, self._asking(who), received, deeds)
+        query = self._open[self._place] = PointQueries(self, points, answer, self.gather(who, "points"), received, deeds)
         return query.replies()
 
     def visit(
@@ -96,7 +96,9 @@ class ShardNetwork:
             return {topic: own_or_sent(sent, own, self.nodes, nodes, askers) for topic, (sent, own) in topics.items()}
 
         held = next(iter(topics.values()))[1]
-        query = self._open[self._place] = PointQueries(self, held, vectors_of, self._asking(who), None, deeds, visits=True)
+        query = self._open[self._place] = PointQueries(
+            self, held, vectors_of, self.gather(who, "points"), None, deeds, visits=True
+        )
         return self._replies_then_finish(query)
 
     def _replies_then_finish(self, query: PointQueries) -> Iterator[NeighbourhoodReply]:
@@ -105,14 +107,11 @@ class ShardNetwork:
         self.finish()
 
     def all_agree(self, flag: bool) -> bool:
-        self.finish()
-        group, count = self.router.lockstep.group, self.router.lockstep.count
-        return bool(self.meet(flag, lambda flags: [group.all_agree(all(flags))] * count))
+        return bool(self._share(flag, lambda flags: self.router.lockstep.group.all_agree(all(flags))))
 
     def count(self, mask: Tensor) -> int:
-        self.finish()
-        group, count = self.router.lockstep.group, self.router.lockstep.count
-        return int(self.meet(int(mask.sum()), lambda some: [group.total(torch.tensor([sum(some)]), "count")] * count))
+        group = self.router.lockstep.group
+        return int(self._share(int(mask.sum()), lambda counts: group.total(torch.tensor([sum(counts)]), "count")))
 
     def prune(self, flagged: Tensor) -> ShardNetwork:
         return self._over(flagged, lambda whole: self.router.over(self.graph.prune(whole)))
@@ -129,36 +128,25 @@ class ShardNetwork:
         return settled(self, self.exchange, step)
 
     def gather(self, rows: Tensor, what: str) -> Tensor:
-        self.finish()
-        whole: Tensor = self.meet(rows, lambda parts: [self.router.gather(parts, what)] * len(parts))
+        whole: Tensor = self._share(rows, lambda parts: self.router.gather(parts, what))
         return whole
 
     def total(self, values: Tensor, what: str) -> Tensor:
-        self.finish()
-        total: Tensor = self.meet(values, lambda parts: [self.router.total(parts, what)] * len(parts))
+        total: Tensor = self._share(values, lambda parts: self.router.total(parts, what))
         return total
 
     def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
-        self.finish()
-
-        def act(parts: list[Tensor]) -> list[Tensor]:
-            return [work(self.router.gather(parts, what), self.router.everybody)] * len(parts)
-
-        result: Tensor = self.meet(rows, act)
+        result: Tensor = self._share(rows, lambda parts: work(self.router.gather(parts, what), self.router.everybody))
         return result
 
-    def _over(self, flagged: Tensor, make: Callable[[Tensor], Router]) -> ShardNetwork:
+    def _share(self, given: Any, work: Callable[[list[Any]], Any]) -> Any:
+        """The result of `work` for all shards of this process, from what each of them gives. Collective."""
         self.finish()
+        return self.router.lockstep.share(self._place, given, work)
 
-        def act(parts: list[Tensor]) -> list[Router]:
-            return [make(self.router.gather(parts, "flags"))] * self.router.lockstep.count
-
-        return ShardNetwork(self.meet(flagged, act), self._place, self._open)
-
-    def _asking(self, who: Tensor) -> Tensor:
-        """Mask [M] of all nodes that ask, from this shard's [B]. Collective."""
-        asks: Tensor = self.meet(who, lambda given: [self.router.gather(given, "points")] * len(given))
-        return asks
+    def _over(self, flagged: Tensor, make: Callable[[Tensor], Router]) -> ShardNetwork:
+        router: Router = self._share(flagged, lambda parts: make(self.router.gather(parts, "flags")))
+        return ShardNetwork(router, self._place, self._open)
 
     def _note(self, step: int, what: str) -> None:
         self.router.lockstep.group.moment = f"in round {step} ({what})"
