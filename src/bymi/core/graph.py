@@ -82,9 +82,9 @@ class Graph(ABC):
         """A graph with the same places and other arcs, with the given weights and self-weights or with Metropolis weights."""
 
     @property
-    @abstractmethod
     def mutual(self) -> Tensor:
         """[M, P] bool: arcs whose reverse is an arc, too."""
+        return self.hears & self.reversed(self.hears)
 
     @abstractmethod
     def look(self, values: Tensor) -> Tensor:
@@ -243,10 +243,6 @@ class MatrixGraph(Graph):
 
     def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> MatrixGraph:
         return MatrixGraph(hears, metropolis(hears) if weights is None else weights[0] + torch.diag(weights[1]))
-
-    @property
-    def mutual(self) -> Tensor:
-        return self.hears & self.hears.T
 
     def look(self, values: Tensor) -> Tensor:
         return values[None]

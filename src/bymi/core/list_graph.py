@@ -134,10 +134,6 @@ class ListGraph(Graph):
     def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> ListGraph:
         return ListGraph(self.lists, hears, *(_metropolis(self.lists, hears) if weights is None else weights))
 
-    @property
-    def mutual(self) -> Tensor:
-        return self.hears & self._reversed(self.hears)
-
     def prune(self, flagged: Tensor) -> ListGraph:
         cut = flagged & self.hears
         kept = torch.where(cut, 0.0, self.weight)
