@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import require
-from bymi.core.named_parts import Checked, Table
+from bymi.core.named_parts import Checked, Table, bounded
 from bymi.core.streams import stream
 from bymi.datasets.deal import apportion, deal
 
@@ -66,11 +66,7 @@ class Dirichlet(Partition):
     N / M to stay close to them. With all samples given out, the counts over nodes are those of the whole set.
     """
 
-    dirichlet_alpha: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.dirichlet_alpha <= 1e300, "dirichlet_alpha", self.dirichlet_alpha, "above 0, up to 1e300")
+    dirichlet_alpha: float = bounded(0.5, gt=0, le=1e300)
 
     def rows(self, labels: Tensor, nodes: int, size: int, seed: int) -> Tensor:
         left = torch.bincount(labels)
@@ -102,11 +98,7 @@ class LabelShards(Partition):
     `shards`; by default n is the largest multiple. Of a piece with more samples than needed, random ones are taken.
     """
 
-    shards: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.shards >= 1, "shards", self.shards, "1 or more")
+    shards: int = bounded(2, ge=1)
 
     def _size(self, total: int, nodes: int) -> int:
         require(nodes * self.shards <= total, "shards", self.shards, f"1 to {total // nodes} for {nodes} nodes")

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 
 from bymi.core.errors import InputError, require
-from bymi.core.named_parts import check_fields
+from bymi.core.named_parts import bounded, check_fields
 from bymi.problems.gradient_backends import Path as GradientPath
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -35,9 +35,9 @@ class Host:
 
     device: str = "auto"
     gradients: GradientPath = "auto"
-    threads: int | None = None
+    threads: int | None = bounded(None, ge=1)
     data: Path | None = None
-    checkpoint_every: int | None = None
+    checkpoint_every: int | None = bounded(None, ge=0)
     keep_models: KeepModels = "mean"
     again: bool = False
     track: tuple[str, ...] = ()
@@ -50,13 +50,8 @@ class Host:
         require(
             numbered or self.device in get_args(Device), "device", self.device, f"{', '.join(get_args(Device))}, cuda:NUMBER"
         )
-        ways = get_args(GradientPath)
-        require(self.gradients in ways, "gradients", self.gradients, ", ".join(ways))
-        require(self.threads is None or self.threads >= 1, "threads", self.threads, "1 or more, or None")
         names = isinstance(self.track, tuple) and all(isinstance(name, str) for name in self.track)
         require(names, "track", self.track, "a tuple of names")
-        every = self.checkpoint_every
-        require(every is None or every >= 0, "checkpoint_every", every, "0 or more")
         if self.device.startswith("cuda") and not torch.cuda.is_available():
             raise InputError(f"device: got {self.device!r}, but torch sees no CUDA device here; allowed: cpu, auto")
         if numbered and int(self.device[5:]) >= torch.cuda.device_count():
