@@ -101,6 +101,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def first_line(problem: BaseException) -> str:
+    """The first line of an exception's message, or its type if there is none."""
+    return next(iter(str(problem).splitlines()), type(problem).__name__)
+
+
 def error_of(code: int, message: str) -> BymiError:
     """The error for an exit code reported by another process."""
     kinds = {kind.exit_code: kind for kind in (InputError, RankLostError, StorageError, OutOfMemoryError)}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bymi.core.errors import BymiError, InputError, is_integer, is_number, require
+from bymi.core.errors import BymiError, InputError, first_line, is_integer, is_number, require
 
 Entry = TypeVar("Entry")
 
@@ -52,7 +52,7 @@ class Table(dict[str, type[Entry]]):
         except BymiError:
             raise
         except Exception as problem:  # the code of the module may raise anything
-            why = f"{type(problem).__name__}: {_first_line(problem)}"
+            why = f"{type(problem).__name__}: {first_line(problem)}"
             raise InputError(f"got {name!r}, allowed: a class that can be imported ({why})") from None
         if isinstance(entry, type) and issubclass(entry, self.kind) and dataclasses.is_dataclass(entry):
             return entry  # type: ignore[return-value]
@@ -181,10 +181,6 @@ def _annotations(entry: type[Any]) -> dict[str, Any]:
     except NameError:  # annotations of a class defined within a function
         return {}
     return {field.name: hints[field.name] for field in dataclasses.fields(entry)}
-
-
-def _first_line(problem: Exception) -> str:
-    return next(iter(str(problem).splitlines()), "no message")
 
 
 def _kinds(kind: Any) -> str:

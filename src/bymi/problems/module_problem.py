@@ -10,7 +10,7 @@ from typing import NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from bymi.core.errors import InputError, is_integer, require
+from bymi.core.errors import InputError, first_line, is_integer, require
 from bymi.core.linalg import all_finite, check_tensor, gather_members
 from bymi.problems.gradient_backends import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.node_index import check_numbers, places_of
@@ -123,11 +123,11 @@ class ModuleProblem:
             except Exception as problem:  # torch.func, a kernel's compiler and graph capture fail with errors of all kinds
                 if len(self._ways) == 1 or isinstance(problem, torch.cuda.OutOfMemoryError):
                     raise
-                reason = (str(problem).splitlines() or [type(problem).__name__])[0]
                 failed = self.way
                 self._ways = self._ways[1:]
                 warnings.warn(
-                    f"gradients: {failed} does not work for this model, going on with {self.way} ({reason})", stacklevel=3
+                    f"gradients: {failed} does not work for this model, going on with {self.way} ({first_line(problem)})",
+                    stacklevel=3,
                 )
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
@@ -248,7 +248,7 @@ def _join(shards: Shards | Sequence[Shards]) -> tuple[Shards, list[int]]:
         try:
             joined = Shards(torch.cat([pair.inputs for pair in pairs]), torch.cat([pair.targets for pair in pairs]))
         except (RuntimeError, TypeError) as problem:
-            raise InputError(f"shards: samples of nodes do not go together ({_first_line(problem)})") from None
+            raise InputError(f"shards: samples of nodes do not go together ({first_line(problem)})") from None
         return joined, [len(pair.inputs) for pair in pairs]
     shards = _check_shards(shards)
     if shards.inputs.ndim < 2 or shards.targets.ndim < 2:
@@ -299,7 +299,7 @@ def _refuse_state(model: nn.Module, loss: Loss, some: Shards) -> bool:
         with torch.no_grad():
             first, again = trial(inputs), trial(inputs)
     except Exception as problem:  # the user's code may raise anything
-        raise InputError(f"model: cannot be applied to inputs of shape {list(inputs.shape)}: {_first_line(problem)}") from None
+        raise InputError(f"model: cannot be applied to inputs of shape {list(inputs.shape)}: {first_line(problem)}") from None
     changed = [name for name, value in trial.named_buffers() if not torch.equal(value, buffers[name])]
     if changed:
         raise InputError(f"model: a forward pass changes the buffer {changed[0]}, which cannot be averaged over nodes")
@@ -323,9 +323,5 @@ def _try_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> None:
             value = loss(outputs, targets)
     except Exception as problem:  # the user's code may raise anything
         what = f"outputs of shape {list(outputs.shape)} and targets of shape {list(targets.shape)}"
-        raise InputError(f"loss: cannot be applied to {what}: {_first_line(problem)}") from None
+        raise InputError(f"loss: cannot be applied to {what}: {first_line(problem)}") from None
     require(isinstance(value, Tensor) and value.ndim == 0, "loss", value, "a function to a scalar tensor, the mean")
-
-
-def _first_line(problem: Exception) -> str:
-    return next(iter(str(problem).splitlines()), type(problem).__name__)
