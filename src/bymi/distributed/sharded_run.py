@@ -187,7 +187,7 @@ class ShardedRun:
     ) -> None:
         """`layout`: which rank holds which nodes; default: `shards` shards, at least one per rank.
 
-        `wrap` puts an adversary between the nodes of a shard and its network; `variants` and `everywhere` are those of Router.
+        `wrap` puts another network between the nodes of a shard and its own; `variants` and `everywhere` are those of Router.
         """
         check_connected(graph)
         group = group or Group()
