@@ -101,8 +101,8 @@ def image_specs() -> dict[str, Spec]:
 def runs(specs: dict[str, Spec], image_specs: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all specs, from one process and from each number of ranks."""
     place = tmp_path_factory.mktemp("ranks")
-    specs = [spec.resolved for spec in (*specs.values(), *image_specs.values())]
-    write_resolved_specs(place / "specs.json", specs)
+    resolved = [spec.resolved for spec in (*specs.values(), *image_specs.values())]
+    write_resolved_specs(place / "specs.json", resolved)
     jobs: list[dict[str, Any]] = [
         {"size": size, "specs": str(place / "specs.json"), "out": str(place / str(size))} for size in SIZES
     ]
@@ -115,7 +115,7 @@ def runs(specs: dict[str, Spec], image_specs: dict[str, Spec], tmp_path_factory:
     done = launch(jobs, 480)
     codes = [json.loads(line).get("code", 0) for line in done.stdout.splitlines()]
     assert not any(codes), done.stderr[-3000:]
-    assert all(isinstance(result, dict) for result in run_all(specs, place / "alone", jobs=1))
+    assert all(isinstance(result, dict) for result in run_all(resolved, place / "alone", jobs=1))
     return place
 
 
