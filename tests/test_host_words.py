@@ -61,7 +61,7 @@ def test_cuda_without_cuda_is_one_line(command: tuple[str, ...], tmp_path: Path)
 
 def test_an_unknown_device_is_one_line(tmp_path: Path) -> None:
     line = mistake("run", *TINY, "--device", "tpu", "--out", tmp_path / "runs")
-    assert line == "device: got 'tpu', allowed: auto, cpu, cuda"
+    assert line == "device: got 'tpu', allowed: auto, cpu, cuda, cuda:NUMBER"
 
 
 @pytest.mark.parametrize("what", [TINY, IMAGES])
