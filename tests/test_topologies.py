@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from bymi import Graph, GraphError, InputError, ListGraph
 from bymi.attacks import place
 from bymi.cli import app
-from bymi.core import list_graph
+from bymi.core.limits import LIMITS
 from bymi.core.mixing_weights import Weights, figures_of, weighted
 from bymi.core.topology import TOPOLOGIES, ErdosRenyi, Topology
 from bymi.core.topology_shapes import (
@@ -102,8 +102,8 @@ def test_every_shape_is_connected_the_same_for_a_seed_and_the_same_as_lists(name
     assert torch.equal(recipe.draw(16, seed=2).hears, dense.hears)
     if name == "directed":
         return  # matrices only
-    monkeypatch.setattr(list_graph, "LISTS_FROM", 1)
-    monkeypatch.setattr(list_graph, "_SHORT", 0)
+    monkeypatch.setattr(LIMITS, "lists_from", 1)
+    monkeypatch.setattr(LIMITS, "nodes_per_place", 0)
     lists = recipe.draw(16, seed=2)
     assert isinstance(lists, ListGraph)
     assert torch.equal(lists.dense().mixing, dense.mixing)
