@@ -38,10 +38,10 @@ from bymi.distributed.launch import ranks
 from bymi.experiment import load
 from bymi.report.tables import plain_table
 from bymi.runs import run_all
-from bymi.runs.engine_choice import alone, lay_out
 from bymi.runs.run_folder import environment
 from bymi.runs.run_on_ranks import run_together
 from bymi.runs.run_setup import set_up_run
+from bymi.runs.simulate import alone, lay_out
 
 Row = dict[str, Any]
 OUT = Path(__file__).parent / "results" / "ranks.json"

@@ -24,9 +24,6 @@ from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import (
-    checkpointer as keeper,
-)
-from bymi.runs import (
     checkpoints,
     runner,
 )
@@ -39,8 +36,7 @@ from bymi.runs import (
 from bymi.runs import (
     trained_models as models,
 )
-from bymi.runs.checkpointer import Checkpointer
-from bymi.runs.checkpoints import Place
+from bymi.runs.checkpoints import Checkpointer, Place
 from bymi.runs.run_setup import set_up_run
 from tests.commands import bymi, mistake
 from tests.idx_files import write_image_set
@@ -289,7 +285,7 @@ def test_by_the_clock(whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         now += 4.0
         return see(self, snapshot, models)
 
-    monkeypatch.setattr(keeper, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(runner.Recorder, "see", told)
     monkeypatch.setattr(checkpoints, "save", save)
     run(spec, tmp_path)

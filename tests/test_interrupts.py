@@ -91,7 +91,7 @@ def test_an_interrupt_in_the_middle_of_a_run_stores_it(tmp_path: Path) -> None:
     words = [*LONG, "method=dsgd", "--out", str(tmp_path)]
     ready = tmp_path / "ready"
     prelude = (
-        "from pathlib import Path\nfrom bymi.runs.checkpointer import Checkpointer\nwants = Checkpointer.wants\n"
+        "from pathlib import Path\nfrom bymi.runs.checkpoints import Checkpointer\nwants = Checkpointer.wants\n"
         f"def told(self, *words):\n    Path({str(ready)!r}).touch()\n    return wants(self, *words)\nCheckpointer.wants = told"
     )
     code, said = interrupted(words, ready, prelude)

@@ -17,11 +17,10 @@ from bymi.detection.update_history import UpdateHistory
 from bymi.distributed.gathered_rounds import whole_rounds
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_resolved_specs
-from bymi.runs.engine_choice import frame_of
 from bymi.runs.metrics import Recorder
 from bymi.runs.run_folder import METRICS, VERDICT, checkpoints_of, folder_of, read_json
 from bymi.runs.run_setup import RunSetup, set_up_run
-from bymi.runs.simulate import sharded_run, simulate
+from bymi.runs.simulate import OneProcess, sharded_run, simulate
 from tests.launcher import Largest
 from tests.test_same_numbers import CASES, HARDENED, PAPER, RECEIVER, SIZES, SMALL, alike, launch, read
 
@@ -166,7 +165,7 @@ def walk(scene: RunSetup, steps: int) -> None:
     """A run over a group of one, as its recorder sees it."""
     spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=1)
     recorder = Recorder(scene.evaluator, scene.graph, scene.byzantine, steps=steps, every=steps)
-    frame_of(scene)
+    OneProcess(scene)
     for moment in whole_rounds(
         spread, scene.plan, None, due=lambda *_: True, lost=lambda lengths: False, wants=lambda *_: False
     ):

@@ -8,9 +8,9 @@ import pytest
 
 from bymi import InputError
 from bymi.experiment import RECIPES, Spec, load, read_spec, run
-from bymi.experiment.profiles import PROFILES
 from bymi.experiment.spec import Detection
 from bymi.runs import run_folder as store
+from bymi.training.plan import PROFILES
 from tests.commands import bymi, dates_in
 
 SMALL = ("nodes=20", "steps=40", "data.dim=5", "data.samples=40", "graph.p=0.8", "watch.every=10")

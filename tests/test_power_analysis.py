@@ -1,4 +1,4 @@
-"""What `bymi plan` foresees: counts of Byzantine nodes, ideal neighbourhoods, the cache and the command."""
+"""What `bymi plan` foresees: counts of Byzantine nodes, ideal neighbourhoods and the command."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import functools
 import json
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
 
+from bymi import power
 from bymi.core.errors import InputError
 from bymi.detection import Panel
-from bymi.power import Forecast, Setting, cache, recall
+from bymi.power import Forecast, Setting
 from bymi.power.forecast import SHIFTS, forecast
 from bymi.power.ideal_neighbourhoods import DIMENSIONS, JUDGES, LARGEST, IdealNeighbourhoods, Judge, draw, found, rates
 from bymi.report.power_analysis import advice, outlook_cells
-from tests.commands import bymi, files_in, mistake
+from tests.commands import bymi, mistake
 
 PAGE = (Path(__file__).parents[1] / "docs" / "plan.md").read_text()
 SMALL = Setting(30, 8, 0.2, 0.2)
@@ -34,11 +34,9 @@ def outlooks() -> dict[int, Forecast]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and forecasts that these tests make but once."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cache, "forecast", once)
-    return tmp_path / "bymi" / "plan"
+def _once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command makes forecasts that were made before but once."""
+    monkeypatch.setattr(power, "forecast", once)
 
 
 # How Byzantine nodes fall into neighbourhoods
@@ -259,69 +257,14 @@ def test_impossible_questions_are_refused(changes: dict[str, float]) -> None:
         replace(SMALL, **changes)  # type: ignore[arg-type]
 
 
-# The cache
-
-
-def test_a_forecast_is_made_once(folder: Path) -> None:
-    made = recall(SMALL)
-    assert len(files_in(folder)) == 1
-    with mock.patch.object(cache, "forecast", side_effect=AssertionError("made again")):
-        assert recall(SMALL) == made
-    assert recall(replace(SMALL, degree=9)) != made
-    assert len(files_in(folder)) == 2
-
-
-def test_other_code_asks_again(folder: Path) -> None:
-    recall(SMALL)
-    with mock.patch.object(cache, "_code", return_value="other"):
-        recall(SMALL)
-    assert len(files_in(folder)) == 2
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", "null", "\xff\x00", '{"outlook": {"rows": []}, "digest": "1"}', "[" * 100_000]
-)
-def test_a_damaged_file_is_ignored_and_written_anew(folder: Path, text: str) -> None:
-    made = recall(SMALL)
-    (place,) = folder.iterdir()
-    good = place.read_bytes()
-    place.write_bytes(text.encode("latin-1"))
-    assert recall(SMALL) == made
-    assert place.read_bytes() == good
-    assert list(folder.iterdir()) == [place]
-
-
-def test_a_changed_figure_is_noticed(folder: Path) -> None:
-    made = recall(SMALL)
-    (place,) = folder.iterdir()
-    kept = json.loads(place.read_text())
-    kept["outlook"]["rows"][3]["sure"] = 0.123
-    place.write_text(json.dumps(kept))
-    assert recall(SMALL) == made
-
-
-def test_a_cache_that_cannot_be_used_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("no folder")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    made = recall(SMALL)
-    with mock.patch.object(cache, "cache_folder", side_effect=InputError("no home")):
-        assert recall(SMALL) == made
-    assert files_in(tmp_path) == {"file"}
-
-
-def test_an_interrupted_write_leaves_nothing(folder: Path) -> None:
-    with mock.patch.object(cache.os, "replace", side_effect=OSError("full")):
-        recall(SMALL)
-    assert files_in(folder) == set()
-
-
 # The command
 
 
-def test_the_command_prints_the_table_and_the_advice(folder: Path) -> None:
+@pytest.mark.usefixtures("_once")
+def test_the_command_prints_the_table_and_the_advice() -> None:
     answer = bymi("plan", "--nodes", 150, "--degree", 10, "--ratio", 0.4)
     assert (answer.code, answer.err) == (0, "")
-    outlook = recall(Setting(150, 10, 0.4))
+    outlook = once(Setting(150, 10, 0.4))
     for cells in outlook_cells(outlook):
         assert " ".join(cells).split() in answer.rows
     for line in advice(outlook):
@@ -334,16 +277,18 @@ def test_the_command_prints_the_table_and_the_advice(folder: Path) -> None:
     assert f"{wider:.2f} times as wide" in said
 
 
-def test_json_is_strict_and_complete(folder: Path) -> None:
+@pytest.mark.usefixtures("_once")
+def test_json_is_strict_and_complete() -> None:
     answer = bymi("plan", "--nodes", 30, "--degree", 8, "--json")
     told = json.loads(answer.out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    outlook = recall(SMALL)
+    outlook = once(SMALL)
     assert told.pop("advice") == advice(outlook)
     assert told.pop("does") == outlook.does
-    assert Forecast.read(told) == outlook
+    assert told == json.loads(json.dumps(asdict(outlook)))
 
 
-def test_without_byzantine_nodes_there_is_nothing_said_of_them(folder: Path) -> None:
+@pytest.mark.usefixtures("_once")
+def test_without_byzantine_nodes_there_is_nothing_said_of_them() -> None:
     answer = bymi("plan", "--nodes", 30, "--degree", 20, "--ratio", 0)
     assert answer.code == 0
     assert "P_a >=" not in answer.out
@@ -367,9 +312,8 @@ def test_without_byzantine_nodes_there_is_nothing_said_of_them(folder: Path) -> 
         (["--alfa", 0.1], "No such option: --alfa"),
     ],
 )
-def test_wrong_words_are_one_line(folder: Path, words: list[object], expected: str) -> None:
+def test_wrong_words_are_one_line(words: list[object], expected: str) -> None:
     assert mistake("plan", "--nodes", 30, "--degree", 8, *words).startswith(expected)
-    assert not folder.exists()
 
 
 def test_nodes_and_degree_are_needed() -> None:
@@ -377,7 +321,8 @@ def test_nodes_and_degree_are_needed() -> None:
     assert mistake("plan", "--nodes", 8).startswith("Missing option '--degree'")
 
 
-def test_the_page_shows_what_the_command_prints(folder: Path) -> None:
+@pytest.mark.usefixtures("_once")
+def test_the_page_shows_what_the_command_prints() -> None:
     shown = re.findall(r"```sh\nbymi (plan [^\n]*)\n```\n\n```text\n(.*?)```", PAGE, re.DOTALL)
     assert len(shown) == 3
     for words, text in shown:

@@ -10,9 +10,9 @@ import pytest
 from bymi import Plan
 from bymi.core.errors import InputError
 from bymi.experiment import load
-from bymi.experiment.profiles import PROFILES
 from bymi.experiment.spec import Detection, Panel, Spec, Watch, read_spec
 from bymi.runs.run_setup import set_up_run
+from bymi.training.plan import PROFILES
 
 SMALL = ("nodes=20", "data.dim=5", "data.samples=40", "steps=40", "method=drsgd-bymi")
 

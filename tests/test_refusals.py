@@ -24,12 +24,11 @@ from bymi.core.errors import EXIT_CODES, OutOfMemoryError, RankLostError, Storag
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run, run_all
-from bymi.runs import available_memory as memory
-from bymi.runs import engine_choice as course
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
 from bymi.runs import run_on_ranks as ranks
 from bymi.runs import runner
+from bymi.runs import simulate as course
 from bymi.runs.resolved_spec import write_resolved_specs
 from tests.commands import TINY, bymi, only_line
 
@@ -167,7 +166,6 @@ def test_a_table_that_cannot_be_printed() -> None:
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is estimated, as where the system does not say how much memory it has."""
     monkeypatch.setattr(footprint, "available", lambda: None)
-    monkeypatch.setattr(runner, "available", lambda: None)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -313,7 +311,7 @@ def test_several_processes_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> 
     total = sum(footprint.needs(specs[0]).values())
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for left, jobs in ((100 * total, 8), (4 * total, 2), (total, 1), (None, 8)):
-        monkeypatch.setattr(runner, "available", lambda left=left: left)
+        monkeypatch.setattr(footprint, "available", lambda left=left: left)
         assert runner._usual_jobs(specs, Host(device="cpu")) == jobs
 
 
@@ -326,7 +324,7 @@ def test_one_run_that_is_too_large_leaves_the_others_alone(tmp_path: Path, monke
 
 def test_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least of what the kernel has and the limits of the control groups, of either version."""
-    told = memory.available()
+    told = footprint.available()
     assert told is not None
     assert 0 < told <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     known: dict[str, str] = {}
@@ -337,7 +335,7 @@ def test_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
         return known[str(path)]
 
     monkeypatch.setattr(Path, "read_text", read)
-    monkeypatch.setattr(memory, "_memory_info", lambda: 1000)
+    monkeypatch.setattr(footprint, "_memory_info", lambda: 1000)
     for files, least in (
         ({}, 1000),
         ({"/proc/self/cgroup": "0::/job\n", "/sys/fs/cgroup/job/memory.max": "500\n"}, 500),
@@ -348,7 +346,7 @@ def test_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         known.clear()
         known.update(files)
-        assert memory.available() == least
+        assert footprint.available() == least
 
 
 @pytest.mark.parametrize(

@@ -322,10 +322,10 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
 ) -> None:
     """Forecast, before a run, what a detection can reach with this degree and share of Byzantine nodes, and what to change."""
-    from bymi.power import Setting, recall
+    from bymi.power import Setting, forecast
     from bymi.report.power_analysis import advice, outlook_json, outlook_table, outlook_title
 
-    outlook = recall(Setting(nodes, degree, ratio, fdr_level))
+    outlook = forecast(Setting(nodes, degree, ratio, fdr_level))
     if as_json:
         print(json.dumps(outlook_json(outlook)))
         return

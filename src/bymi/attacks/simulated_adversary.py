@@ -10,12 +10,10 @@ from torch import Tensor
 
 from bymi.attacks.adversary import Adversary
 from bymi.attacks.message import put_on_wire
-from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox
 from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received
 from bymi.core.network import Observable, Outgoing, settled
 from bymi.core.topic import Topic
-from bymi.core.variants import ListedVariants, Variants
 
 
 class SimulatedAdversary:
@@ -27,35 +25,9 @@ class SimulatedAdversary:
 
     def __init__(self, network: Observable, adversary: Adversary) -> None:
         self.network, self.adversary = network, adversary
-
-    @property
-    def nodes(self) -> Tensor:
-        return self.network.nodes
-
-    @property
-    def size(self) -> int:
-        return self.network.size
-
-    @property
-    def arcs(self) -> Tensor:
-        return self.network.arcs
-
-    @property
-    def graph(self) -> Graph:
-        return self.network.graph
-
-    @property
-    def whole_here(self) -> bool:
-        return self.network.whole_here
-
-    @property
-    def variants(self) -> Variants | ListedVariants | None:
-        return self.network.variants
-
-    @property
-    def deviation(self) -> SimulatedDeviation:
-        """What Byzantine nodes do inside the phases."""
-        return SimulatedDeviation(self.network, self.adversary)
+        self.nodes, self.size, self.arcs = network.nodes, network.size, network.arcs
+        self.graph, self.variants, self.whole_here = network.graph, network.variants, network.whole_here
+        self.deviation = SimulatedDeviation(network, adversary)  # what Byzantine nodes do inside the phases
 
     def columns(self, topic: Topic) -> int:
         """Number of columns of a topic's inboxes in every round, if all nodes are in one process."""

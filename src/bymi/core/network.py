@@ -197,16 +197,9 @@ class LocalNetwork:
         self.variants = variants
         self._whole = graph if whole is None else whole
         self.arcs = self._whole.hears
-        self._nodes = torch.arange(graph.size, device=graph.hears.device)
-        self._plain = MessageColumns(self._nodes, self._nodes, None, self.arcs, graph.weight, graph.self_weight, graph.lists)
-
-    @property
-    def nodes(self) -> Tensor:
-        return self._nodes
-
-    @property
-    def size(self) -> int:
-        return self.graph.size
+        self.size = graph.size
+        self.nodes = torch.arange(graph.size, device=graph.hears.device)
+        self._plain = MessageColumns(self.nodes, self.nodes, None, self.arcs, graph.weight, graph.self_weight, graph.lists)
 
     def over(self, graph: Graph, *, whole: Graph | None = None) -> LocalNetwork:
         """The same nodes over another graph; on arcs of `whole` that it lacks, messages arrive with zero weight."""
@@ -233,7 +226,7 @@ class LocalNetwork:
         largest = 1 + max(len(row) for row in places)
         alone = points.device.type == "cpu" and largest * points.shape[1] >= LIMITS.replies_alone
         size = 1 if alone else max(1, LIMITS.replies // (largest * points.shape[1]))
-        for batch in self._nodes[who].split(size):
+        for batch in self.nodes[who].split(size):
             columns = [places[node].to(batch) for node in batch.tolist()]
             senders = [self.graph.nodes_at(node.expand_as(row), row) for node, row in zip(batch, columns, strict=True)]
             # Nodes that reply to each receiver, then the receiver itself.
@@ -259,7 +252,7 @@ class LocalNetwork:
     def prune(self, flagged: Tensor) -> LocalNetwork:
         """The network without flagged in-arcs; columns are senders [M, M] or the messages of an exchange [M, J]."""
         if flagged.shape[1] > self.size and isinstance(self.variants, Variants):
-            flagged = fold(flagged, torch.cat([self._nodes, self.variants.senders]), self.size)
+            flagged = fold(flagged, torch.cat([self.nodes, self.variants.senders]), self.size)
         return self.over(self.graph.prune(flagged))
 
     def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> LocalNetwork:
@@ -277,14 +270,14 @@ class LocalNetwork:
         return values
 
     def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
-        return work(rows, self._nodes)
+        return work(rows, self.nodes)
 
     @cached_property
     def _varied(self) -> MessageColumns:
         """The columns of a round with variants."""
         assert self.variants is not None
         plain, senders = self._plain, self.variants.senders
-        numbers = torch.cat([self._nodes, senders])
+        numbers = torch.cat([self.nodes, senders])
         varied = partial(replace, plain, columns=torch.arange(len(numbers), device=numbers.device), senders=numbers)
         if isinstance(self.variants, ListedVariants):
             assert plain.lists is not None
@@ -293,7 +286,7 @@ class LocalNetwork:
         extra = self.variants.audience & self.arcs.index_select(1, senders)
         if len(senders) > self.size:  # many variants: most entries of a matrix would be empty
             receivers, columns = extra.nonzero(as_tuple=True)
-            at = self._nodes.expand(self.size, -1).clone()
+            at = self.nodes.expand(self.size, -1).clone()
             at[receivers, senders[columns]] = self.size + columns
             return varied(lists=PerArcLists(at, plain.expected))
         first = ~fold(self.variants.audience, senders, self.size)

@@ -10,9 +10,8 @@ from typing import Any
 from bymi.core import files
 from bymi.core.errors import InputError, require
 from bymi.core.named_parts import read_shorthand, read_value
-from bymi.experiment.profiles import over
 from bymi.experiment.recipes import RECIPES
-from bymi.experiment.spec import Spec, default_values, read_spec
+from bymi.experiment.spec import Spec, default_values, over, read_spec
 from bymi.runs import run_folder as store
 from bymi.runs.foreign_parts import refuse_imports
 

@@ -1,15 +1,60 @@
-"""Sections of a spec derived from the dataclasses that they configure, which define types, defaults and bounds."""
+"""Sections and named parts of a spec, derived from the dataclasses and tables of the library.
+
+Types, defaults and bounds are those of the dataclass that a section configures. A part (rule, attack, graph, ...) is written as
+a name, as "name:key=value,key=value", or as a table with `name` and the part's own parameters, which are those of the class in
+the table: a new class is configurable by being listed, installed as an entry point, or named as "module:Name".
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PrivateAttr,
+    SerializeAsAny,
+    ValidationError,
+    WrapValidator,
+    create_model,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
-from bymi.experiment.bounds import Bounded
+from bymi.core.errors import InputError
+from bymi.core.named_parts import Table, full_name, read_shorthand
+from bymi.experiment.validation_errors import first_mistake
+from bymi.runs.resolved_spec import LARGEST_INTEGER, LARGEST_NUMBER
+
+
+class Bounded:
+    """A base of models in which integers and floats without bounds of their own get default ones, upper and lower."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type[BaseModel], handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _bound(schema)
+        return schema
+
+
+def _bound(part: Any) -> None:
+    """Walk through a schema and set missing bounds, in place."""
+    if isinstance(part, dict):
+        limit = {"int": LARGEST_INTEGER, "float": LARGEST_NUMBER}.get(str(part.get("type")))
+        if limit is not None:
+            if not part.keys() & {"le", "lt"}:
+                part["le"] = limit
+            if not part.keys() & {"ge", "gt"}:
+                part["ge"] = -limit
+        part = list(part.values())
+    for inner in part if isinstance(part, (list, tuple)) else ():
+        _bound(inner)
 
 
 class Section(Bounded, BaseModel):
@@ -50,10 +95,6 @@ def derived(kind: type[Any], *, without: Collection[str] = ()) -> Callable[[type
     return add
 
 
-def _default(field: dataclasses.Field[Any]) -> Any:
-    return ... if field.default is dataclasses.MISSING else field.default
-
-
 def _key(hint: Any, bounds: dict[str, Any]) -> Any:
     """The annotation of a key: bounds on the numbers in it, and "off" where None is allowed."""
     if get_origin(hint) not in (Union, types.UnionType):
@@ -62,3 +103,86 @@ def _key(hint: Any, bounds: dict[str, Any]) -> Any:
     if types.NoneType not in get_args(hint):
         return Union[tuple(options)]  # noqa: UP007 - built at run time
     return Annotated[Union[(*options, None)], Off]
+
+
+class Part(Bounded, BaseModel):
+    """One entry of a table with its parameters, and the object built from them, once, to validate them."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    name: str
+    _built: Any = PrivateAttr(None)
+
+    def build(self) -> Any:
+        return self._built
+
+    @model_validator(mode="after")
+    def _build(self) -> Part:
+        try:
+            self._built = _CLASSES[type(self)](**self.model_dump(exclude={"name"}))
+        except InputError as problem:
+            raise ValueError(str(problem)) from None
+        return self
+
+
+_CLASSES: dict[type[Part], Any] = {}
+
+
+class PartOf:
+    """Annotation of a field of type Part: one of a table, with its parameters. `Annotated[Part, PartOf(RULES, ALIASES)]`."""
+
+    def __init__(self, table: Table[Any], aliases: Mapping[str, str], *, unnamed: str | None = None) -> None:
+        self.models = tuple(_model(name, entry) for name, entry in table.items())
+        self._listed = set(table)
+        self._table, self._aliases = table, aliases
+        self._others: dict[Any, type[Part]] = {}  # classes that are not listed
+        self._unnamed = unnamed  # the name that is meant by a table of parameters without one
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        plainly: Any = cast(Any, SerializeAsAny)()
+        tagged: Any = Annotated[Union[self.models], Field(discriminator="name")]  # noqa: UP007 - built at run time
+        return handler.generate_schema(Annotated[tagged, plainly, WrapValidator(self._validate)])
+
+    def _validate(self, value: Any, known: Callable[[Any], Any]) -> Any:
+        if isinstance(value, Part):
+            return value
+        given = self._read(value)
+        name = given.get("name") if isinstance(given, dict) else None
+        try:
+            if not isinstance(name, str) or name in self._listed or name not in self._table:
+                return known(given)
+            entry: Any = self._table[name]
+            return self._validate_other(self._others.setdefault(entry, _model(name, entry)), given)
+        except InputError as problem:
+            raise ValueError(str(problem)) from None
+
+    @staticmethod
+    def _validate_other(model: type[Part], given: Any) -> Part:
+        """A part that is not listed; errors name the keys of its own class."""
+        try:
+            return model.model_validate(given)
+        except ValidationError as problem:
+            raise first_mistake(problem, model) from None
+
+    def _read(self, value: Any) -> Any:
+        # TOML reads the names `nan` and `inf` as numbers.
+        given = read_shorthand(str(value)) if isinstance(value, (str, float)) else value
+        if isinstance(given, dict) and self._unnamed is not None:
+            given = {"name": self._unnamed, **given}
+        if isinstance(given, dict) and isinstance(given.get("name"), str):
+            given = {**given, "name": full_name(given["name"], self._aliases)}
+        return given
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return ... if field.default is dataclasses.MISSING else field.default
+
+
+def _model(name: str, entry: type[Any]) -> type[Part]:
+    hints = get_type_hints(entry)
+    fields: dict[str, Any] = {"name": (Literal[name], name)}
+    for field in dataclasses.fields(entry):
+        fields[field.name] = (hints[field.name], _default(field))
+    model = create_model(entry.__name__, __base__=Part, **fields)
+    _CLASSES[model] = entry
+    return model

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from bymi import aggregation, attacks, detection
 from bymi.core import topology
 from bymi.core.errors import InputError
 from bymi.core.mixing_weights import Weights
-from bymi.experiment.profiles import Profile, over, published, under
-from bymi.experiment.sections import Off, Section, derived
-from bymi.experiment.spec_parts import Part, PartOf
+from bymi.experiment.sections import Off, Part, PartOf, Section, derived
 from bymi.experiment.validation_errors import first_mistake
 from bymi.runs import tasks
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec
@@ -34,6 +32,7 @@ def written(text: str) -> Part:
 
 
 Method = Literal["dsgd", "rule", "published", "drsgd-bymi"]
+Profile = Literal["hardened", "paper"]
 
 
 @derived(plan.WarmUp)
@@ -221,6 +220,10 @@ class Spec(Section):
         return self.resolved.digest
 
     @property
+    def folder_name(self) -> str:
+        return self.resolved.folder_name
+
+    @property
     def resolved(self) -> ResolvedSpec:
         """The resolved spec. Defaults of keys that older specs, digests and folders lack are left out."""
         values = self.model_dump(mode="json")
@@ -250,6 +253,40 @@ class Spec(Section):
 
 _LATER_DATA_KEYS = {"optimum_spread": 0.0, "covariance_spread": 0.0, "feature_shift": "none", "smallest": 1.0}
 _DEFAULTS: dict[str, Any] = {"centre": Detection().centre, "threshold": Detection().threshold, "method": Optimisation().method}
+
+
+# Profiles: the keys that each name in `profile` sets. Keys that are given explicitly take precedence.
+
+
+def under(values: dict[str, Any], profile: str) -> dict[str, Any]:
+    """`values` with the profile's settings for keys that are not given."""
+    filled = dict(values)
+    for key, preset in plan.PROFILES.get(profile, {}).items():
+        given = filled.get(key, {})
+        if isinstance(given, BaseModel):  # a section made in Python: the fields that were set
+            given = filled[key] = given.model_dump(exclude_unset=True)
+        if key not in filled or preset is None:
+            filled.setdefault(key, preset)
+        elif isinstance(given, dict):
+            filled[key] = {**preset, **given}
+    return filled
+
+
+def over(values: dict[str, Any], profile: str) -> dict[str, Any]:
+    """`values` with the profile's settings in place of what is given."""
+    changed = {**values, "profile": profile}
+    for key, preset in plan.PROFILES.get(profile, {}).items():
+        given = changed.get(key)
+        given = given.model_dump(exclude_unset=True) if isinstance(given, BaseModel) else given
+        # A section with settings of the profile keeps its other keys; one that the profile switches on or off is reset.
+        changed[key] = {**given, **preset} if preset and isinstance(given, dict) else preset
+    return changed
+
+
+def published(values: dict[str, Any]) -> dict[str, Any]:
+    """`values` of the whole method under profile "paper"; what is set beside that profile stays as it is."""
+    whole = {**values, "method": "drsgd-bymi"}
+    return whole if values.get("profile") == "paper" else over(whole, "paper")
 
 
 def default_values() -> dict[str, Any]:

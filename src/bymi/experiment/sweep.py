@@ -11,8 +11,7 @@ from typing import Any
 from bymi.core.errors import InputError, is_integer, require
 from bymi.core.named_parts import read_shorthand, read_value
 from bymi.experiment.loading import base_values, set_value
-from bymi.experiment.profiles import over
-from bymi.experiment.spec import Spec, read_spec
+from bymi.experiment.spec import Spec, over, read_spec
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import entry_of, write_sweep
 

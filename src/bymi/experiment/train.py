@@ -28,9 +28,9 @@ from bymi.experiment.spec import read_spec
 from bymi.problems import Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs import run_folder as store
-from bymi.runs.engine_choice import alone
 from bymi.runs.given_objects import Evaluate, OwnTask, digest_of
 from bymi.runs.run_setup import Given
+from bymi.runs.simulate import alone
 from bymi.runs.trained_models import load_model
 
 Arrays = Tensor | np.ndarray[Any, Any]

@@ -72,7 +72,7 @@ def _edges(spec: ResolvedSpec, size: int, edges: Path | None) -> tuple[tuple[int
         require(count == size, "--edges", f"{count} nodes", f"{size}, one for each member")
         pairs = arcs.tolist()
     else:
-        graph = build_part(topology.TOPOLOGIES, spec["graph"]).draw(size, seed=spec.seed)
+        graph = build_part(topology.TOPOLOGIES, spec["graph"]).draw(size, seed=spec["seed"])
         require(graph.symmetric, "graph", spec["graph"], "a graph without directions")
         receivers, senders = graph.arcs()
         pairs = list(zip(receivers.tolist(), senders.tolist(), strict=True))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,7 +20,7 @@ MOST_LOST_WITHOUT, MOST_LOST = 0.01, 0.05  # honest edges: what is required with
 RARE = 0.001  # share of nodes that may have more Byzantine neighbours than any rule can handle
 
 _DEGREES = (5, 10, 15, 20, 30, 40, 60, 80, 120)
-_NEIGHBOURS, _LIARS = 9_000, 120  # simulated per set of neighbourhoods, and at each shift
+_NEIGHBOURS, _BYZANTINE = 9_000, 120  # simulated per set of neighbourhoods, and at each shift
 _FEWEST, _MOST = 60, 400  # receivers per set of neighbourhoods
 _FEWEST_NEAR, _MOST_NEAR = 6, 30  # receivers per shift
 
@@ -47,16 +46,6 @@ class Forecast:
         """Whether the hardened rule does what is required at this degree."""
         return _does(self.hardened)
 
-    def plain(self) -> dict[str, Any]:
-        """As plain values, for JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def read(values: dict[str, Any]) -> Forecast:
-        """Back from plain values; raises TypeError or KeyError if they are something else."""
-        rows = tuple(Row(**row) for row in values["rows"])
-        return Forecast(**{**values, "question": Setting(**values["question"]), "rows": rows})
-
 
 def forecast(question: Setting, *, seed: int = 0) -> Forecast:
     """Simulate a setting, in a second or two: what a degree and a ratio allow, not what heavy-tailed data will do."""
@@ -74,7 +63,7 @@ def _rows(question: Setting, judges: Sequence[Judge], seed: int, *, near: bool) 
     calm = draw(replace(question, ratio=0.0), receivers, 0.0, seed=seed)
     far = draw(question, receivers, FAR, seed=seed)
     # All shifts at once, each on its own receivers.
-    each = max(_FEWEST_NEAR, min(_MOST_NEAR, math.ceil(_LIARS / max(1.0, question.ratio * question.degree))))
+    each = max(_FEWEST_NEAR, min(_MOST_NEAR, math.ceil(_BYZANTINE / max(1.0, question.ratio * question.degree))))
     shifts = torch.tensor(SHIFTS, dtype=torch.float64).repeat_interleave(each)
     ways: tuple[Ways, ...] = ("apart", "together") if near else ()
     clouds = [draw(question, len(shifts), shifts, ways=way, seed=seed) for way in ways]

@@ -15,7 +15,7 @@ import bymi
 from bymi.core.errors import InputError, require
 from bymi.core.files import write_bytes
 from bymi.detection import ArrayVerdict
-from bymi.power import Setting, recall
+from bymi.power import Setting, forecast
 from bymi.power.forecast import FAR, SURE
 from bymi.report.figures import COLOURS, STYLE
 
@@ -59,7 +59,7 @@ def advice(verdict: ArrayVerdict) -> list[str]:
     count = len(verdict.names)
     if count >= _FEW:
         return []
-    outlook = recall(Setting(_POOL, count - 1, _SHARE, verdict.fdr_level))
+    outlook = forecast(Setting(_POOL, count - 1, _SHARE, verdict.fdr_level))
     row = outlook.rows[-1] if verdict.profile == "hardened" else outlook.rows[verdict.offset or 0]
     far = f"{FAR:g} standard errors off"
     lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def advice(outlook: Forecast) -> list[str]:
 
 def outlook_json(outlook: Forecast) -> dict[str, Any]:
     """The forecast and the advice as plain values."""
-    return {**outlook.plain(), "does": outlook.does, "advice": advice(outlook)}
+    return {**asdict(outlook), "does": outlook.does, "advice": advice(outlook)}
 
 
 def _verdict(outlook: Forecast) -> str:

@@ -1,6 +1,6 @@
-"""`python -m bymi.runs SHEETS --out DIR`: run a file of resolved specs where only torch, numpy and networkx are installed.
+"""`python -m bymi.runs SPECS --out DIR`: run a file of resolved specs where only torch, numpy and networkx are installed.
 
-`bymi reproduce STUDY --export SHEETS` writes such a file; `bymi reproduce` finds the run folders that this makes. Under
+`bymi reproduce STUDY --export SPECS` writes such a file; `bymi reproduce` finds the run folders that this makes. Under
 torchrun the nodes of each run are sharded over all ranks; with --apart each run is whole on one rank.
 """
 

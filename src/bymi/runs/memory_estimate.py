@@ -1,8 +1,11 @@
-"""Memory estimate of a run from its resolved spec, made before any data are."""
+"""Memory: what a run needs, from its resolved spec before any data are made, and what this process can allocate."""
 
 from __future__ import annotations
 
 import math
+import os
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 
@@ -10,7 +13,6 @@ from bymi.core.errors import OutOfMemoryError
 from bymi.core.list_graph import lists_pay
 from bymi.core.named_parts import build_part
 from bymi.distributed.host import Host
-from bymi.runs.available_memory import available
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.tasks import TASKS, Images, Linear
 
@@ -41,9 +43,9 @@ def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
         return {}
     size = task.dtype.itemsize
     kept = size * sample if nodes < _MANY and isinstance(task, Linear) else 0
-    rounds = {"warm_up": spec.warm_up_steps, "optimisation": spec.steps - spec.warm_up_steps}
+    rounds = {"warm_up": spec.warm_up_steps, "optimisation": spec["steps"] - spec.warm_up_steps}
     if spec.method != "drsgd-bymi" and spec["alone"] is not None:
-        rounds = {"alone": spec.steps}
+        rounds = {"alone": spec["steps"]}
     sizes = {phase: samples if spec[phase]["batch"] == "all" else spec[phase]["batch"] for phase in rounds}
     picked = max(sizes[phase] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
     return {
@@ -78,8 +80,8 @@ def check(spec: ResolvedSpec, host: Host, ranks: int = 1) -> None:
     if total > limit:
         words = ", ".join(f"{name} {in_bytes(count)}" for name, count in sorted(parts.items(), key=lambda part: -part[1]))
         raise OutOfMemoryError(
-            f"{spec.label}, seed {spec.seed}: it needs about {in_bytes(total)} of memory ({words}) and {in_bytes(limit)} are "
-            "available; try fewer nodes or arcs, samples or dimensions, or a smaller batch"
+            f"{spec.label}, seed {spec['seed']}: it needs about {in_bytes(total)} of memory ({words}) and {in_bytes(limit)} "
+            "are available; try fewer nodes or arcs, samples or dimensions, or a smaller batch"
         )
 
 
@@ -87,3 +89,43 @@ def in_bytes(count: int) -> str:
     """A number of bytes for display, such as 2.5 GB."""
     power = min(5, max(0, (len(str(count)) - 1) // 3))
     return f"{count / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB', 'PB')[power]}"
+
+
+def available() -> int | None:
+    """Bytes of memory that this process can allocate; None where the system does not say.
+
+    The kernel's MemAvailable, or the limit of the process's control group (a container, a job) if that is less.
+    """
+    known = [_memory_info(), *_group_limits()]
+    return min((count for count in known if count is not None), default=None)
+
+
+def _memory_info() -> int | None:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, LookupError):
+        pass
+    try:  # total memory, where the kernel does not report what is available
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _group_limits() -> list[int | None]:
+    """Limits of the control groups of this process, versions 1 and 2; "max" and unreadable files are skipped."""
+    try:
+        groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    limits: list[int | None] = []
+    for line in groups:
+        _, kinds, name = line.split(":", 2)
+        if kinds in ("", "memory"):
+            root, file = Path("/sys/fs/cgroup", kinds), "memory.max" if kinds == "" else "memory.limit_in_bytes"
+            # In a container the name may be the host's, and the container's own group is the root.
+            for place in (root / name.lstrip("/") / file, root / file):
+                with suppress(OSError, ValueError):
+                    limits.append(int(place.read_text(encoding="ascii")))
+    return limits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -136,22 +136,14 @@ class Recorder:
         self._looks: list[Look] = []
         self._spaced = spaced(steps) if evaluator.quick else set()
         self._lost: str | None = None
-        self.verdict: Verdict | None = None
+        self.diverged, self.verdict = False, cast(Verdict | None, None)
+        self.members = ~byzantine  # [M] nodes whose mean model represents the run: the core after a detection
 
     def theory(self, batch: int) -> dict[str, Any] | None:
         """What the theorem requires with mini-batches of size `batch`, beside what the run did; None without a detection."""
         if self._core is None or self._pruned is None:
             return None
         return theory_of(self._pruned, self._core, self._byzantine, self._looks, self._evaluator.loss, batch)
-
-    @property
-    def diverged(self) -> bool:
-        return self._lost is not None
-
-    @property
-    def members(self) -> Tensor:
-        """Mask [M] of the nodes whose mean model represents the run: the core after a detection, else all honest nodes."""
-        return ~self._byzantine if self._core is None else self._core.members
 
     def see(self, snapshot: Snapshot, models: Models | None = None) -> dict[str, Any] | None:
         """Record one round; returns a row for metrics.jsonl if due, else None. `models`: if the snapshot lacks them."""
@@ -174,6 +166,7 @@ class Recorder:
                 raise TypeError("the recorder needs the whole pruned graph, which a network of real nodes does not have")
             self.verdict, self._pruned = snapshot.verdict, pruned
             self._core = self._pruned.core()
+            self.members = self._core.members
             self._detections += 1
             cut = self._honest_arcs & ~self._pruned.hears
             self._cut_for = (self._cut_for + 1) * cut
@@ -219,6 +212,7 @@ class Recorder:
         lengths = torch.linalg.vector_norm(snapshot.theta[self._honest], dim=1)
         lost = self._honest[~(lengths < RUNAWAY)].tolist()  # NaN compares false, so it counts as diverged
         if lost:
+            self.diverged = True
             self._lost = (
                 f"{len(lost)} of {len(lengths)} honest nodes left all bounds by step {snapshot.step}, first node {lost[0]}"
             )
@@ -376,6 +370,7 @@ class Recorder:
             )
             members, perron = _like(parts, "members", node > 0), _like(parts, "perron", node)
             self._core, self._pruned = Core(members, bool(words.get("closed")), perron), prune(self.verdict.flagged)
+            self.members = members
 
 
 def _like(parts: Mapping[str, Tensor], name: str, pattern: Tensor) -> Tensor:

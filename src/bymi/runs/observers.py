@@ -100,4 +100,4 @@ def status_of(spec: ResolvedSpec, step: int, phase: str, last: dict[str, Any], f
     """The status from the last row of metrics."""
     measure = next((key for key in MEASURES if last.get(key) is not None), None)
     value = None if measure is None else last[measure]
-    return RunStatus(spec.label, spec.seed, step, spec.steps, phase, measure, value, flagged, last.get("unheard", 0))
+    return RunStatus(spec.label, spec["seed"], step, spec["steps"], phase, measure, value, flagged, last.get("unheard", 0))

@@ -47,17 +47,9 @@ class ResolvedSpec:
         return str(method[0] if isinstance(method, list) else method)
 
     @property
-    def seed(self) -> int:
-        return int(self.values["seed"])
-
-    @property
-    def steps(self) -> int:
-        return int(self.values["steps"])
-
-    @property
     def warm_up_steps(self) -> int:
         given = self.values["warm_up"]["steps"]
-        return max(1, self.steps // 10) if given is None else int(given)
+        return max(1, self.values["steps"] // 10) if given is None else int(given)
 
     @property
     def label(self) -> str:
@@ -74,6 +66,11 @@ class ResolvedSpec:
         whole = "-".join(word for word in (kind, "" if kind and method == "DRSGD" else method) if word)
         names = {"dsgd": "DSGD", "rule": rule, "published": f"{rule}-{method}-ByMI", "drsgd-bymi": f"{rule}-{whole}-ByMI"}
         return str(names[self.method])
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the run folder: the same spec finds it again."""
+        return f"{self.label.lower()}-seed{self.values['seed']}-{self.digest}"
 
     @property
     def digest(self) -> str:

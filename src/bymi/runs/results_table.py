@@ -254,4 +254,4 @@ def write_sweep(folder: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
 
 def entry_of(spec: ResolvedSpec, settings: Mapping[str, Any], error: str | None = None) -> dict[str, Any]:
     """A run as a sweep lists it."""
-    return {"method": spec.label, "seed": spec.seed, "settings": dict(settings), "error": error}
+    return {"method": spec.label, "seed": spec["seed"], "settings": dict(settings), "error": error}

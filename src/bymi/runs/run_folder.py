@@ -39,21 +39,15 @@ _LARGEST = 4 << 30  # bytes of a file in a run folder
 
 
 class Named(Protocol):
-    """What identifies a run."""
+    """A spec, resolved or not."""
 
     @property
-    def label(self) -> str: ...
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def digest(self) -> str: ...
+    def folder_name(self) -> str: ...
 
 
 def folder_of(out: Path, run: Named) -> Path:
     """The folder of a run."""
-    return out / f"{run.label.lower()}-seed{run.seed}-{run.digest}"
+    return out / run.folder_name
 
 
 def checkpoints_of(out: Path, run: Named) -> Path:

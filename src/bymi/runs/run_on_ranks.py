@@ -17,9 +17,9 @@ from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.distributed.launch import same_everywhere
 from bymi.runs import run_folder as store
-from bymi.runs.engine_choice import lay_out
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.runner import Progress, Result, follow, run, run_all
+from bymi.runs.simulate import lay_out
 
 
 def run_together(

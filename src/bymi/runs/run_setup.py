@@ -65,7 +65,7 @@ def set_up_run(
     given = given or Given()
     host = host or Host()
     footprint.check(spec, host, 1 if group is None else group.size)
-    seed = spec.seed
+    seed = spec["seed"]
     attack: Attack = build_part(attacks.ATTACKS, spec["attack"])
     task: Task = given.task or build_part(TASKS, spec["data"])
     byzantine, graph = _roles_and_graph(spec, given)
@@ -109,12 +109,12 @@ def _adversary(byzantine: Tensor, attack: attacks.Attack, spec: ResolvedSpec, ti
     options = {key: spec[f"byzantine_{key}"] for key in ("mixing", "pruning", "level", "start", "period", "faces")}
     attacks.check_options(attack, *(options[key] for key in ("level", "start", "period", "faces")))
     sent = None if isinstance(attack, attacks.DataAttack) else attack
-    return Adversary(byzantine, sent, seed=spec.seed, timetable=timetable, **options)
+    return Adversary(byzantine, sent, seed=spec["seed"], timetable=timetable, **options)
 
 
 def _roles_and_graph(spec: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
     """Mask [M] of floor(ratio m) Byzantine nodes, drawn before the graph or placed on it, unless given; and the graph."""
-    nodes, how, seed = spec["nodes"], spec["byzantine_placement"], spec.seed
+    nodes, how, seed = spec["nodes"], spec["byzantine_placement"], spec["seed"]
     count = math.floor(spec["byzantine_ratio"] * nodes + 1e-9)
     recipe: topology.Topology = build_part(topology.TOPOLOGIES, spec["graph"])
     if given.byzantine is None and how != "random":
@@ -132,7 +132,7 @@ def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
     if isinstance(judging["sample"], int):
         require(judging["sample"] <= samples, "detection.sample", judging["sample"], f"2 to {samples}, all that a node has")
     size, schedule = optimisation.pop("step_size"), optimisation.pop("schedule")
-    value = theorem_step(spec["nodes"], spec.steps - spec.warm_up_steps) if isinstance(size, str) else size
+    value = theorem_step(spec["nodes"], spec["steps"] - spec.warm_up_steps) if isinstance(size, str) else size
     method = build_part(OPTIMISERS, optimisation.pop("method", {"name": "drsgd"}))
     parts = {
         "centre": build_part(detection.CENTRES, judging["centre"]),
@@ -144,8 +144,8 @@ def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
     alone = None if whole else spec["alone"]  # step sizes of a baseline's own, over all rounds
     pace = alone or warm_up
     return Plan(
-        steps=spec.steps,
-        warm_up_steps=spec.steps if alone else spec.warm_up_steps,
+        steps=spec["steps"],
+        warm_up_steps=spec["steps"] if alone else spec.warm_up_steps,
         warm_up=WarmUp(
             rule=aggregation.Average() if spec.method == "dsgd" else build_part(aggregation.RULES, warm_up["rule"]),
             step_size=StepSize(pace["step_size"], pace["schedule"]),
@@ -157,7 +157,7 @@ def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
         optimisation=Optimisation(step_size=StepSize(value, schedule), method=method, **optimisation),
         watch=detection.Watch(**spec["watch"]) if whole and spec["watch"] is not None else None,
         identification=identification,
-        seed=spec.seed,
+        seed=spec["seed"],
         stop=None if spec["stop"] is None else Stop(**spec["stop"]),
     )
 

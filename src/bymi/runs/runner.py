@@ -29,14 +29,13 @@ from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import detection_log
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
-from bymi.runs.available_memory import available
-from bymi.runs.checkpointer import Checkpointer
-from bymi.runs.engine_choice import Engine, EngineMaker, OneProcess, alone, frame_of
+from bymi.runs.checkpoints import Checkpointer
 from bymi.runs.metrics import Recorder
 from bymi.runs.observers import Observer, Observers, RunStatus, make_observers, status_of
 from bymi.runs.progress import ProgressLog
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup
+from bymi.runs.simulate import Engine, EngineMaker, OneProcess, alone
 from bymi.runs.tasks import TASKS
 from bymi.runs.trained_models import collect, nodes_to_keep, write_models
 from bymi.training.optimisers import DRSGD
@@ -96,7 +95,7 @@ def _refusals_of(spec: ResolvedSpec) -> Iterator[None]:
     try:
         yield
     except (OSError, MemoryError, RuntimeError) as problem:
-        refused = system_refusal(problem, f"{spec.label}, seed {spec.seed}")
+        refused = system_refusal(problem, f"{spec.label}, seed {spec['seed']}")
         if refused is None:
             raise
         raise refused from None
@@ -104,7 +103,7 @@ def _refusals_of(spec: ResolvedSpec) -> Iterator[None]:
 
 def steps_to_do(specs: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
     """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
-    return sum(spec.steps for spec in specs if again or not store.is_complete(store.folder_of(Path(out), spec)))
+    return sum(spec["steps"] for spec in specs if again or not store.is_complete(store.folder_of(Path(out), spec)))
 
 
 def run_all(
@@ -166,7 +165,7 @@ def _usual_jobs(specs: Sequence[ResolvedSpec], host: Host) -> int:
     """One run per core, or a few that share a GPU; no more than fit into memory, with room to spare."""
     on_gpu = any(host.place(gains=TASKS[spec["data"]["name"]].gains).type == "cuda" for spec in specs)
     cores = os.cpu_count() or 1
-    memory, largest = available(), max((sum(footprint.needs(spec).values()) for spec in specs), default=0)
+    memory, largest = footprint.available(), max((sum(footprint.needs(spec).values()) for spec in specs), default=0)
     fitting = cores if memory is None else max(1, memory // max(1, _ROOM * largest))
     return min(_ON_ONE_GPU if on_gpu else cores, cores, fitting)
 
@@ -302,7 +301,7 @@ def _execute(
     setup, recorder = engine.scene, log.recorder
     summary = {
         "method": spec.label,
-        "seed": spec.seed,
+        "seed": spec["seed"],
         "digest": spec.digest,
         **recorder.summary(log.seconds, log.detecting),
         "theory": _theory(recorder, setup),
@@ -337,11 +336,10 @@ def _walk(
     observers: Observers | None = None,
 ) -> ProgressLog:
     """Run all rounds, from the newest checkpoint if there is one. Collective."""
-    setup, size = engine.scene, {"steps": spec.steps, "every": spec["record_every"]}
+    setup, size = engine.scene, {"steps": spec["steps"], "every": spec["record_every"]}
     blank = partial(Recorder, setup.evaluator, setup.graph, setup.byzantine, **size)
-    checkpointer = Checkpointer(
-        checkpoint_folder, spec.digest, host.checkpoint_every, frame_of(setup), engine.places, engine.group
-    )
+    how_often, where = host.checkpoint_every, (engine.shape, engine.places, engine.group)
+    checkpointer = Checkpointer(checkpoint_folder, spec.digest, how_often, *where)
     # A closed form needs no derivatives: without autograd's records a round takes a tenth less time. Inference mode belongs to
     # a thread, and the shards of one process are threads.
     bare = isinstance(setup.problem, LinearProblem) and isinstance(engine, OneProcess)
@@ -357,7 +355,7 @@ def _walk(
             row = log.recorder.see(snapshot, gathered.models)
             if snapshot.verdict is not None:
                 log.detections += log.recorder.detection_line(snapshot.step)
-            last = snapshot.step == spec.steps or snapshot.stopped or log.recorder.diverged
+            last = snapshot.step == spec["steps"] or snapshot.stopped or log.recorder.diverged
             final = gathered.models if last else None
             if row is not None:
                 write(log.add(row))
@@ -382,7 +380,7 @@ def _walk(
             members = log.recorder.members
             nodes = nodes_to_keep(members, setup.byzantine, host.keep_models)
             log.trained = collect(final, members, nodes if engine.group.rank == 0 else nodes[:0])  # rank 0 writes them
-    tell(spec.steps - done)
+    tell(spec["steps"] - done)
     return log
 
 

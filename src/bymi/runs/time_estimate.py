@@ -12,9 +12,9 @@ import torch
 from bymi.core.errors import BymiError
 from bymi.distributed.host import Host, one_thread
 from bymi.problems import LinearProblem
-from bymi.runs.engine_choice import alone
 from bymi.runs.metrics import Recorder
 from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.simulate import alone
 
 _ROUNDS = 12  # of each phase that are timed
 
@@ -31,7 +31,7 @@ def estimate_seconds(spec: ResolvedSpec, host: Host | None = None) -> float | No
         setting_up = time.perf_counter() - start
         plan = engine.scene.plan
         setup = engine.scene
-        recorder = Recorder(setup.evaluator, setup.graph, setup.byzantine, steps=short.steps, every=1)
+        recorder = Recorder(setup.evaluator, setup.graph, setup.byzantine, steps=short["steps"], every=1)
         taken: dict[str, list[float]] = {}
         measuring: list[float] = []
         with one_thread(), torch.inference_mode(isinstance(setup.problem, LinearProblem)):
@@ -45,13 +45,13 @@ def estimate_seconds(spec: ResolvedSpec, host: Host | None = None) -> float | No
     except (BymiError, RuntimeError, ValueError):
         return None
     middle = {phase: sorted(seconds)[len(seconds) // 2] for phase, seconds in taken.items()}
-    warm_up = spec.warm_up_steps if plan.detector is not None else spec.steps
+    warm_up = spec.warm_up_steps if plan.detector is not None else spec["steps"]
     detections = 0 if plan.detector is None else _detections(spec)
-    rows = spec.steps / spec["record_every"] + detections
+    rows = spec["steps"] / spec["record_every"] + detections
     return float(
         setting_up
         + warm_up * middle.get("warm-up", 0.0)
-        + (spec.steps - warm_up) * middle.get("optimisation", 0.0)
+        + (spec["steps"] - warm_up) * middle.get("optimisation", 0.0)
         + detections * middle.get("detection", 0.0)
         + rows * sorted(measuring)[len(measuring) // 2]
     )
@@ -72,4 +72,4 @@ def _shortened(values: dict[str, Any]) -> dict[str, Any]:
 def _detections(spec: ResolvedSpec) -> int:
     """Detections of a run, within one or two."""
     every = spec["detection"]["every"] if spec["watch"] is None else spec["watch"]["every"]
-    return 1 if every is None else 2 + math.ceil((spec.steps - spec.warm_up_steps) / every)
+    return 1 if every is None else 2 + math.ceil((spec["steps"] - spec.warm_up_steps) / every)
