@@ -176,8 +176,7 @@ class Adversary:
         own = self._sides(nodes)[0]
         if self.mixing == "none":
             return mixed.index_copy(0, own, inbox.own.index_select(0, own))
-        own_inbox = inbox.of(own)
-        return mixed.index_copy(0, own, own_inbox.mix(own_inbox.average()))
+        return mixed.index_copy(0, own, inbox.averages_of(own))
 
     def asks(self, nodes: Tensor, step: int | None = None) -> Tensor:
         """Mask of the nodes that query their neighbours; its nodes do not if they will not act on the answers."""

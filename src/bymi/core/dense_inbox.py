@@ -75,6 +75,13 @@ class DenseInbox(Inbox):
     def usage(self, share: Tensor) -> Usage:
         return of_columns(self, share)
 
+    def averages_of(self, receivers: Tensor) -> Tensor:
+        if not self.complete:
+            return super().averages_of(receivers)
+        own, weight = self.self_weight.index_select(0, receivers), self.weight.index_select(0, receivers)
+        held = own.to(self.own.dtype)[:, None] * self.own.index_select(0, receivers)
+        return torch.addmm(held, weight.to(self.own.dtype), self.messages)
+
     def mix(self, mixture: Mixture) -> Tensor:
         dtype = self.own.dtype
         if self.own is self.messages and self.own.shape[1] > len(self.own):

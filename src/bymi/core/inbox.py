@@ -138,7 +138,8 @@ class Inbox(ABC):
         of messages does not match the arcs: every column after a missing one would belong to another sender.
         """
         _check_parts(own, messages, expected, weight, self_weight)
-        _check_widths(len(messages), expected, weight, senders, lists)
+        if lists is not None or senders is not None or not len(messages) == expected.shape[1] == weight.shape[1]:
+            _check_widths(len(messages), expected, weight, senders, lists)
         from bymi.core.dense_inbox import DenseInbox
         from bymi.core.list_inbox import ListInbox
 
@@ -327,6 +328,11 @@ class Inbox(ABC):
             return Mixture(self.self_weight, self.weight)
         total = self.weight.sum(1) + self.self_weight
         return Mixture(self.self_weight / total, self.weight / total[:, None])
+
+    def averages_of(self, receivers: Tensor) -> Tensor:
+        """Averages [b, D] by the mixing weights of some receivers, given by position [b]."""
+        some = self.of(receivers)
+        return some.mix(some.average())
 
     @abstractmethod
     def mix(self, mixture: Mixture) -> Tensor:

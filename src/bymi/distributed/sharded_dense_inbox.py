@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.dense_inbox import DenseInbox
-from bymi.core.inbox import Mixture
+from bymi.core.inbox import Inbox, Mixture
 from bymi.core.linalg import VectorStack
 from bymi.core.neighbourhoods import Work
 from bymi.distributed.coordinate_shards import once
@@ -65,6 +65,9 @@ class ShardedDenseInbox(DenseInbox):
             self.fetch()
             return super().dist2_to_own()
         return once(self, "distances", self.nodes, self.shards.distances).index_select(1, self.columns)
+
+    def averages_of(self, receivers: Tensor) -> Tensor:
+        return Inbox.averages_of(self, receivers)  # rows may be with other shards
 
     def mix(self, mixture: Mixture) -> Tensor:
         mixed: Tensor | None = None
