@@ -71,8 +71,8 @@ def broken() -> dict[str, Spec]:
 def runs(lists: None, specs: dict[str, Spec], broken: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all specs, from one process and from each number of ranks, and of those that were broken off."""
     place = tmp_path_factory.mktemp("lists")
-    specs = [spec.resolved for spec in specs.values()]
-    write_resolved_specs(place / "specs.json", specs)
+    resolved = [spec.resolved for spec in specs.values()]
+    write_resolved_specs(place / "specs.json", resolved)
     jobs: list[dict[str, Any]] = [
         {"size": size, "specs": str(place / "specs.json"), "out": str(place / str(size)), "lists": True} for size in SIZES
     ]
@@ -92,7 +92,7 @@ def runs(lists: None, specs: dict[str, Spec], broken: dict[str, Spec], tmp_path_
     assert len(codes) == len(jobs), done.stderr[-3000:]
     assert all(any(some) == (job in killed) for job, some in codes.items()), done.stderr[-3000:]
     assert all(-9 in codes[job] for job in killed)
-    assert all(isinstance(result, dict) for result in run_all(specs, place / "alone", jobs=1))
+    assert all(isinstance(result, dict) for result in run_all(resolved, place / "alone", jobs=1))
     return place
 
 

@@ -1,4 +1,4 @@
-"""Parts of one's own by name: module:Name and entry points, in specs, specs, commands, workers and on ranks."""
+"""Parts of one's own by name: module:Name and entry points, in specs, resolved specs, commands, workers and on ranks."""
 
 from __future__ import annotations
 

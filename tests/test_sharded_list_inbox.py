@@ -98,8 +98,8 @@ def specs() -> dict[str, Spec]:
 def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of all specs, from one process and from each number of ranks, and of one that was broken off."""
     place = tmp_path_factory.mktemp("staying")
-    specs = [spec.resolved for spec in specs.values()]
-    write_resolved_specs(place / "specs.json", specs)
+    resolved = [spec.resolved for spec in specs.values()]
+    write_resolved_specs(place / "specs.json", resolved)
     write_resolved_specs(place / "watched.json", [drawn(WATCHED).resolved])
     write_resolved_specs(place / "large.json", [load(None, LARGE).resolved])
     write_resolved_specs(place / "short.json", [load(None, [*LARGE, "method=rule", "steps=2"]).resolved])
@@ -137,7 +137,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
             codes.setdefault(line["job"], []).append(line["code"])
     assert len(codes) == len(jobs), done.stderr[-3000:]
     assert all(any(some) == (job == len(SIZES) + 1) for job, some in codes.items()), done.stderr[-3000:]
-    assert all(isinstance(result, dict) for result in run_all(specs, place / "alone", jobs=1))
+    assert all(isinstance(result, dict) for result in run_all(resolved, place / "alone", jobs=1))
     return place
 
 
