@@ -65,16 +65,16 @@ class Bare:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
     place = tmp_path_factory.mktemp("bare")
     write_image_set(place / "data" / "mnist", train=120, test=50)
-    path = place / "specs.json"
-    write_resolved_specs(path, [spec.resolved for spec in specs()])
+    exported = place / "specs.json"
+    write_resolved_specs(exported, [spec.resolved for spec in specs()])
     # Read at the start of every interpreter, those of the worker processes as well.
     (place / "lacks").mkdir()
     (place / "lacks" / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({MISSING!r}))\n")
     path = os.pathsep.join([str(place / "lacks"), os.environ.get("PYTHONPATH", "")])
     settings = {"PYTHONPATH": path, "BYMI_DATA": str(place / "data")}
-    words = [sys.executable, "-m", "bymi.runs", str(path), "--out", str(place / "out"), "--jobs", "2", "--device", "cpu"]
+    words = [sys.executable, "-m", "bymi.runs", str(exported), "--out", str(place / "out"), "--jobs", "2", "--device", "cpu"]
     done = subprocess.run(words, cwd=place, env={**os.environ, **settings}, text=True, capture_output=True, timeout=120)
-    return Bare(path, place / "out", place / "data", Answer(done.returncode, done.stdout, done.stderr))
+    return Bare(exported, place / "out", place / "data", Answer(done.returncode, done.stdout, done.stderr))
 
 
 def test_the_packages_are_really_missing(tmp_path: Path) -> None:

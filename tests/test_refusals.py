@@ -329,7 +329,7 @@ def test_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < told <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     known: dict[str, str] = {}
 
-    def read(path: Path) -> str:
+    def read(path: Path, encoding: str | None = None) -> str:
         if str(path) not in known:
             raise FileNotFoundError
         return known[str(path)]
