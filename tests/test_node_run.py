@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,8 +23,9 @@ from bymi.node import node_checkpoints
 from bymi.node.journal import AUDIT, LOG, Journal, verify_audit
 from bymi.node.own_data import LOSSES, OwnProblem, load_model, load_samples
 from bymi.node.roster import Limits, read_roster
-from bymi.node.run_node import NodeRun
+from bymi.node.run_node import NodeRun, StopError
 from bymi.problems import Shards
+from bymi.training.state import Snapshot
 from tests.browser import browser, needs_browser, requests_of
 from tests.commands import bymi
 from tests.idx_files import write_idx
@@ -147,6 +149,36 @@ def test_kill_restart_and_stop(tmp_path: Path) -> None:
     for run in [one.end(120) for one in others]:
         assert run.progress.step == 500
         assert run.session.peers[2].counts["suspicions"] >= 1
+
+
+@pytest.mark.parametrize("point", ["sender", "receiver", "hardened"])
+def test_a_restart_of_all_leaves_the_numbers(tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All nodes stop in the warm-up, right after a detection and in the optimisation: the model of an undisturbed run."""
+    words = ["steps=24", "warm_up.steps=8", "optimisation.premix_rounds=4", "optimisation.order=adapt-then-combine"]
+    words += ["watch.every=8"] if point == "hardened" else ["profile=paper", f"detection.point={point}"]
+    paths = write_nodes(tmp_path, 4, *words, limits=Limits(deadline=10.0, start_wait=30.0))
+    undisturbed = [one.end() for one in [Running(path) for path in paths]]
+    expected = [load_file(run.state_folder / "model.safetensors")["1.weight"] for run in undisturbed]
+    see, stops = NodeRun._see, {(5, "warm-up"), (8, "detection"), (15, "optimisation")}
+
+    def see_and_stop(run: NodeRun, snapshot: Snapshot) -> None:
+        see(run, snapshot)
+        if (snapshot.step, snapshot.phase) in left[run.node]:
+            left[run.node].discard((snapshot.step, snapshot.phase))
+            raise StopError
+
+    left = {node: set(stops) for node in range(4)}
+    monkeypatch.setattr(NodeRun, "_see", see_and_stop)
+    for run in undisturbed:
+        shutil.rmtree(run.state_folder)
+    for _ in range(4):
+        runs = [one.end() for one in [Running(path) for path in paths]]
+    assert not any(left.values())
+    for run, weight in zip(runs, expected, strict=True):
+        assert run.progress.done
+        np.testing.assert_allclose(load_file(run.state_folder / "model.safetensors")["1.weight"], weight, rtol=0, atol=1e-12)
+        counts = [peer.counts for peer in run.session.peers.values()]
+        assert sum(count["missing"] + count["refused messages"] for count in counts) == 0
 
 
 @pytest.mark.parametrize("profile", ["paper", "hardened"])

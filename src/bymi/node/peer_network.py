@@ -78,7 +78,9 @@ class PeerNetwork:
         senders = [number for number in session.senders if everywhere or bool(self.hears[number])]
         expected = {name: (row.dtype, len(row)) for name, row in rows.items()}
         body = encode(rows) if each is None else {number: encode(given) for number, given in each.items()}
-        return session.exchange(session.tag(kind, step), body, expected, senders, sealed=sealed, reuse=reuse)
+        # Flags of a detection are asked for again after a restart: they may be gone, while the round is not.
+        level = step is not None
+        return session.exchange(session.tag(kind, step), body, expected, senders, sealed=sealed, reuse=reuse, level=level)
 
     def _inboxes(self, heard: Mapping[str, tuple[Tensor, Mapping[int, dict[str, Tensor] | None]]]) -> tuple[Inbox, ...]:
         columns, inboxes = self._columns, []

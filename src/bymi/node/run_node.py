@@ -91,7 +91,7 @@ class NodeRun:
             model.dim,
             model.torch_dtype,
         )
-        self._loop = loop or LoopThread()
+        self._loop, self._own_loop = loop or LoopThread(), loop is None
         self.session = Session(setting, self._loop, self.journal.tell)
         self.orders: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self._state: State | None = None
@@ -133,10 +133,13 @@ class NodeRun:
         except StopError:
             self._checkpoint()
             tell("stopped", step=self.progress.step)
+            self.session.linger(min(_ASK, self.roster.limits.deadline))
             return False
         finally:
             server.close()
             self.session.close()
+            if self._own_loop:
+                self._loop.close()
 
     @contextlib.contextmanager
     def _stopped_by_signals(self) -> Iterator[None]:
@@ -188,7 +191,11 @@ class NodeRun:
         network = PeerNetwork.of(self.session)
         while True:
             if state is not None:
-                self.session.move_to(state.judged if state.judged is not None else state.step)
+                # A detection sends parameters under the number of the round that comes after it.
+                detector, judged = self.plan.detector, state.phase == "detection"
+                sent = judged and detector is not None and (self.plan.watch is not None or detector.point == "receiver")
+                at = state.step if state.judged is None else state.judged
+                self.session.move_to(at, {"parameters": int(sent)})
                 self.session.started = True
             try:
                 for snapshot in drsgd_bymi(self.problem, network, self.plan, state=state):
@@ -283,7 +290,8 @@ class NodeRun:
         self.journal.tell("end", step=self.plan.steps, loss=self.progress.loss, **self.progress.evaluation)
         with contextlib.suppress(BehindError):
             tag = self.session.tag(DONE, self.plan.steps)
-            self.session.exchange(tag, encode({}), {}, self.session.senders, sealed=False, reuse=False)
+            self.session.exchange(tag, encode({}), {}, self.session.senders)
+        self.session.linger(min(_ASK, self.roster.limits.deadline))
 
 
 def _number(value: Tensor) -> float | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import statistics
@@ -41,6 +42,7 @@ from bymi.node.wire import (
 QUESTION, ANSWER, COMMIT, REACHED = "question", "answer", "commitment of ", "reached "
 _BUDGET = 16  # largest bodies that a neighbour may pull between two messages of this node
 _DIGITS = 10
+_POLL = 0.01  # seconds
 
 
 class BehindError(Exception):
@@ -99,6 +101,7 @@ class Session:
         )
         self.step = 0
         self.started = False  # all neighbours were heard once, or waited for long enough
+        self._last: Tag | None = None  # of the last exchange
         self._numbers: Counter[str] = Counter()
         self._exchanges: Counter[str] = Counter()
         self._questions: dict[Tag, _Questions] = {}
@@ -125,14 +128,30 @@ class Session:
         self._worker.shutdown(wait=False, cancel_futures=True)
         self.loop.wait(self._close())
 
+    def linger(self, seconds: float) -> None:
+        """Wait, for so long at most, until all neighbours that are waited for have pulled the last message."""
+        tags = {self._last, None if self._last is None else self._last._replace(kind=REACHED + self._last.kind)}
+
+        async def all_served() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    while not all(
+                        self.transport.pulled.get(number) in tags
+                        for number, peer in self.peers.items()
+                        if not (peer.suspected or peer.banned)
+                    ):
+                        await asyncio.sleep(_POLL)
+
+        self.loop.wait(all_served())
+
     async def _close(self) -> None:
         for probe in self._probes:
             probe.cancel()
         await self.transport.close()
 
-    def move_to(self, step: int) -> None:
-        """Continue at a round, after a restart."""
-        self.step, self._numbers = step, Counter()
+    def move_to(self, step: int, numbers: Mapping[str, int] | None = None) -> None:
+        """Continue at a round, after a restart; `numbers`: messages of each kind that were made in it before."""
+        self.step, self._numbers = step, Counter(numbers)
         self.loop.call(self.transport.outbox.move_to, step)
 
     def tag(self, kind: str, step: int | None = None) -> Tag:
@@ -146,19 +165,29 @@ class Session:
     # One exchange.
 
     def exchange(
-        self, tag: Tag, body: bytes | dict[int, bytes], expected: Expected, senders: Sequence[int], *, sealed: bool, reuse: bool
+        self,
+        tag: Tag,
+        body: bytes | dict[int, bytes],
+        expected: Expected,
+        senders: Sequence[int],
+        *,
+        sealed: bool = False,
+        reuse: bool = False,
+        level: bool = True,
     ) -> dict[int, dict[str, Tensor] | None]:
         """Vectors of each sender under a tag, None for no message that can be used, while others pull `body`.
 
         Neighbours that are not among the senders are waited for as well: one that this node does not hear may hear this node,
-        and must not be left behind.
+        and must not be left behind. `level`: raise a BehindError if most senders have passed this point.
         """
         self._exchanges[tag.kind] += 1
+        self._last = tag
         if sealed:
             bodies = self.loop.wait(self._swap_sealed(tag, bytes(body), senders))
         else:
             bodies = self.loop.wait(self._swap(tag, body, senders))
-        self._require_level(bodies)
+        if level:
+            self._require_level(bodies)
         return {number: self._read(number, tag, answer, expected, reuse=reuse) for number, answer in bodies.items()}
 
     def _require_level(self, bodies: Mapping[int, bytes | Miss | Refused]) -> None:

@@ -118,6 +118,7 @@ class Transport:
         self._waiting: Counter[int] = Counter()
         self._served: Counter[int] = Counter()
         self._served_since = -1
+        self.pulled: dict[int, Tag] = {}  # what each neighbour has pulled last
         self._server: Any = None
         self._channels: dict[int, Any] = {}
         self._calls: dict[tuple[int, str], Any] = {}
@@ -217,6 +218,7 @@ class Transport:
         self._served[number] += len(body)
         if self._served[number] > self._budget:
             await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "over its byte budget", number)
+        self.pulled[number] = request.tag
         return body
 
     async def _on_ask(self, content: bytes, context: Any) -> bytes:
