@@ -9,6 +9,7 @@ from pathlib import Path
 import matplotlib as mpl
 import pytest
 
+from bymi import ATTACKS, RULES, TOPOLOGIES
 from bymi.runs.metrics import SUMMARY_KEYS
 
 ROOT = Path(__file__).parents[1]
@@ -43,3 +44,10 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {0, 1, 2} <= set(flagged)
     assert isinstance(runs, dict)
     assert runs["with detection"].summary["outcome"] == "finished"
+
+
+def test_the_readme_counts_what_is_in_the_box() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert f"{len(RULES)} rules" in text
+    assert f"{len(ATTACKS)} attacks" in text
+    assert f"{len(TOPOLOGIES)} topologies" in text
