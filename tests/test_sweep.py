@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import bymi as package
+from bymi.distributed.host import Host
+from bymi.experiment import load
 from bymi.experiment.sweep import load_sweep, read_list
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import SWEEP, mean_and_deviation
+from bymi.runs.runner import dealt
 from bymi.runs.time_estimate import estimate_seconds
 from tests.browser import browser, needs_browser, requests_of
 from tests.commands import FINISHES, bymi, dates_in, mistake
@@ -53,15 +57,14 @@ def test_a_sweep_is_the_product_of_its_lists(tmp_path: Path) -> None:
     assert found == {(n, d, m, s) for n in (20, 30) for d in (4, 5) for m in ("dsgd", "rule") for s in (0, 1)}
     assert {spec.steps for spec in plan.specs} == {20}
     assert len(load_sweep(str(source), ["nodes=40", "seeds=[7]", "method=dsgd"]).specs) == 2, "words replace lists"
-    assert "lists" in mistake("run", source) or "allowed" in mistake("run", source)
+    assert "for several values of a key: bymi sweep" in mistake("run", source)
+    assert "for several values of a key: bymi sweep" in mistake("run", "attack=[ipm, alie]")
 
 
 def test_a_table_has_a_row_per_run_and_means_over_seeds(swept: Path) -> None:
     table = package.results(swept)
     assert len(table) == 8
-    assert table.settings == ("method", "attack", "warm_up.rule", "seed") or set(table.settings) == {
-        *("method", "attack", "warm_up.rule", "seed")
-    }
+    assert set(table.settings) == {"method", "attack", "warm_up.rule", "seed"}
     for row in table:
         summary = store.read_json(swept / row["run"] / store.SUMMARY)
         spec = store.read_json(swept / row["run"] / store.SPEC)
@@ -114,6 +117,16 @@ def test_a_failed_run_is_a_row(tmp_path: Path) -> None:
     assert "failed" in (tmp_path / "out" / "report.html").read_text()
     store.write_json(tmp_path / "out" / SWEEP, {"runs": [1]})
     assert "as bymi sweep writes it" in mistake("results", tmp_path / "out")
+
+
+def test_runs_take_gpus_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    images, linear = load("mnist", ["method=dsgd"]).resolved, load(None, ["method=dsgd"]).resolved
+    assert [dealt(Host(), images, index).device for index in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:0"]
+    assert dealt(Host(), linear, 1).device == "auto", "the linear model stays on the CPU"
+    assert dealt(Host(device="cuda:1"), images, 2).device == "cuda:1"
+    assert "cuda:0 to cuda:2" in mistake("run", "--device", "cuda:3")
 
 
 def test_mistakes_in_sweeps_are_one_line(tmp_path: Path) -> None:

@@ -40,8 +40,19 @@ def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = N
         values["seed"] = seed
     try:
         return read_spec(values)
+    except InputError as problem:
+        if not _has_list({**values, "method": None}):
+            raise
+        raise InputError(f"{problem}; for several values of a key: bymi sweep") from None
     except RecursionError:
         raise InputError(f"{source}: a value is nested too deeply, allowed: numbers, words, and tables of them") from None
+
+
+def _has_list(value: Any) -> bool:
+    """Whether nested values have a list in them, or a word that is meant as one, such as "[ipm, alie]"."""
+    if isinstance(value, dict):
+        return any(map(_has_list, value.values()))
+    return isinstance(value, list) or (isinstance(value, str) and value.startswith("[") and value.endswith("]"))
 
 
 def _read(override: str) -> tuple[str, Any]:

@@ -167,7 +167,19 @@ def _usual_jobs(specs: Sequence[ResolvedSpec], host: Host) -> int:
     cores = os.cpu_count() or 1
     memory, largest = footprint.available(), max((sum(footprint.needs(spec).values()) for spec in specs), default=0)
     fitting = cores if memory is None else max(1, memory // max(1, _ROOM * largest))
-    return min(_ON_ONE_GPU if on_gpu else cores, cores, fitting)
+    return min(_ON_ONE_GPU * gpus_of(host) if on_gpu else cores, cores, fitting)
+
+
+def gpus_of(host: Host) -> int:
+    """GPUs that runs may be dealt out to: all that torch sees, or the one that `host.device` names."""
+    return max(1, torch.cuda.device_count()) if host.device in ("auto", "cuda") else 1
+
+
+def dealt(host: Host, spec: ResolvedSpec, index: int) -> Host:
+    """The settings of run number `index` among several: runs on GPUs take them in turn."""
+    if gpus_of(host) == 1 or host.place(gains=TASKS[spec["data"]["name"]].gains).type != "cuda":
+        return host
+    return replace(host, device=f"cuda:{index % gpus_of(host)}")
 
 
 def _run_in_processes(
@@ -250,7 +262,8 @@ def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: f
     def put(news: int | RunStatus) -> None:
         _queue.put((index, news))
 
-    return _attempt(ResolvedSpec(values), out, put, host, until, put)
+    spec = ResolvedSpec(values)
+    return _attempt(spec, out, put, dealt(host, spec, index), until, put)
 
 
 def _attempt(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class _Tracker(Observer):
-    """State of a tracker between calls; `extra` names the package's extra."""
+    """Base of trackers: what they keep between calls."""
 
     state: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -73,9 +74,10 @@ class MLflow(_Tracker):
 
     def started(self, spec: ResolvedSpec, folder: Path) -> None:
         mlflow = _package("mlflow", "mlflow")
-        import os
-
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or (folder.parent.resolve() / "mlruns").as_uri()
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        if not uri:  # MLflow 3 asks for this before it writes files instead of a database
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+            uri = (folder.parent.resolve() / "mlruns").as_uri()
         client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name("bymi")
         number = client.create_experiment("bymi") if experiment is None else experiment.experiment_id
