@@ -105,7 +105,7 @@ def test_every_stream_of_the_library_is_on_that_list() -> None:
     """
     known = stored.read_names()["random streams"]
     for path in SOURCE.rglob("*.py"):
-        if path.name == "study_detect_level.py":
+        if path.parent.name == "paper":
             continue
         for call in ast.walk(ast.parse(path.read_text())):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "stream":

@@ -159,6 +159,7 @@ def reproduce(
             help="default; scenario-a, scenario-b; rules-linear; published-step; detect-level; "
             "theory, theory-mnist, speed-up, fdr-level; "
             "red-team, red-team-limits, red-team-pieces, red-team-mnist; non-iid; "
+            "optimisers, centres, centralised; misspecified, rules, rules-mnist; "
             "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
             "or pages: write README and docs of this checkout from docs/results."
         ),
@@ -194,6 +195,7 @@ def reproduce(
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
     from bymi.distributed.launch import ranks
     from bymi.paper import study_detect_level as detect_level
+    from bymi.paper.computed_studies import COMPUTED
     from bymi.paper.find_study import find_study
     from bymi.paper.write_study import show
     from bymi.runs import write_resolved_specs
@@ -204,6 +206,9 @@ def reproduce(
     require(not check, "--check", study, "for pages only")
     if study == detect_level.NAME:
         _detect_level(out / detect_level.FOLDER, fast, data)
+        return
+    if study in COMPUTED:
+        _computed(COMPUTED[study], out / f"reproduce-{study}", fast=fast, data=data, jobs=jobs)
         return
     plan = find_study(study, seeds=seeds, mu=mu, dims=dim or (), only=only or (), fast=fast)
     specs, folder = plan.specs, out / plan.folder
@@ -240,6 +245,21 @@ def _pages(check: bool) -> None:
         _print_line(commands.console(), line)
     if check and found:
         raise typer.Exit(InputError.exit_code)
+
+
+def _computed(study: Any, folder: Path, *, fast: bool, data: Path | None, jobs: int | None) -> None:
+    """A study without run folders: its points with a progress bar, then its files."""
+    from bymi.runs.tasks import fetch
+
+    if study.data is not None:
+        fetch(study.data, data, lambda *_: None)
+    refuse_link(folder)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("points"), TimeElapsedColumn())
+    with bar((*columns, TextColumn("left"), TimeRemainingColumn())) as shown:
+        task = shown.add_task(study.name, total=len(study.points(fast)))
+        paths = study.run(folder, fast=fast, data=data, jobs=jobs or 1, tell=lambda count: shown.advance(task, count))
+    for path in paths:
+        _print_line(commands.console(), f"Wrote {path}")
 
 
 def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:

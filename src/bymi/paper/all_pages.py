@@ -17,6 +17,7 @@ from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
 from bymi.paper import evidence
 from bymi.paper import page_detect_level as detect_level
 from bymi.paper import page_frontier as frontier
+from bymi.paper import page_grid as grid
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
@@ -28,10 +29,17 @@ from bymi.paper import page_theory as theory
 from bymi.paper import summary_blocks as overview
 from bymi.paper.claims import claims
 from bymi.paper.committed_results import Results
+from bymi.paper.computed_studies import COMPUTED
+from bymi.paper.computed_study import ComputedStudy
 from bymi.paper.provenance import fingerprints
 
 BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims, "evidence-images": evidence.images}
 """What stands between the marks of each name."""
+
+
+def _page_of(study: ComputedStudy) -> Callable[[str, dict[str, Any]], str]:
+    return lambda name, values: study.page(values)
+
 
 WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "scenario-*/values.json": lambda name, values: studies.page(values),
@@ -45,6 +53,8 @@ WHOLE: dict[str, Callable[[str, dict[str, Any]], str]] = {
     "published-step/*.json": lambda name, values: published_step.page(values),
     "theory/*.json": lambda name, values: theory.write_page(values, name),
     "detection/*.json": lambda name, values: detect_level.page(values),
+    "rules/*.json": lambda name, values: grid.page(values),
+    **{f"{name}/{name}.json": _page_of(study) for name, study in COMPUTED.items()},
 }
 """JSON files below docs/results that have a page beside them, and how it is written from the file's stem and values."""
 

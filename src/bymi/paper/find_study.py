@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bymi.core.errors import InputError, require
+from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.study_default import DefaultStudy, build_default
 from bymi.paper.study_detect_level import NAME as DETECT_LEVEL
 from bymi.paper.study_frontier import FRONTIER_STUDIES, Frontier, build_frontier
+from bymi.paper.study_grid import GRID_STUDIES, GridStudy, build_grid
 from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.paper.study_non_iid import NON_IID_STUDIES, NonIidStudy, build_non_iid
 from bymi.paper.study_published_step import STEP_STUDIES, StepStudy, build_step_study
@@ -16,24 +18,19 @@ from bymi.paper.study_rules_linear import RULES_LINEAR, RulesStudy, build_rules_
 from bymi.paper.study_scenarios import STUDIES, Study, build_study
 from bymi.paper.study_theory import THEORY_STUDIES, TheoryStudy, build_theory
 
+_TABLES: tuple[dict[str, str], ...] = (
+    *(STEP_STUDIES, RULES_LINEAR, IMAGE_STUDIES, RED_TEAM_STUDIES, FRONTIER_STUDIES, THEORY_STUDIES, NON_IID_STUDIES),
+    GRID_STUDIES,
+)
+
 
 def find_study(
     name: str, *, seeds: int = 5, mu: float = 5.0, dims: Sequence[int] = (), only: Sequence[str] = (), fast: bool = False
-) -> DefaultStudy | Frontier | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy:
+) -> DefaultStudy | Frontier | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy | GridStudy:
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
-    known = (
-        *STUDIES,
-        *STEP_STUDIES,
-        *RULES_LINEAR,
-        *IMAGE_STUDIES,
-        *RED_TEAM_STUDIES,
-        *FRONTIER_STUDIES,
-        *THEORY_STUDIES,
-        *NON_IID_STUDIES,
-        "default",
-    )
+    known = (*STUDIES, *(each for table in _TABLES for each in table), "default")
     if name not in known:
-        raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL, 'pages'))}")
+        raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL, *COMPUTED, 'pages'))}")
     if name == "default":
         require(not only and mu == 5.0 and not dims, "--only, --mu or --dim", [*only, mu, *dims], "for other studies")
         return build_default(fast=fast)
@@ -55,6 +52,8 @@ def find_study(
         return build_theory(name, seeds=seeds, only=only, fast=fast)
     if name in NON_IID_STUDIES:
         return build_non_iid(seeds=seeds, only=only, fast=fast)
+    if name in GRID_STUDIES:
+        return build_grid(name, seeds=seeds, only=only, fast=fast)
     return build_image_study(name, seeds=seeds, only=only, fast=fast)
 
 
@@ -62,12 +61,6 @@ def study_rows() -> list[tuple[str, str, str]]:
     """Rows (name, "", what it shows) of all studies, for `bymi list`."""
     first = ("default", "What `bymi run` runs without arguments, seed 0: the table and the figure of the README.")
     scenarios = [(name, (study.__doc__ or "").strip().splitlines()[0]) for name, study in STUDIES.items()]
-    others = [
-        entry
-        for table in (
-            *(STEP_STUDIES, RULES_LINEAR, IMAGE_STUDIES, RED_TEAM_STUDIES, FRONTIER_STUDIES, THEORY_STUDIES),
-            NON_IID_STUDIES,
-        )
-        for entry in table.items()
-    ]
+    others = [entry for table in _TABLES for entry in table.items()]
+    others += [(name, study.shows) for name, study in COMPUTED.items()]
     return [(name, "", shown) for name, shown in (first, *scenarios, *others)]

@@ -41,6 +41,10 @@ _STUDIES = {
     "published-step": "The published step size",
     "detection": "Detection on arrays",
     "theory": "Theorems, measured",
+    "optimisers": "Optimisers of the third phase",
+    "centres": "Robust means of detection",
+    "centralised": "Centralised ByMI",
+    "rules": "Rules alone and as warm-up, and told a wrong share",
     "red-team": "Red team",
     "evidence": "Evidence at a glance",
 }

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from bymi.paper import page_default as default
 from bymi.paper import page_frontier as frontier
+from bymi.paper import page_grid as grid
 from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
 from bymi.paper import page_published_step as published_step
@@ -17,6 +18,7 @@ from bymi.paper import page_scenarios as studies
 from bymi.paper import page_theory as theory
 from bymi.paper.study_default import DefaultStudy
 from bymi.paper.study_frontier import Frontier
+from bymi.paper.study_grid import GridStudy
 from bymi.paper.study_images import ImageStudy
 from bymi.paper.study_non_iid import NonIidStudy
 from bymi.paper.study_published_step import StepStudy
@@ -26,7 +28,9 @@ from bymi.paper.study_scenarios import Study
 from bymi.paper.study_theory import TheoryStudy
 from bymi.report.tables import plain_table
 
-AnyStudy = DefaultStudy | Frontier | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy
+AnyStudy = (
+    DefaultStudy | Frontier | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy | GridStudy
+)
 
 
 def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
@@ -47,6 +51,8 @@ def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table
         return rules_linear.draw(study, folder, command), plain_table(*found)
     if isinstance(study, NonIidStudy):
         return non_iid.draw(study, folder, command), None
+    if isinstance(study, GridStudy):
+        return grid.draw(study, folder, command), plain_table(*grid.table(grid.collect(study, folder, command)))
     if isinstance(study, TheoryStudy):
         return theory.draw(study, folder, command), None
     paths = studies.draw(study, folder, command)

@@ -1,0 +1,132 @@
+"""Studies over rules: each alone and as warm-up, and rules that are told a wrong share of Byzantine neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bymi.aggregation import RULES
+from bymi.core.errors import require
+from bymi.experiment.spec import Spec, read_spec
+
+RATIO = 0.2
+NODES, STEPS = 100, 600
+_LINEAR: dict[str, Any] = {"nodes": NODES, "steps": STEPS, "byzantine_ratio": RATIO, "record_every": STEPS}
+ATTACKS: dict[str, dict[str, Any]] = {
+    "IPM": {"attack": "ipm"},
+    "ALIE": {"attack": "alie"},
+    "Gaussian": {"attack": "gaussian"},
+    "dissensus": {"attack": "dissensus"},
+}
+DATA: dict[str, dict[str, Any]] = {"equal": {}, "different": {"optimum_spread": 0.3}}
+"""Linear data of one distribution, and with node optima theta* + 0.3 z_i."""
+
+METHODS: dict[str, dict[str, Any]] = {
+    "alone": {"method": "rule"},
+    "published": {"method": "drsgd-bymi", "profile": "paper"},
+    "hardened": {"method": "drsgd-bymi", "profile": "hardened"},
+}
+TOLD = {"0": 0.0, "half": RATIO / 2, "exact": RATIO, "double": 2 * RATIO}
+TOLD_RULES = ("ubar", "ios", "trimmed-mean", "krum")
+UNTOLD = ("published", "hardened")
+MNIST_RULES = ("average", "balance", "ubar", "ios", "trimmed-mean", "geometric-median", "krum", "faba", "scclip", "rtc", "caf")
+_REFUSED = ("byrdie", "bravo-saga", "bravo-lsvrg")  # one coordinate per round; tables of gradients
+
+_MNIST: dict[str, Any] = {  # as in the recipe mnist
+    **{"nodes": 100, "steps": 150, "record_every": 75, "byzantine_ratio": RATIO, "byzantine_mixing": "none"},
+    "warm_up": {"steps": 30, "step_size": 0.02, "schedule": "constant", "batch": 16},
+    "optimisation": {
+        **{"step_size": 0.15, "schedule": "trapezoid", "batch": 16, "max_local_step": 0.2},
+        "order": "adapt-then-combine",
+    },
+}
+_MNIST_HARDENED: dict[str, Any] = {"detection": {"sample": "identification"}, "watch": {"every": 60}}
+
+GRID_STUDIES = {
+    "misspecified": "Rules told 0, half, the exact and twice the share of Byzantine nodes, beside ByMI, which is told none.",
+    "rules": "Every rule alone and as warm-up of the published and the hardened method, under four attacks, linear model.",
+    "rules-mnist": "The same for eleven rules on MNIST, stratified and Dirichlet 0.3.",
+}
+"""Names, and what each shows."""
+
+
+@dataclass(frozen=True)
+class GridStudy:
+    """A table to be: runs by row and column."""
+
+    name: str
+    trials: list[tuple[str, str, Spec]] = field(repr=False)
+
+    @property
+    def folder(self) -> str:
+        return f"reproduce-{self.name}"
+
+    @property
+    def specs(self) -> list[Spec]:
+        return [spec for _, _, spec in self.trials]
+
+
+def build_grid(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast: bool = False) -> GridStudy:
+    """A study by name. `only`: rows (rules) to keep; `fast`: one seed, two attacks, three rules."""
+    found = {"misspecified": _misspecified, "rules": _rules, "rules-mnist": _mnist}[name](range(1 if fast else seeds))
+    rows = list(dict.fromkeys(row for row, _, _ in found))
+    require(set(only) <= set(rows), "--only", list(only), ", ".join(rows))
+    kept = set(only) or set(rows)
+    if fast:
+        kept &= {"balance", "median", "ios 0", "ios exact", "published", "hardened"}
+        found = [(row, column, values) for row, column, values in found if column.startswith(("IPM", "Gaussian"))]
+    trials = [(row, column, read_spec(values)) for row, column, values in found if row in kept]
+    return GridStudy(name + ("-fast" if fast else ""), trials)
+
+
+Trial = tuple[str, str, dict[str, Any]]
+
+
+def _misspecified(seeds: range) -> list[Trial]:
+    base = {**_LINEAR, "data": {"name": "linear"}}
+    told = {
+        f"{rule} {word}": {"method": "rule", "warm_up": {"rule": f"{rule}:share={share}"}}
+        for rule in TOLD_RULES
+        if rule in RULES
+        for word, share in TOLD.items()
+    }
+    rows = {**told, **{name: METHODS[name] for name in UNTOLD}}
+    return [
+        (row, column, {**base, **attack, **how, "seed": seed})
+        for row, how in rows.items()
+        for column, attack in ATTACKS.items()
+        for seed in seeds
+    ]
+
+
+def _rules(seeds: range) -> list[Trial]:
+    return [
+        (
+            rule,
+            f"{attack_name}, {data_name}, {method_name}",
+            {**_LINEAR, **attack, **method, "data": {"name": "linear", **data}, "warm_up": {"rule": rule}, "seed": seed},
+        )
+        for rule in RULES
+        if rule not in _REFUSED
+        for data_name, data in DATA.items()
+        for attack_name, attack in ATTACKS.items()
+        for method_name, method in METHODS.items()
+        for seed in seeds
+    ]
+
+
+def _mnist(seeds: range) -> list[Trial]:
+    trials = []
+    for rule in (rule for rule in MNIST_RULES if rule in RULES):
+        for data_name, partition in (("stratified", "stratified"), ("Dirichlet 0.3", "dirichlet:dirichlet_alpha=0.3")):
+            for attack_name, attack in ATTACKS.items():
+                for method_name, method in METHODS.items():
+                    values: dict[str, Any] = {
+                        **{**_MNIST, **attack, **method},
+                        "data": {"name": "mnist", "identification": 20, "partition": partition},
+                        "warm_up": {**_MNIST["warm_up"], "rule": rule},
+                        **(_MNIST_HARDENED if method_name == "hardened" else {}),
+                    }
+                    trials += [(rule, f"{attack_name}, {data_name}, {method_name}", {**values, "seed": seed}) for seed in seeds]
+    return trials

@@ -1,0 +1,76 @@
+"""Studies without run folders, and tables over rules: what is measured is kept, and pages say what their values say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bymi import InputError
+from bymi.paper import study_centres
+from bymi.paper.computed_studies import COMPUTED
+from bymi.paper.computed_study import ComputedStudy
+from bymi.paper.page_grid import page, worth
+from bymi.paper.study_grid import GRID_STUDIES, TOLD, build_grid
+from bymi.paper.study_optimisers import METHODS, cut_graph
+from bymi.training.optimisers import OPTIMISERS
+
+
+def test_points_are_measured_once_and_kept(tmp_path: Path) -> None:
+    measured: list[int] = []
+
+    def measure(point: dict[str, Any], data: Path | None) -> dict[str, Any]:
+        measured.append(point["n"])
+        return {"square": point["n"] ** 2}
+
+    def points(fast: bool) -> list[dict[str, Any]]:
+        return [{"n": n} for n in range(2 if fast else 4)]
+
+    study = ComputedStudy("squares", "Squares.", points, measure, lambda values: f"{len(values['points'])} points\n")
+    told: list[int] = []
+    study.run(tmp_path, fast=True, data=None, jobs=1, tell=told.append)
+    paths = study.run(tmp_path, fast=False, data=None, jobs=1, tell=told.append)
+    assert measured == [0, 1, 2, 3]
+    assert sum(told) == 6
+    values = json.loads((tmp_path / "squares.json").read_text(encoding="utf-8"))
+    assert [point["square"] for point in values["points"]] == [0, 1, 4, 9]
+    assert values["command"] == "bymi reproduce squares"
+    assert paths[-1].read_text(encoding="utf-8") == "4 points\n"
+
+
+def test_computed_studies_cover_their_tables() -> None:
+    assert set(COMPUTED) == {"optimisers", "centres", "centralised"}
+    assert {how["method"].split(":")[0] for how in METHODS.values()} == set(OPTIMISERS)
+    point = {"centre": "mean", "kind": "far", "share": 0.2, "dim": 10}
+    assert study_centres.measure(point)["error"] > 10 > 3 > study_centres.measure({**point, "centre": "filtering"})["error"]
+    graph = cut_graph(0)
+    assert not graph.symmetric
+    assert bool(graph.core().members.all())
+
+
+def test_tables_over_rules_name_runs_by_row_and_column() -> None:
+    study = build_grid("misspecified", seeds=1)
+    rows = {row for row, _, _ in study.trials}
+    assert {f"ios {word}" for word in TOLD} <= rows
+    shares = {row: spec.warm_up.rule.share for row, _, spec in study.trials if row.startswith("ios")}
+    assert shares == {"ios 0": 0.0, "ios half": 0.1, "ios exact": 0.2, "ios double": 0.4}
+    assert len({spec.digest for spec in study.specs}) == len(study.trials)
+    with pytest.raises(InputError, match="--only"):
+        build_grid("rules", only=["nobody"])
+    chosen = build_grid("rules", seeds=1, only=["balance"])
+    assert {column.rpartition(", ")[2] for _, column, _ in chosen.trials} == {"alone", "published", "hardened"}
+    assert set(GRID_STUDIES) == {"misspecified", "rules", "rules-mnist"}
+
+
+def test_a_diverged_run_is_no_small_gap() -> None:
+    empty = {"acc_scc": None, "acc_normal": None, "core_byzantine": 0, "seed": 0}
+    good, lost = {**empty, "gap": 1e-4, "outcome": "finished"}, {**empty, "gap": None, "outcome": "diverged"}
+    assert worth([good]) == 1e-4
+    assert worth([lost, lost, good]) == float("inf")
+    infiltrated = {**good, "core_byzantine": 2}
+    cells = [{"row": "ios 0", "column": "IPM", "runs": [lost]}, {"row": "hardened", "column": "IPM", "runs": [infiltrated]}]
+    text = page({"study": "misspecified", "command": "bymi reproduce misspecified", "cells": cells})
+    assert "| ios 0 | diverged |" in text
+    assert "| hardened | 1.0e-04 (1 of 1 infiltrated) |" in text
