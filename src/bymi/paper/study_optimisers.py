@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bymi.core.graph import Graph, MatrixGraph
+from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
 from bymi.core.streams import stream
 from bymi.core.topology import ErdosRenyi
@@ -140,11 +140,10 @@ def _excess(theta: Tensor, best: Tensor, curvature: Tensor) -> float:
     return float(((off @ curvature) * off).sum(1).mean() / 2)
 
 
-def cut_graph(seed: int) -> MatrixGraph:
+def cut_graph(seed: int) -> Graph:
     """An Erdos-Renyi graph after one-sided cuts, strongly connected, of which the mutual arcs are connected, too."""
     for attempt in range(1000):
         graph = ErdosRenyi(0.5).draw(NODES, seed=seed)
-        assert isinstance(graph, MatrixGraph)
         cut = graph.prune(stream(seed, "optimisers cuts", step=attempt).uniform(NODES, NODES) < CUT)
         if bool(cut.core().members.all()) and bool(Graph.from_hears(cut.mutual).core().members.all()):
             return cut
