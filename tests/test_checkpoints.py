@@ -288,7 +288,7 @@ def test_without_any_that_can_be_used_the_run_starts_anew(tmp_path: Path) -> Non
         path.write_bytes(b"")
     reader = Reader(tmp_path)
     assert reader.newest() is None
-    assert reader.said[0].endswith("starting anew")
+    assert reader.said[0].endswith("starting from the first round")
     assert list(tmp_path.iterdir()) == []
     assert Reader(tmp_path / "nowhere").newest() is None
 

@@ -164,7 +164,7 @@ def reproduce(
             "or pages: write README and docs of this checkout from docs/results."
         ),
     ],
-    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs a setting, seeds 0, 1, 2, ...")] = 5,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, max=1000, help="Runs per setting, seeds 0, 1, 2, ...")] = 5,
     mu: Annotated[float, typer.Option("--mu", help="mu_c of Scenario A; the paper's dip at 0.1 needs 1.")] = 5.0,
     dim: Annotated[list[int] | None, typer.Option("--dim", help="30, 80 or both (default).")] = None,
     only: Annotated[

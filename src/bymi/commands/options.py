@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one a core.")]
+Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one per core.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1. auto: a GPU for models that gain from one.")]
 Gradients = Annotated[
     str, typer.Option("--gradients", help="auto, loop, stacked, batched or captured: how those of all nodes are made.")

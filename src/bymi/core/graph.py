@@ -17,7 +17,7 @@ from bymi.core.files import MEBIBYTE, decode, read_bytes
 from bymi.core.neighbour_lists import NeighbourLists
 
 EDGE_FILE_LIMIT = 256 * MEBIBYTE
-NOT_MUTUAL = "mutual pruning needs a graph in which whoever is heard hears: use detection.pruning = directed"
+NOT_MUTUAL = "mutual pruning needs a graph in which every arc has its reverse: use detection.pruning = directed"
 _ROW_TOLERANCE = 1e-9
 _SQUARINGS = 60
 _LARGEST_NODE = 10**9

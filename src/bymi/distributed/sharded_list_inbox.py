@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 _NO_ROWS = (
-    "this needs the rows of a round, but long ones of large graphs stay with those who sent them: "
+    "this needs the rows of a round, but long ones of large graphs stay with their senders: "
     "derive a rule from SetRule or CoordinateRule, or go from receiver to receiver with `Inbox.iter_receivers`"
 )
 

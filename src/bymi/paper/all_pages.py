@@ -86,7 +86,7 @@ def expected(root: Path) -> dict[Path, str]:
 
 
 def _fill(path: Path, text: str, results: Results) -> str:
-    """The text of a page with the content of all of its blocks written anew."""
+    """The text of a page with the content of all of its blocks written again."""
 
     def content(found: re.Match[str]) -> str:
         name = found[1]

@@ -25,7 +25,7 @@ _LIMIT = 64 * MEBIBYTE
 class Results:
     """The JSON files below `root`/docs/results. A study that has no file has no runs.
 
-    `used` are the names of the files asked for so far; whoever writes a page empties it first and stamps the page with them.
+    `used` are the names of the files asked for so far; the writer of a page empties it first and stamps the page with them.
     """
 
     def __init__(self, root: Path) -> None:

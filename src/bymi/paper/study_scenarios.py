@@ -10,7 +10,7 @@ from bymi.core.errors import InputError, require
 from bymi.experiment.recipes import WARM_UPS
 from bymi.experiment.spec import Spec, read_spec
 
-SAMPLES = {30: 100, 80: 200}  # samples a node for each dimension of the paper
+SAMPLES = {30: 100, 80: 200}  # samples per node for each dimension of the paper
 # Values of the two figures are ours: the paper says what happens near s_r = 0.1 and from a ratio of 0.3 on, and prints no list.
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
@@ -80,7 +80,7 @@ STUDIES: dict[str, Callable[[Sequence[int], Sequence[int], float, bool], Study]]
 def _grid(
     seeds: Sequence[int], dims: Sequence[int], values: Sequence[float], change: Callable[[float], dict[str, object]]
 ) -> list[Cell]:
-    """All combinations, seeds outermost: whoever stops early has complete pictures of fewer seeds."""
+    """All combinations, seeds outermost, so that an interrupted study has complete pictures of fewer seeds."""
     return [
         Cell(
             dim,

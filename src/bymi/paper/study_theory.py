@@ -32,7 +32,7 @@ _THEOREM = {
         "max_local_step": 1e3,  # longer than any: not capped
     },
 }
-_FEW = 4  # rounds a node below which the theorem's step is too long
+_FEW = 4  # rounds per node below which the theorem's step is too long
 
 THEORY_STUDIES: dict[str, str] = {
     "theory": "What the convergence theorem asks for, and what runs do (linear model). Paper: thm:main0.",

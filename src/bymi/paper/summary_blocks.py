@@ -327,7 +327,7 @@ def detection_cost(results: Results) -> str:
             share = mean(run["detection_seconds"] / run["seconds"] for run in runs)
             seconds = f"{mean(numbers(runs, 'seconds')):.1f}"
             rows.append([name, span(numbers(runs, "detections"), str), seconds, f"{100 * share:.0f} %"])
-    return markdown_table(["runs", "detections", "seconds a run", "of them detections"], rows) if rows else NOT_MEASURED
+    return markdown_table(["runs", "detections", "seconds per run", "of them detections"], rows) if rows else NOT_MEASURED
 
 
 def _or(value: float | None, write: Callable[[float], str]) -> str:

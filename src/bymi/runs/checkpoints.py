@@ -117,7 +117,7 @@ def newest(
         refused.setdefault(name, "of no use to another process")
     if refused:
         why = "; ".join(f"checkpoint {name} not used ({reason})" for name, reason in refused.items())
-        say(f"{why}; {'starting anew' if result is None else f'going on from {names[len(refused)]}'}")
+        say(f"{why}; {'starting from the first round' if result is None else f'going on from {names[len(refused)]}'}")
     for name in refused if group.rank == 0 else []:
         shutil.rmtree(folder / name, ignore_errors=True)
     return result

@@ -73,7 +73,7 @@ def set_up_run(
     if "weights" in spec.values:
         graph = weighted(graph, spec["weights"])
     if spec.method == "drsgd-bymi" and spec["detection"]["pruning"] == "mutual":
-        require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which not all who are heard hear")
+        require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which some arcs have no reverse")
     device = host.place(gains=task.gains)
     layout = None if group is None else default_layout(graph, task.dtype, device, group)
     blocks = None if layout is None or group is None else layout.blocks(group.rank)
