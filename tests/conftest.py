@@ -12,7 +12,18 @@ import torch
 torch.set_num_threads(1)
 
 
-_LONG = ("rank", "same_numbers", "sharded", "launchers", "golden", "documents", "default_experiment", "own_parts", "interrupt")
+_LONG = (
+    "rank",
+    "same_numbers",
+    "sharded",
+    "launchers",
+    "golden",
+    "documents",
+    "default_experiment",
+    "own_parts",
+    "interrupt",
+    "node_run",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,13 +17,13 @@ import numpy as np
 from bymi.core.errors import BymiError, require
 from bymi.datasets import load_images
 from bymi.datasets.partition import Stratified
-from bymi.detection import REASONS
 from bymi.experiment import load
 from bymi.node.identity import certificate_der, write_identity
 from bymi.node.journal import AUDIT, LOG
 from bymi.node.net_init import make_roster
 from bymi.node.own_data import describe, load_model
 from bymi.node.roster import Limits, Member, roster_toml
+from bymi.node.run_node import LASTS
 
 LIMITS = Limits(deadline=10.0, start_wait=60.0)
 SETTINGS = (
@@ -34,8 +34,6 @@ SETTINGS = (
 )
 MODEL = "linear:inputs=784,outputs=10"
 """Softmax regression. It has converged after 60 rounds, so that accuracies with and without an attack can be compared."""
-
-_SERVING = REASONS[-1]
 
 
 @dataclass(frozen=True)
@@ -138,8 +136,10 @@ def summary(demo: Demo, seconds: float) -> dict[str, Any]:
     for one in demo.honest:
         verdicts = [entry for entry in _entries(one / "state" / AUDIT) if entry["event"] == "verdict"]
         last = max((entry["step"] for entry in verdicts), default=-1)
-        reasons = {entry["name"]: entry["reason"] for entry in verdicts if entry["flagged"] and entry["reason"] != _SERVING}
-        flagged = {entry["name"]: reasons[entry["name"]] for entry in verdicts if entry["step"] == last and entry["flagged"]}
+        reasons = {entry["name"]: entry["reason"] for entry in verdicts if entry["flagged"] and entry["reason"] != LASTS}
+        flagged = {
+            entry["name"]: reasons.get(entry["name"], LASTS) for entry in verdicts if entry["step"] == last and entry["flagged"]
+        }
         end = next((entry for entry in _entries(one / "state" / LOG) if entry["event"] == "end"), {})
         rows.append(
             {

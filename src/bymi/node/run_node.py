@@ -41,6 +41,8 @@ from bymi.training.state import Snapshot, State
 
 MODEL, CHECKPOINTS = "model.safetensors", "checkpoints"
 DONE = "done"
+LASTS = "serving time"
+"""The reason of a flag that an earlier detection gave."""
 _CLOSE = 2  # rounds behind which a node catches up by itself: neighbours still have the messages
 _ASK = 2.0  # seconds for neighbours to say where they are
 
@@ -233,7 +235,7 @@ class NodeRun:
         verdict = snapshot.verdict
         assert verdict is not None
         figures = verdict.statistic if verdict.statistic.numel() else verdict.scores
-        self.progress.flagged = {}
+        earlier, self.progress.flagged = self.progress.flagged, {}
         for number, peer in self.session.peers.items():
             flagged = bool(verdict.flagged[0, number])
             reason, statistic = REASONS[int(verdict.reason[0, number])], _number(figures[0, number])
@@ -249,7 +251,9 @@ class NodeRun:
                 score=score,
             )
             if flagged:
-                self.progress.flagged[peer.name] = {"reason": reason, "statistic": statistic, "step": snapshot.step}
+                said = {"reason": reason, "statistic": statistic, "step": snapshot.step}
+                # While a flag lasts, the reason for which it was given is shown.
+                self.progress.flagged[peer.name] = earlier.get(peer.name, said) if reason == LASTS else said
 
     def _obey(self, state: State) -> State | None:
         """Carry out orders; returns a state without the flags of pardoned nodes, if there were any."""
