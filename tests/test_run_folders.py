@@ -18,7 +18,7 @@ from bymi.runs.run_setup import set_up_run
 from tests.commands import TINY, dates_in, start
 
 GAPS = ("gap", "gap_weighted", "gap_true", "gap_population")
-IMAGE_KEYS = ("acc_all", "acc_normal", "acc_scc", "grad_norm")
+IMAGE_KEYS = ("acc_all", "acc_normal", "acc_scc", "acc_farthest", "grad_norm")
 DETECTION_KEYS = (
     *("fdp", "pa", "found", "honest_edge_loss", "worst_edge_loss", "core_size", "core_byzantine", "core_closed"),
     *(

@@ -90,7 +90,7 @@ def _digest(snapshot: Snapshot) -> str:
 _STORED = {"reason": "why", "statistic": "figure", "filtered_weight": "taken", "guard_acted": "guarded"}  # names in digests
 
 
-_LATER = ("pull", "mean_claim")  # fields of the hardened verdict that are younger than stored digests of the published one
+_LATER = ("pull", "mean_claim", "by_rule")  # fields of the hardened verdict, younger than stored digests of the published one
 
 
 def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:

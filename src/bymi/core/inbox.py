@@ -208,6 +208,11 @@ class Inbox(ABC):
             "receiver_group": None,
         }
 
+    def with_weight(self) -> Self:
+        """The same round without the messages that have no mixing weight, as those of flagged neighbours."""
+        heard = self.heard & (self.weight > 0)
+        return replace(self, heard=heard, weight=self.weight * heard)
+
     def accept_rows(self, test: Callable[[Tensor], Tensor]) -> Self:
         """The same round without the messages that fail `test`, a function from rows [J, D] to a mask [J]."""
         accepted = test(self.messages)

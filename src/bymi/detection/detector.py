@@ -90,6 +90,7 @@ class Verdict:
     )  # [B, J] float64: of the test that decided; empty: the scores
     filtered_weight: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the filter removed
     guard_acted: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the guard acted on a flagged majority
+    by_rule: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: too few to judge, mixes by the warm-up rule
     pull: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] shift of a gradient below which one neighbour is kept
     mean_claim: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] length of the mean gradient that kept nodes claim
 

@@ -39,7 +39,8 @@ class Panel(Checked):
     (heterogeneity.py) from which nodes do not count as alike: there scores of `far` times the median one are flagged, or of
     `far_joint` times with others, in place of the tests on score and direction; and at the probe gradients that point
     `backward`, in spreads. None: nodes are alike. `guard`: share of neighbours above which flags
-    are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours n. `dimension_free`: cosines
+    are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours n. `few`: a node with fewer
+    neighbours keeps the warm-up rule as its mixing, since it cannot judge them reliably. `dimension_free`: cosines
     and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for plain arrays; off in
     networks, whose bounds were chosen without it.
     """
@@ -61,6 +62,7 @@ class Panel(Checked):
     backward: float | None = bounded(3.0, gt=0)
     guard: float | None = bounded(0.5, gt=0)
     widen: float = bounded(10.0, ge=0)
+    few: int | None = bounded(15, ge=1)
     dimension_free: bool = False
 
     def wider(self, neighbours: Tensor) -> Tensor:

@@ -359,8 +359,10 @@ class Recorder:
             if bool(((reason < 0) | (reason >= len(REASONS))).any()):
                 raise ValueError("a verdict for reasons that there are not")
             full = bool(parts["verdict.statistic"].numel()) if "verdict.statistic" in parts else False
-            extra = {"statistic": blank, "filtered_weight": node, "guard_acted": node > 0, "pull": node} if full else {}
-            parts = {"verdict.pull": torch.full_like(node, torch.nan), **parts}  # checkpoints of 0.11 lack it
+            extra = {"statistic": blank, "filtered_weight": node, "guard_acted": node > 0, "pull": node, "by_rule": node > 0}
+            extra = extra if full else {}
+            # Checkpoints of 0.11 lack these.
+            parts = {"verdict.pull": torch.full_like(node, torch.nan), "verdict.by_rule": node > 0, **parts}
             self.verdict = Verdict(
                 scores=_like(parts, "verdict.scores", blank),
                 threshold=_like(parts, "verdict.threshold", node),

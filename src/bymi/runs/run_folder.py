@@ -217,6 +217,7 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> 
                 bool(verdict.guard_acted[node]),
             )
             entry["pull"] = _plain(float(verdict.pull[node]))
+            entry["mixing"] = "rule" if bool(verdict.by_rule[node]) else "average"
         receivers.append(entry)
     return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
 

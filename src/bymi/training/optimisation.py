@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.deviation import Deviation
 from bymi.core.errors import require
 from bymi.core.graph import Graph
-from bymi.core.inbox import Inbox, Mixture
+from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.network import KnowsTrackerLimit, Network
 from bymi.core.streams import stream
 from bymi.core.topic import DIRECTION, GRADIENT, PARAMETERS, PREMIX, TRACKER
@@ -54,13 +54,36 @@ def optimise(
     mixer = _Mixer(network, plan, deviation, tracker, settled=settled, dtype=theta.dtype)
     memory = {} if memory is None else memory
     for step, chosen in draw_batches(samples.warm_up, samples.sizes, nodes, settings.batch, plan.seed, steps):
-        mixer.begin(step, settings.step_size.at(step - first, rounds))
+        rate = settings.step_size.at(step - first, rounds)
+        mixer.begin(step, rate, round_of(problem, nodes, chosen, plan, step, rate))
         gradient = deviation.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
         theta, memory = method.update(theta, gradient, memory, mixer)
         acted = (mixer.capped, mixer.floored, mixer.share, mixer.far_out)
         state = {"tracker": mixer.tracker, "settled": settled, "memory": memory}
         yield Snapshot(step + 1, "optimisation", theta, mixer.inbox, *acted, **state)  # type: ignore[arg-type]
         mixer.inbox = None  # frees the messages before those of the next round arrive
+
+
+def round_of(problem: Problem, nodes: Tensor, chosen: Tensor, plan: Plan, step: int, rate: float) -> Round:
+    """What a rule may know of a round in which nodes use the samples `chosen` [B, s]."""
+
+    def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None) -> Tensor:
+        if receivers is None:
+            return problem.losses(vectors, nodes, chosen, wanted)
+        return problem.losses(vectors, nodes[receivers], chosen[receivers], wanted)
+
+    return Round(step, plan.steps, losses, rate, plan.seed, nodes)
+
+
+def mixing_by_rule(network: Network, plan: Plan) -> Tensor:
+    """Mask [B] of the nodes that keep the warm-up rule as their mixing: with fewer than `panel.few` neighbours.
+
+    So few can be judged in part only: medians and spreads of them say little, and what is missed must not be averaged.
+    """
+    panel = None if plan.detector is None else plan.detector.panel
+    if panel is None or panel.few is None or not plan.doubly_stochastic or plan.warm_up.rule.plain:
+        return torch.zeros_like(network.nodes, dtype=torch.bool)
+    return network.arcs.sum(1) < panel.few
 
 
 class _Mixer:
@@ -84,14 +107,17 @@ class _Mixer:
         self.tracker, self._settled = tracker, settled
         self.adapt_first = self._settings.order == "adapt-then-combine"
         self._step, self._rate, self._dtype = 0, 0.0, dtype
+        by_rule = mixing_by_rule(network, plan)
+        self._by_rule = by_rule[:, None] if network.count(by_rule) else None  # the same on all ranks: rules are collective
+        self._round = Round()
         self.inbox: Inbox | None = None
         self.share: Tensor | None = None
         self.far_out: Tensor | None = None
         self.capped = self.floored = torch.zeros_like(self._nodes, dtype=torch.bool)
 
-    def begin(self, step: int, rate: float) -> None:
+    def begin(self, step: int, rate: float, context: Round) -> None:
         """Start a round with a step size."""
-        self._step, self._rate, self.share, self.far_out = step, rate, None, None
+        self._step, self._rate, self._round, self.share, self.far_out = step, rate, context, None, None
 
     def mix(self, theta: Tensor) -> Tensor:
         self.inbox, self.tracker, _ = self._exchange(theta, None)
@@ -113,7 +139,7 @@ class _Mixer:
             self.share, self.far_out = self._clipping[0](self.inbox)
             share = self.share if push else self._clipping[1](inbox)[0]
             both = fused(self.inbox, self.share), both[1] if push else fused(inbox, share)
-        return self._kept(self.inbox, both[0]), self._kept(inbox, both[1])
+        return self._kept(self.inbox, both[0]), self._kept(inbox, both[1], parameters=False)
 
     def local_steps(self, *, limited: bool = True) -> Tensor:
         steps, self.capped, self.floored = local_steps(
@@ -151,10 +177,13 @@ class _Mixer:
         assert isinstance(graph, Graph)
         return graph.mutual[self._nodes], graph.count(graph.mutual)[self._nodes].to(torch.float64)
 
-    def _kept(self, inbox: Inbox, mixture: Mixture) -> Tensor:
+    def _kept(self, inbox: Inbox, mixture: Mixture, *, parameters: bool = True) -> Tensor:
         """Mixed vectors, or what Byzantine nodes keep in their place."""
-        averaged = self._clipping is None
-        return self._deviation.keep(inbox, inbox.mix(mixture), self._nodes, averaged=averaged, step=self._step)
+        averaged, mixed = self._clipping is None, inbox.mix(mixture)
+        if self._by_rule is not None and parameters:
+            averaged, rule = False, self._plan.warm_up.rule
+            mixed = torch.where(self._by_rule, rule(inbox.with_weight(), self._round).to(mixed), mixed)
+        return self._deviation.keep(inbox, mixed, self._nodes, averaged=averaged, step=self._step)
 
     def _exchange(self, theta: Tensor, directions: Tensor | None) -> tuple[Inbox, Tensor | None, Inbox | None]:
         """Inbox of parameters, the tracker after the round, unchanged once it has settled, and inbox of directions.

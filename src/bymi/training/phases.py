@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bymi.aggregation import LocalSamples, Memory
 from bymi.core.deviation import Deviation, FollowsProtocol
-from bymi.core.inbox import Round
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
 from bymi.core.network import Network
 from bymi.core.topic import GRADIENT, PARAMETERS, Topic
@@ -29,7 +28,7 @@ from bymi.detection import (
 )
 from bymi.problems import Problem, Split, fresh_halves, sizes_of
 from bymi.training.batches import draw_batches
-from bymi.training.optimisation import local_steps, optimise, premix
+from bymi.training.optimisation import local_steps, mixing_by_rule, optimise, premix, round_of
 from bymi.training.plan import Plan
 from bymi.training.state import Snapshot
 
@@ -64,13 +63,7 @@ def warm_up(
         samples = LocalSamples(problem.gradient, nodes, pool, sizes, plan.seed, step)
         estimate, remembered = rule.local_gradient.estimate(samples, theta, chosen, remembered)
         gradient = deviation.gradients(estimate, nodes, GRADIENT, step)
-
-        def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None, chosen: Tensor = chosen) -> Tensor:
-            if receivers is None:
-                return problem.losses(vectors, nodes, chosen, wanted)
-            return problem.losses(vectors, nodes[receivers], chosen[receivers], wanted)
-
-        context = Round(step, plan.steps, losses, rate, plan.seed, nodes)
+        context = round_of(problem, nodes, chosen, plan, step, rate)
         update = rate * rule.descent(gradient, context)
         if (plan.warm_up.order or rule.order) == "adapt-then-combine":
             (inbox,) = network.exchange(step, {PARAMETERS: theta - update})
@@ -190,7 +183,7 @@ def detect_hardened(
     verdict = judge_neighbours(
         asking, network.arcs, nodes, half_gradients, probed, history, record.suspended, detector, watch, unasked
     )
-    record, verdict = record.add(verdict)
+    record, verdict = record.add(replace(verdict, by_rule=mixing_by_rule(network, plan)))
     reweighted = apply_verdict(network, plan, verdict.flagged, deviation, step=step)
     return Snapshot(step, "detection", theta, parameters, verdict=verdict, network=reweighted), record
 
