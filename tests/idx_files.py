@@ -1,14 +1,17 @@
-"""Writes small image sets in the IDX format, for tests that need a data set on disk."""
+"""For tests of data sets: small image sets in the IDX format, and a machine on which no other data are found."""
 
 from __future__ import annotations
 
 import gzip
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
+from bymi import InputError
 from bymi.core.streams import stream
+from bymi.datasets import locate
 
 
 def idx_bytes(tensor: Tensor) -> bytes:
@@ -38,3 +41,18 @@ def write_image_set(folder: Path, *, train: int, test: int, side: int = 28, clas
         noise = stream(seed, f"{part}-noise").uniform(count, side, side) * 95
         write_idx(folder / f"{part}-images-idx3-ubyte.gz", (patterns[labels] + noise).to(torch.uint8), compressed=True)
         write_idx(folder / f"{part}-labels-idx1-ubyte.gz", labels.to(torch.uint8), compressed=True)
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds the files of the person who runs it, and none goes through a proxy."""
+    monkeypatch.delenv("BYMI_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setattr(locate, "SYSTEM_FOLDERS", {"fashion-mnist": tmp_path / "system"})
+
+
+def line_of(caught: pytest.ExceptionInfo[InputError]) -> str:
+    line = str(caught.value)
+    assert "\n" not in line
+    return line

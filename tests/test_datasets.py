@@ -20,30 +20,14 @@ from bymi.datasets import (
     cache_folder,
     find_files,
     load_images,
-    locate,
     read_idx,
     read_image_set,
 )
 from bymi.datasets.locate import FILE_NAMES
-from tests.idx_files import idx_bytes, write_idx, write_image_set
+from tests.idx_files import idx_bytes, line_of, nowhere, write_idx, write_image_set  # noqa: F401 (an autouse fixture)
 
 GIVEN_DATA = os.environ.get("BYMI_DATA")  # before any test hides it
 NO_DATA = "needs the real files: set BYMI_DATA to a folder with mnist/ and fashion-mnist/"
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test finds the files of the person who runs it, and none goes through a proxy."""
-    monkeypatch.delenv("BYMI_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(locate, "SYSTEM_FOLDERS", {"fashion-mnist": tmp_path / "system"})
-
-
-def line_of(caught: pytest.ExceptionInfo[InputError]) -> str:
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
 
 
 # IDX files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -24,28 +23,9 @@ from bymi.datasets import (
     cache_folder,
     download,
     load_images,
-    locate,
 )
 from bymi.datasets.locate import FILE_NAMES
-from tests.idx_files import write_image_set
-
-GIVEN_DATA = os.environ.get("BYMI_DATA")  # before any test hides it
-NO_DATA = "needs the real files: set BYMI_DATA to a folder with mnist/ and fashion-mnist/"
-
-
-@pytest.fixture(autouse=True)
-def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test finds the files of the person who runs it, and none goes through a proxy."""
-    monkeypatch.delenv("BYMI_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("no_proxy", "*")
-    monkeypatch.setattr(locate, "SYSTEM_FOLDERS", {"fashion-mnist": tmp_path / "system"})
-
-
-def line_of(caught: pytest.ExceptionInfo[InputError]) -> str:
-    line = str(caught.value)
-    assert "\n" not in line
-    return line
+from tests.idx_files import line_of, nowhere, write_image_set  # noqa: F401 (an autouse fixture)
 
 
 class Mirror(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Long rows of large graphs stay with those who sent them: the same numbers and bits, and no process ever has all rows."""
+"""Long rows of large graphs stay with their senders: the same numbers and bits, and no process ever has all rows."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class ListShards(CoordinateShards):
         assert isinstance(router.whole, ListGraph)
         self.sent, self._own, self._acceptable, self._whole = sent, own, acceptable, router.whole
         self.size, self._ranks = len(whose), range(self.group.size)
-        self.own_row = torch.where(whose, self.size - 1 + torch.cumsum(whose, 0), router.everybody)  # [M]
+        self.own_row = torch.where(whose, self.size - 1 + torch.cumsum(whose, 0), router.all_nodes)  # [M]
         self._count = self.size + int(whose.sum())
         self._nodes = [router.lockstep.layout.nodes(rank) for rank in self._ranks]
         self._place = [torch.cat([nodes, self.own_row[nodes[whose[nodes]]]]) for nodes in self._nodes]
@@ -107,7 +107,7 @@ class ListShards(CoordinateShards):
         """Weighted sums of messages for the receivers of each shard: (node numbers, weights [b, n] or None for the graph's)."""
         router = self.router
         by_shard, marked = self.receivers([(nodes, weight is not None) for nodes, weight in given])
-        receivers = torch.cat(by_shard).to(router.everybody.device)
+        receivers = torch.cat(by_shard).to(router.all_nodes.device)
         if not len(receivers):
             return [part[:0] for part in self.sent]
         used = router.weight

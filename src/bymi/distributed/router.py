@@ -53,7 +53,7 @@ class Router:
         self.whole = graph if whole is None else whole
         layout = lockstep.layout
         self.nodes = [layout.shards[shard] for shard in layout.held[lockstep.group.rank]]
-        self.everybody = torch.arange(graph.size, device=graph.hears.device)
+        self.all_nodes = torch.arange(graph.size, device=graph.hears.device)
 
     def over(self, graph: Graph, *, whole: Graph | None = None) -> Router:
         router = Router(self.lockstep, graph, variants=self.variants, everywhere=self.everywhere, whole=whole)
@@ -73,7 +73,7 @@ class Router:
     def all_rows(self) -> Routes:
         """Routes of every row to every rank."""
         layout = self.lockstep.layout
-        return Routes(layout, self.lockstep.group, [self.everybody] * len(layout.shards))
+        return Routes(layout, self.lockstep.group, [self.all_nodes] * len(layout.shards))
 
     def gather(self, parts: Sequence[Tensor], name: str) -> Tensor:
         """Rows of all nodes [M, ...] in node order, from `parts` per shard of this rank. Collective: all ranks must call it."""

@@ -140,7 +140,7 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
     length, own_length = both_lengths.unbind(1)
     valid = acceptable(length, own_length)
     # Nodes whose own vector is not among the messages.
-    unsent = torch.zeros_like(router.everybody, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
+    unsent = torch.zeros_like(router.all_nodes, dtype=torch.bool) if true is None else ~router.gather(true, "lengths")
     kept, own = rows, parts
     if valid is not None:
         unsent = unsent | ~valid
@@ -164,7 +164,7 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
                 self_weight=router.self_weight[nodes],
                 own_column=torch.where(unsent[nodes], -1, nodes),
                 lists=lists,
-                receiver_group=router.receiver_group(seat, router.everybody, router.graph.size, nodes),
+                receiver_group=router.receiver_group(seat, router.all_nodes, router.graph.size, nodes),
                 nodes=nodes,
                 sent=rows[seat],
                 topic=topic,

@@ -136,7 +136,7 @@ class ShardNetwork:
         return total
 
     def on_all(self, rows: Tensor, work: Callable[[Tensor, Tensor], Tensor], what: str) -> Tensor:
-        result: Tensor = self._share(rows, lambda parts: work(self.router.gather(parts, what), self.router.everybody))
+        result: Tensor = self._share(rows, lambda parts: work(self.router.gather(parts, what), self.router.all_nodes))
         return result
 
     def _share(self, given: Any, work: Callable[[list[Any]], Any]) -> Any:
