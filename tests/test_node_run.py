@@ -343,12 +343,15 @@ def test_files_are_checked(tmp_path: Path) -> None:
         ("[[0, 1]", "[[0, 0]", "edges"),
         ("node-1", "node-0", "a different one for each node"),
         (read.members[0].fingerprint, "0" * 64, "fingerprint"),
-        ('"stop" = "(none)"', '"stop" = "(none)", ', "TOML"),
+        ('"name" = "balance"', '"name" = "tests.nothing:Rule"', "a roster runs no code"),
+        ("steps = 30", "steps = 30000000", "settings.steps"),
+        ("[limits]", "[limits", "TOML"),
+        ('stop = "(none)"', 'stop = { "tolerance" = 0.1 }', "settings.stop"),
     ):
+        assert old in roster
         (tmp_path / "roster.toml").write_text(roster.replace(old, new, 1))
-        if old in roster:
-            with pytest.raises(InputError, match=expected):
-                read_roster(tmp_path / "roster.toml")
+        with pytest.raises(InputError, match=expected):
+            read_roster(tmp_path / "roster.toml")
     (tmp_path / "roster.toml").write_text(roster.replace("deadline = 20.0", "deadline = 21.0"))
     assert read_roster(tmp_path / "roster.toml").run_id != read.run_id
 

@@ -21,6 +21,7 @@ from bymi.core.graph import Graph, MatrixGraph
 from bymi.core.list_graph import check_connected
 from bymi.core.named_parts import bounded, check_fields
 from bymi.node.identity import certificate_der, fingerprint_of
+from bymi.runs.foreign_parts import refuse_imports
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import make_plan
 from bymi.training.plan import Plan
@@ -30,7 +31,7 @@ LARGEST_DIM = 1 << 26
 """Most parameters of a model: a message is one piece and is held in memory."""
 
 _LIMIT = 1 << 24  # bytes of a roster file
-_MOST_NODES = 4096
+_MOST_NODES, _MOST_STEPS = 4096, 10**7
 _NAME, _ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"), re.compile(r"[A-Za-z0-9._:\[\]-]+:\d{1,5}")
 _NONE = "(none)"  # TOML has no null
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -171,6 +172,9 @@ def checked(roster: Roster) -> Roster:
     require(len(set(roster.edges)) == len(roster.edges), "edges", "an edge twice", "each edge once")
     check_connected(roster.graph)
     require(1 < roster.identification <= 10**9, "identification", roster.identification, "2 or more")
+    _refuse_code(roster.settings)
+    steps = roster.settings["steps"]
+    require(type(steps) is int and 2 <= steps <= _MOST_STEPS, "settings.steps", steps, f"2 to {_MOST_STEPS}")
     try:
         plan = roster.plan
     except BymiError as problem:
@@ -185,6 +189,15 @@ def checked(roster: Roster) -> Roster:
     fits = not directed or plan.optimisation.premix_rounds is not None
     require(fits, "settings.optimisation.premix_rounds", None, "a number, such as 10 per node: nodes cannot agree on an end")
     return roster
+
+
+def _refuse_code(settings: Mapping[str, Any]) -> None:
+    """Raise an InputError if the settings name a part as module:Name: to read a roster must not run anybody's code."""
+    try:
+        refuse_imports(dict(settings), "settings")
+    except InputError as problem:
+        got = str(problem).partition(", allowed")[0]
+        raise InputError(f"{got}, allowed: names that bymi or an installed package has; a roster runs no code") from None
 
 
 def read_roster(path: Path) -> Roster:
