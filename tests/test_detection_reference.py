@@ -17,7 +17,7 @@ from bymi.runs.metrics import false_discoveries, sure_detection
 from tests.inbox_fixtures import Tampering
 from tests.reference import detection as by_definition
 from tests.reference import robust_means
-from tests.reference.rules import TRANSCRIPTIONS
+from tests.reference.peer_rules import ALL_TRANSCRIPTIONS as TRANSCRIPTIONS
 from tests.reference.scenes import RunSetup, draw_scene
 
 # Until it stands still, as its transcription does.

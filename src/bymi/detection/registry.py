@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bymi.aggregation import Filtering, GeometricMedian, Mean, Median, TrMean
+from bymi.aggregation import CAF, Filtering, GeometricMedian, Mean, Median, TrMean
 from bymi.core.named_parts import Table
 from bymi.detection.half_products import Centre
 from bymi.detection.robust_means import AgnosticFilter, BudgetFilter, NoRegret, SpectralSolver, StabilityFilter
@@ -11,6 +11,7 @@ from bymi.detection.threshold import PublishedThreshold, Threshold
 
 _CENTRES: dict[str, type[Centre]] = {
     "filtering": Filtering,
+    "caf": CAF,
     "agnostic-filter": AgnosticFilter,
     "budget-filter": BudgetFilter,
     "no-regret": NoRegret,

@@ -78,7 +78,8 @@ _SETTING = f"""{POINTS} points of standard normal noise about zero, of which a s
 (far) or 1 (near) times the norm of the noise, with half of its size. Entries: error |centre| over that of the plain mean of the
 good points, median over {DRAWS} draws. 1 is as good as an oracle. Each centre has its default parameters; *noise edge* is the
 filter of the hardened panel, which also uses second halves to measure the noise. `filtering`, `budget-filter`,
-`spectral-solver`, `no-regret` and `trimmed-mean` are told a share (0.45, 0.24, 0.4, 1/12, 0.35); the others are told none."""
+`spectral-solver`, `no-regret`, `trimmed-mean` and `caf` are told a share (0.45, 0.24, 0.4, 1/12, 0.35, 0.35); the others are
+told none."""
 
 
 def page(values: dict[str, Any]) -> str:
