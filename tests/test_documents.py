@@ -219,7 +219,9 @@ def test_the_page_of_benchmarks_shows_the_figures_measured() -> None:
 
 BY_HAND = [page for page in PAGES if page.name != "CHANGELOG.md" and "results" not in page.parts]
 SOURCE = ROOT / "src" / "bymi"
-ENTRY_POINTS = {"bymi.rules", "bymi.attacks", "bymi.tasks", "bymi.topologies", "bymi.partitions", "bymi.thresholds"}
+ENTRY_POINTS = {
+    *("bymi.rules", "bymi.attacks", "bymi.tasks", "bymi.topologies", "bymi.partitions", "bymi.thresholds", "bymi.optimisers"),
+}
 
 
 def exists(name: str) -> bool:
