@@ -7,8 +7,9 @@ import time
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 LINE_EVERY = 10.0
@@ -17,29 +18,26 @@ LINE_EVERY = 10.0
 _LINES = 8  # runs that the live display shows by themselves
 
 
-class _Speed(ProgressColumn):
-    """Rounds per second."""
-
-    def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None or task.fields.get("detail") else f"{task.speed:.0f} rounds/s")
-
-
 class Display:
     """Shows the progress of runs: `advance` counts rounds, `watch` says where one run stands."""
 
     def __init__(self, runs: int, rounds: int, *, hidden: bool = False) -> None:
-        self._runs, self._rounds, self._done = runs, rounds, 0
+        self._rounds, self._done = rounds, 0
         self._hidden = hidden or rounds == 0
         self._latest: dict[int, Any] = {}
-        self._tasks: dict[int, TaskID] = {}
         self._start = self._said = time.monotonic()
         console = Console(stderr=True)
-        self._live: Progress | None = None
+        self._live: Live | None = None
         if console.is_terminal and not self._hidden:
-            columns = (TextColumn("{task.description}"), BarColumn(bar_width=18), MofNCompleteColumn(), _Speed())
-            left = (TextColumn("{task.fields[detail]}"), TimeRemainingColumn(compact=True))
-            self._live = Progress(*columns, *left, console=console, transient=True)
-            self._all = self._live.add_task(f"{runs} runs" if runs > 1 else "1 run", total=rounds, detail="")
+            counts = (
+                MofNCompleteColumn(),
+                TextColumn("rounds, {task.fields[speed]}"),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+            )
+            self._bar = Progress(TextColumn("{task.description}"), BarColumn(bar_width=None), *counts, expand=True)
+            self._task = self._bar.add_task(f"{runs} runs" if runs > 1 else "1 run", total=rounds, speed="")
+            self._live = Live(get_renderable=self._picture, console=console, transient=True, refresh_per_second=5)
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -50,11 +48,19 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
+    def _picture(self) -> Group:
+        """A bar of all rounds, and a line per run that is under way."""
+        shown = [status for status in self._latest.values() if not status.done][-_LINES:]
+        shown.sort(key=lambda status: (status.label, status.seed))
+        lines = [Text(f"  {where(status)}", no_wrap=True, overflow="ellipsis", style="dim") for status in shown]
+        return Group(self._bar, *lines)
+
     def advance(self, index: int, rounds: int) -> None:
         """Count rounds of a run."""
         self._done += rounds
         if self._live is not None:
-            self._live.advance(self._all, rounds)
+            speed = self._done / max(1e-9, time.monotonic() - self._start)
+            self._bar.update(self._task, advance=rounds, speed=f"{speed:.0f}/s")
         elif not self._hidden and time.monotonic() - self._said >= LINE_EVERY:
             self._said = time.monotonic()
             sys.stderr.write(self.line() + "\n")
@@ -64,15 +70,6 @@ class Display:
         """Note where a run stands."""
         self._latest.pop(index, None)
         self._latest[index] = status  # the newest last
-        if self._live is None or (index not in self._tasks and len(self._tasks) >= _LINES):
-            return
-        if index not in self._tasks:
-            name = f"{status.label}, seed {status.seed}"
-            self._tasks[index] = self._live.add_task(f"  {name}", total=status.steps, detail="")
-        done = status.step >= status.steps
-        self._live.update(self._tasks[index], completed=status.step, detail=f"{status.phase} {measures(status)}")
-        if done:
-            self._live.remove_task(self._tasks.pop(index))
 
     def line(self) -> str:
         """Where all runs stand, in one line."""
@@ -82,9 +79,12 @@ class Display:
         share = f"{self._done} of {self._rounds} rounds, {speed:.0f} rounds/s, {left}"
         if not self._latest:
             return f"bymi: {share}"
-        status = list(self._latest.values())[-1]
-        where = f"{status.label} seed {status.seed}: {status.phase}, round {status.step} of {status.steps}"
-        return f"bymi: {share}; {where}, {measures(status)}"
+        return f"bymi: {share}; {where(list(self._latest.values())[-1])}"
+
+
+def where(status: Any) -> str:
+    """Where one run stands."""
+    return f"{status.label} seed {status.seed}: {status.phase}, round {status.step} of {status.steps}, {measures(status)}"
 
 
 def measures(status: Any) -> str:

@@ -33,6 +33,8 @@ class RunStatus:
     """Nodes flagged by most of the honest nodes that receive from them; None before a detection."""
     unheard: int = 0
     """Messages that honest nodes expected and could not use."""
+    done: bool = False
+    """Whether the run has ended."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,12 @@ class Observers:
         return bool(self._observers)
 
 
-def status_of(spec: ResolvedSpec, step: int, phase: str, last: dict[str, Any], flagged: int | None) -> RunStatus:
+def status_of(
+    spec: ResolvedSpec, step: int, phase: str, last: dict[str, Any], flagged: int | None, *, done: bool = False
+) -> RunStatus:
     """The status from the last row of metrics."""
     measure = next((key for key in MEASURES if last.get(key) is not None), None)
     value = None if measure is None else last[measure]
-    return RunStatus(spec.label, spec["seed"], step, spec["steps"], phase, measure, value, flagged, last.get("unheard", 0))
+    return RunStatus(
+        spec.label, spec["seed"], step, spec["steps"], phase, measure, value, flagged, last.get("unheard", 0), done
+    )

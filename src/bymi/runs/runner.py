@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import methodcaller
@@ -81,12 +81,17 @@ def run(
             shutil.rmtree(checkpoint_folder, ignore_errors=True)
         watching = Observers([*observers, *make_observers(host.track)])
         watching.tell(lambda observer: observer.started(spec, folder))
-        with one_thread(), _refusals_of(spec), store.writing(out, spec, again=host.again) as scratch:
+        with one_thread(), _on_gpu(host), _refusals_of(spec), store.writing(out, spec, again=host.again) as scratch:
             _execute(spec, scratch, tell or (lambda steps: None), host, checkpoint_folder, plot, watching)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         watching.tell(lambda observer: observer.ended(store.read_json(folder / store.SUMMARY)))
     summary: dict[str, Any] = store.read_json(folder / store.SUMMARY)
     return summary
+
+
+def _on_gpu(host: Host) -> AbstractContextManager[object]:
+    """Makes the GPU that `host.device` numbers the current one: kernels are launched there."""
+    return torch.cuda.device(host.device) if host.device.startswith("cuda:") else nullcontext()
 
 
 @contextmanager
@@ -393,6 +398,10 @@ def _walk(
             members = log.recorder.members
             nodes = nodes_to_keep(members, setup.byzantine, host.keep_models)
             log.trained = collect(final, members, nodes if engine.group.rank == 0 else nodes[:0])  # rank 0 writes them
+    if observers:
+        row = log.recorder.last
+        step, phase = row.get("step", spec["steps"]), row.get("phase", "")
+        observers.tell(methodcaller("advanced", status_of(spec, step, phase, row, log.recorder.flagged_nodes, done=True)))
     tell(spec["steps"] - done)
     return log
 
