@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ class PeerNetwork:
     Mixing weights come from the graph that all nodes agreed on. After mutual pruning they depend on how many neighbours each
     node has left, which it says itself: a false number can only lower the weight of the node that says it.
     """
+
+    collective: ClassVar[bool] = False
+    """Whether rules on its inboxes need other processes. They do not: nodes must not depend on the votes of others."""
 
     session: Session
     hears: Tensor  # [M] bool: nodes whose messages are pulled

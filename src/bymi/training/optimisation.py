@@ -108,7 +108,9 @@ class _Mixer:
         self.adapt_first = self._settings.order == "adapt-then-combine"
         self._step, self._rate, self._dtype = 0, 0.0, dtype
         by_rule = mixing_by_rule(network, plan)
-        self._by_rule = by_rule[:, None] if network.count(by_rule) else None  # the same on all ranks: rules are collective
+        # The same on all ranks, since rules are collective there; a node of its own asks nobody.
+        alone = not getattr(network, "collective", True)
+        self._by_rule = by_rule[:, None] if (bool(by_rule.any()) if alone else network.count(by_rule)) else None
         self._round = Round()
         self.inbox: Inbox | None = None
         self.share: Tensor | None = None
