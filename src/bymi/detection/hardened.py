@@ -161,19 +161,21 @@ class _UpdateTests:
 
         `history_grams`: products of it [b, n, n] of each kind, if it came with the claims.
         """
-        before = code, statistic
-        counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
-        refused = counts / max(_FEW_ROUNDS, self._rounds)
-        far_out = asked & (refused > watch.fuse_share) & (code == 0)
-        code = torch.where(far_out, reason_code("fuse"), code)
-        statistic = torch.where(far_out, refused.to(statistic), statistic)
-        valid = (asked | (seats.taken & ~seats.judged)) & (code == 0)
+        limit = (torch.inf if guard is None else guard) * asked.sum(1, keepdim=True)
+        own = seats.taken & ~seats.judged
+        failed = torch.zeros_like(limit, dtype=torch.bool)
 
         def note(name: str, new: Tensor, z: Tensor) -> None:
-            nonlocal code, statistic, valid
-            code, statistic = torch.where(new, reason_code(name), code), torch.where(new, z, statistic)
-            valid = valid & ~new
+            """Add the flags of one test, unless that makes a majority: then this test has failed, not those before it."""
+            nonlocal code, statistic, failed
+            too_many = ((code != 0) | new).sum(1, keepdim=True) > limit
+            failed = failed | (too_many & new.any(1, keepdim=True))
+            new = new & (code == 0) & ~too_many
+            code, statistic = torch.where(new, reason_code(name), code), torch.where(new, z.to(statistic), statistic)
 
+        counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
+        refused = counts / max(_FEW_ROUNDS, self._rounds)
+        note("fuse", asked & (refused > watch.fuse_share), refused)
         for kind in range(len(self._history.rates)):
             if history_grams is None:
                 rows, at = self._rows[kind], self.rows(seats)
@@ -182,18 +184,19 @@ class _UpdateTests:
             else:
                 products, points = history_grams[kind], None
             if watch.drift is not None:
+                valid = (asked | own) & (code == 0)
                 note("drift", *drift_test(products, valid, valid & seats.judged, _MIDDLE, watch.drift * wider))
             if watch.deed is not None and crossed is not None:
+                valid = (asked | own) & (code == 0)
                 found = claim_mismatch(
                     *(products, claims.middle, crossed[kind], noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
                 )
                 note("deed", *found)
             if watch.joint is not None:
+                valid = (asked | own) & (code == 0)
                 found = joint_test(products, points, valid, valid & seats.judged, watch.joint * wider, wider)
                 note("joint update", *found)
-        share = torch.inf if guard is None else guard
-        failed = (code != 0).sum(1, keepdim=True) > share * asked.sum(1, keepdim=True)
-        return torch.where(failed, before[0], code), torch.where(failed, before[1], statistic), failed.squeeze(1)
+        return code, statistic, failed.squeeze(1)
 
 
 def _blank(arcs: Tensor) -> Verdict:
