@@ -28,7 +28,7 @@ def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     `_CROWD` members, and its first is kept. The second result is each row's distance to its nearest, over the usual one;
     infinite at receivers whose rows are all far apart.
     """
-    distance = _distances(evidence, evidence.first)
+    distance = _distances(evidence.first, evidence.valid)
     flagged, nearest = torch.zeros_like(evidence.valid), torch.full_like(distance[:, 0], torch.inf)
     # The usual distance is at most the longest: most receivers have no close pair and need no median.
     shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
@@ -49,7 +49,7 @@ def repeated(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor, Tens
     """
     copies, flagged = torch.zeros_like(evidence.valid), torch.zeros_like(evidence.valid)
     original = torch.arange(copies.shape[1], device=copies.device).expand(copies.shape).clone()
-    distance = torch.maximum(*(_distances(evidence, products) for products in (evidence.first, evidence.second)))
+    distance = torch.maximum(*(_distances(products, evidence.valid) for products in (evidence.first, evidence.second)))
     shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
     candidates = (shortest < closeness**2 * longest).nonzero().flatten()
     if not len(candidates):
@@ -66,9 +66,20 @@ def repeated(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor, Tens
     return copies, original, flagged
 
 
-def _distances(evidence: Evidence, products: Tensor) -> Tensor:
-    """Squared distances of halves with these products [b, n, n], NaN where there is no pair."""
-    mask = torch.where(evidence.valid, 0.0, torch.nan).to(products)
+def repeats(products: Tensor, valid: Tensor, judged: Tensor, closeness: float) -> Tensor:
+    """Rows with these products [b, n, n] that repeat an earlier one [b, n]; the own row is the earliest."""
+    distance, copies = _distances(products, valid), torch.zeros_like(valid)
+    shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
+    candidates = (shortest < closeness**2 * longest).nonzero().flatten()
+    if len(candidates):
+        same, earlier, _ = _same(distance[candidates], valid[candidates], judged[candidates], closeness)
+        copies[candidates] = (same & earlier).any(2) & judged[candidates]
+    return copies
+
+
+def _distances(products: Tensor, valid: Tensor) -> Tensor:
+    """Squared distances of rows with these products [b, n, n], NaN where there is no pair."""
+    mask = torch.where(valid, 0.0, torch.nan).to(products)
     square = products.diagonal(dim1=1, dim2=2) + mask
     distance = torch.add(square[:, :, None], square[:, None, :]).sub_(products, alpha=2)
     distance.diagonal(dim1=1, dim2=2).fill_(torch.nan)

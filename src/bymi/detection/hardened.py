@@ -14,6 +14,7 @@ from bymi.aggregation.base import SetRule
 from bymi.core.linalg import VectorStack
 from bymi.detection.detector import Detector, Verdict
 from bymi.detection.evidence import Evidence, NeighbourIndex
+from bymi.detection.gross_outliers import repeats
 from bymi.detection.half_gradients import HalfGradients, groups
 from bymi.detection.monitoring import Watch
 from bymi.detection.panel import Findings, hear
@@ -22,6 +23,7 @@ from bymi.detection.spectrum import FEW_DIMENSIONS, uniform
 from bymi.detection.update_history import UpdateHistory, by_kind
 from bymi.detection.update_tests import claim_mismatch, drift_test, joint_test
 
+_COPY = 1e-3  # of the usual distance between update histories: the same history
 _FEW_ROUNDS = 10  # least denominator of a share of rounds: one refused message means little
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # centre of update histories, whose noise edge is unknown
 
@@ -183,19 +185,23 @@ class _UpdateTests:
                 points = rows.points(at) if rows.vectors.shape[1] <= FEW_DIMENSIONS else None
             else:
                 products, points = history_grams[kind], None
+            # Attackers that send one vector have one history: many at a point would draw the centre to them.
+            alone = (asked | own) & ~repeats(products, asked | own, asked, _COPY)
+
+            def rows_of(alone: Tensor = alone) -> tuple[Tensor, Tensor]:
+                """Rows for the estimates of the next test, and rows that it judges."""
+                return alone & (code == 0), asked & (code == 0)
+
+            def left() -> Tensor:
+                return limit - (code != 0).sum(1, keepdim=True)
+
             if watch.drift is not None:
-                valid = (asked | own) & (code == 0)
-                note("drift", *drift_test(products, valid, valid & seats.judged, _MIDDLE, watch.drift * wider))
+                note("drift", *drift_test(products, *rows_of(), _MIDDLE, watch.drift * wider, left()))
             if watch.deed is not None and crossed is not None:
-                valid = (asked | own) & (code == 0)
-                found = claim_mismatch(
-                    *(products, claims.middle, crossed[kind], noise, valid, valid & seats.judged, _MIDDLE, watch.deed * wider)
-                )
-                note("deed", *found)
+                matrices = (products, claims.middle, crossed[kind], noise)
+                note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, watch.deed * wider, left()))
             if watch.joint is not None:
-                valid = (asked | own) & (code == 0)
-                found = joint_test(products, points, valid, valid & seats.judged, watch.joint * wider, wider)
-                note("joint update", *found)
+                note("joint update", *joint_test(products, points, *rows_of(), watch.joint * wider, wider))
         return code, statistic, failed.squeeze(1)
 
 

@@ -19,18 +19,21 @@ _JOINT = 2.5  # deviations from which on a row may belong to a crowd, and by whi
 _ANSWER = (0.7, 2.0)  # range of kappa, the multiple of its gradient by which a node may differ from the others
 
 
-def drift_test(history_gram: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor) -> tuple[Tensor, Tensor]:
+def drift_test(
+    history_gram: Tensor, valid: Tensor, judged: Tensor, centre: SetRule, bound: Tensor, most: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Rows whose parameters were far off for long [b, n], and their robust z of log |q - c|^2 [b, n].
 
     `history_gram` [b, n, n]: products of q_j, the mean of theta_j over a window of rounds over that of the step sizes. An
-    honest node differs from the others by about its own gradient, at every step size.
+    honest node differs from the others by about its own gradient, at every step size. `most` [b, 1]: how many rows may be
+    flagged; a pass that would flag more is the last, and counts for nothing.
     """
     flagged = torch.zeros_like(valid)
     z = torch.zeros_like(history_gram[:, 0])
     for _ in range(_PASSES):
         weights = centre.weights(history_gram, valid & ~flagged)
         z = robust_z(log(centred_diagonal(history_gram, weights)), valid & ~flagged)
-        new = judged & (z > _lowered(z, judged & ~flagged, bound)) & ~flagged
+        new = _up_to(most, flagged, judged & (z > _lowered(z, judged & ~flagged, bound)) & ~flagged)
         if not bool(new.any()):
             break
         flagged = flagged | new
@@ -46,6 +49,7 @@ def claim_mismatch(
     judged: Tensor,
     centre: SetRule,
     bound: Tensor,
+    most: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows whose updates do not follow from their claimed gradients [b, n], and their robust z of log |residual|^2 [b, n].
 
@@ -61,7 +65,8 @@ def claim_mismatch(
         kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
         residual = update + 2 * kappa * pair + kappa.square() * claim
         z = robust_z_above(log(residual), valid & ~flagged, _LEAST)
-        new = judged & (z > _lowered(z, judged & ~flagged, bound)) & (residual > _EXPLAINED * kappa.square() * noise) & ~flagged
+        far = (z > _lowered(z, judged & ~flagged, bound)) & (residual > _EXPLAINED * kappa.square() * noise)
+        new = _up_to(most, flagged, judged & far & ~flagged)
         if not bool(new.any()):
             break
         flagged = flagged | new
@@ -95,6 +100,11 @@ def joint_test(
         flagged = flagged | (enough & judged & ((z.abs() > bound) | (crowded & (side * z > least))))
         largest = torch.maximum(largest, z.abs().nan_to_num(0.0))
     return flagged, largest
+
+
+def _up_to(most: Tensor | None, flagged: Tensor, new: Tensor) -> Tensor:
+    """New flags [b, n], none where these and the earlier ones would be more than `most` [b, 1]."""
+    return new if most is None else new & ((flagged | new).sum(1, keepdim=True) <= most)
 
 
 def _lowered(z: Tensor, judged: Tensor, bound: Tensor) -> Tensor:
