@@ -15,6 +15,7 @@ from bymi.core.topic import PARAMETERS, Topic
 from bymi.core.topology import Complete
 from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import fused, shorten
+from bymi.detection.gross_outliers import repeats
 from bymi.detection.reasons import REASONS, SEVERE
 from bymi.detection.update_history import by_kind
 from bymi.detection.update_tests import claim_mismatch, drift_test, joint_test
@@ -72,6 +73,34 @@ def test_drift(name: str, seed: int) -> None:
         expected = by_definition.drift_test(deeds[left], places, centre, 4.0)
         assert rows == {left[place] for place in expected}
     assert bool(found.any())
+
+
+def test_a_pass_that_would_flag_too_many_counts_for_nothing() -> None:
+    """Ten far off, then two more beside the rest: of eleven places the ten have theirs, of nine none, of twelve all."""
+    random = np.random.default_rng(0)
+    deeds = random.standard_normal((30, 20))
+    deeds[:10] += 1e4 * random.standard_normal((10, 20))
+    deeds[10:12] *= 2.5
+    gram, valid = torch.from_numpy(deeds @ deeds.T)[None], torch.ones(1, 30, dtype=torch.bool)
+    found = {}
+    for most in (9, 11, 12):
+        limits = torch.full((1, 1), 5.0, dtype=torch.float64), torch.full((1, 1), float(most), dtype=torch.float64)
+        found[most] = found_in(drift_test(gram, valid, valid, MEDIAN, *limits)[0])[0]
+    assert found == {9: set(), 11: set(range(10)), 12: set(range(12))}
+
+
+def test_equal_histories_do_not_draw_the_centre() -> None:
+    """30 of 62 neighbours stand at one point: as one row of the estimates they are found, as thirty they are the centre."""
+    random = np.random.default_rng(3)
+    deeds = 0.1 * random.standard_normal((63, 30))
+    deeds[:30] = 1.7 * np.eye(30)[0]
+    gram, valid = torch.from_numpy(deeds @ deeds.T)[None], torch.ones(1, 63, dtype=torch.bool)
+    judged = valid.clone()
+    judged[0, -1] = False
+    copies = repeats(gram, valid, judged, 1e-3)
+    assert found_in(copies)[0] == set(range(1, 30))
+    bound = torch.full((1, 1), 5.0, dtype=torch.float64)
+    assert found_in(drift_test(gram, valid & ~copies, judged, MEDIAN, bound)[0])[0] >= set(range(30))
 
 
 @pytest.mark.parametrize("noisy", [False, True])

@@ -132,7 +132,7 @@ def _attacks(runs: Runs) -> str:
     headings = ["attack", *(f"gap: {name}" for name in COLUMNS)]
     for name in ("published", "hardened"):
         headings += [f"{name}: P_a", "found", "FDP", "lost"]
-    headings += ["worst loss", "stuck", "core", "hardened"]
+    headings += ["worst loss", "stuck", "core", "runs", "hardened"]
     rows = []
     calm = _mean(runs.get((_NOBODY, "hardened"), []), "gap")
     for row in dict.fromkeys(name for name, _ in runs):
@@ -141,7 +141,7 @@ def _attacks(runs: Runs) -> str:
             found = runs.get((row, name), [])
             cells += [_share(found, key) for key in ("pa", "found", "fdp", "honest_edge_loss")]
         found = runs.get((row, "hardened"), [])
-        cells += [_share(found, "worst_edge_loss"), _share(found, "stuck"), _core(found)]
+        cells += [_share(found, "worst_edge_loss"), _share(found, "stuck"), _core(found), str(len(found))]
         cells.append(verdict(row, found, calm) if found else "-")
         rows.append(cells)
     return markdown_table(headings, rows)
@@ -177,14 +177,20 @@ def image_verdict(runs: list[dict[str, Any]], calm: float | None) -> str:
 
 
 def _limits(runs: Runs) -> str:
-    headings = ["where", "attack", "P_a", "found", "FDP", "lost", "worst loss", "core", "gap", "ended"]
+    headings = ["where", "attack", "runs", "P_a", "found", "FDP", "lost", "worst loss", "core", "gap", "ended", "made with"]
     rows = []
     for row, column in sorted(runs, key=lambda key: list(dict.fromkeys(name for _, name in runs)).index(key[1])):
         found = runs[row, column]
         calm = _mean(runs.get((_NOBODY, column), []), "gap")
         shares = [_share(found, key) for key in ("pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss")]
-        rows.append([column, row, *shares, _core(found), _gap(found), verdict(row, found, calm if calm is not None else 0.0)])
+        ended = verdict(row, found, calm if calm is not None else 0.0)
+        rows.append([column, row, str(len(found)), *shares, _core(found), _gap(found), ended, _version(found)])
     return markdown_table(headings, rows)
+
+
+def _version(runs: list[dict[str, Any]]) -> str:
+    """The version of bymi that made the runs: results of an older detection stay in the table until they are made again."""
+    return ", ".join(sorted({run.get("bymi") or str(run["made_on"]).split()[-1] for run in runs}))
 
 
 def _pieces(runs: Runs) -> str:
