@@ -245,7 +245,7 @@ def test_the_smallest_networks_get_an_answer(question: Setting) -> None:
     for row in outlook.rows:
         assert all(0 <= share <= 1 for share in (row.lost_without, row.fdp_without, row.lost, row.fdp, row.sure))
         assert row.alone is None or row.alone in SHIFTS
-    assert json.loads(json.dumps(outlook.plain(), allow_nan=False))
+    assert json.loads(json.dumps(asdict(outlook), allow_nan=False))
     assert advice(outlook)
 
 
