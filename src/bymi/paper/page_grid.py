@@ -65,11 +65,12 @@ def page(data: dict[str, Any]) -> str:
     """A study as a Markdown page, from what its JSON file holds."""
     name = data["study"].removesuffix("-fast")
     runs = [run for cell in data["cells"] for run in cell["runs"]]
-    seeds = len({run["seed"] for run in runs})
+    count = len({run["seed"] for run in runs})
+    seeds = "one seed" if count == 1 else f"{count} seeds"
     lines = [
         f"# {data['study']}",
         "",
-        f"`{data['command']}`; {len(runs)} runs, {seeds} seeds. Every value: [JSON]({data['study']}.json).",
+        f"`{data['command']}`; {len(runs)} runs, {seeds}. Every value: [JSON]({data['study']}.json).",
         "",
         paragraph(f"{GRID_STUDIES[name]} {_SETTINGS[name]}"),
         "",
@@ -86,7 +87,7 @@ _LINEAR = f"""Linear model, {NODES} nodes, {STEPS} rounds, a share of {RATIO:g} 
 Entries are median gaps of the mean model of honest nodes, or of the core; a run in whose core Byzantine nodes remain is
 infiltrated."""
 _SETTINGS = {
-    "misspecified": _LINEAR,
+    "misspecified": f"{_LINEAR} In the figure a diverged run is at {_LOST:g}.",
     "rules": f"""{_LINEAR} *Different*: node optima theta* + 0.3 z_i. Every rule has its default parameters. ByRDiE and BRAVO
     are left out: the first moves one coordinate per round, the second keeps tables of gradients.""",
     "rules-mnist": "Settings of the recipe mnist. Entries are median accuracies in percent.",
