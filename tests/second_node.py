@@ -136,7 +136,7 @@ class SecondNode:
 
     def detection(self, step: int, theta: Any) -> None:
         """Parameters, sealed halves at the start, answers to questions, flags, degree."""
-        order = np.random.default_rng().permutation(len(self.rows))[: len(self.rows) // 2 * 2]
+        order = np.random.default_rng([self.me, step]).permutation(len(self.rows))[: len(self.rows) // 2 * 2]
         count = self.roster["settings"]["detection"]["sample"]
         halves = order[:count].reshape(2, -1)
         self.publish("parameters", step, 0, save({"parameters": theta}))
