@@ -43,7 +43,7 @@ def find_study(
         return build_step_study(seeds=seeds, fast=fast)
     if name in RULES_LINEAR:
         require(not only, "--only", list(only), "for studies on images and red-team")
-        return build_rules_linear(seeds=min(seeds, 2), fast=fast)
+        return build_rules_linear(seeds=seeds, fast=fast)
     if name in RED_TEAM_STUDIES:
         return build_red_team(name, seeds=seeds, only=only, fast=fast)
     if name in FRONTIER_STUDIES:

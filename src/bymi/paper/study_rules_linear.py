@@ -36,7 +36,7 @@ class RulesStudy:
         return [spec for *_, spec in self.trials]
 
 
-def build_rules_linear(*, seeds: int = 2, fast: bool = False) -> RulesStudy:
+def build_rules_linear(*, seeds: int = 5, fast: bool = False) -> RulesStudy:
     """The default experiment with 60 nodes and 600 rounds, once a rule, attack, role and seed; `fast` has four rules."""
     rules = ("balance", "krum", "drsa", "nnm+krum") if fast else (*RULES, *CHAINS)
     trials = [
