@@ -11,7 +11,7 @@ from bymi.experiment.spec import Spec, read_spec
 RULES_LINEAR = {"rules-linear": "Every rule and some chains, alone and as warm-up of the hardened method, linear model."}
 """Name, and what it shows."""
 
-CHAINS = ("momentum+scclip", "momentum+monna:beta=0.99", "nnm+krum", "bucketing+krum", "nnm+trimmed-mean")
+CHAINS = ("momentum+scclip", "momentum+monna:beta=0.99", "nnm+krum", "bucketing+krum")
 ATTACKS = ("ipm", "gaussian")
 METHODS = {"alone": "rule", "warm-up": "drsgd-bymi"}
 
