@@ -55,7 +55,7 @@ def test_the_degree_and_its_centre(dim: int, spread: float, points: bool) -> Non
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_whole_panel_where_nodes_differ(dim: int, attack: str, at_probe: bool) -> None:
     for spread in (0.4, 1.2):
-        halls, panel = halls_of(dim, attack, spread), Panel(widen=2.0)
+        halls, panel = halls_of(dim, attack, spread), Panel(widen=2.0, mixed=0.25, far=12.0, far_joint=7.0)
         expected = [
             by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, True, at_probe) for hall in halls
         ]

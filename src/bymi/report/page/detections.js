@@ -180,7 +180,7 @@ function drawLooks() {
       el("td", {}, look.step), el("td", {}, percent(look.fdp)), el("td", {}, percent(look.pa)), el("td", {}, percent(look.found)), el("td", {}, percent(look.honest_edge_loss)), el("td", {}, detection ? flags : "-"));
   }));
   const some = run.detections.length < run.detections_stored ? ` The page holds ${run.detections.length} of ${run.detections_stored} of them.` : "";
-  byId("detections-note").textContent = `${run.looks.length} ${run.looks.length === 1 ? "detection" : "detections"} of ${runName(run)}; flags are those of honest receivers. Choose a row to see that detection everywhere on this page.${some}`;
+  byId("detections-note").textContent = `${run.looks.length} detections of ${runName(run)}; flags are those of honest receivers. Choose a row to see that detection everywhere on this page.${some}`;
 }
 
 function drawState() {
