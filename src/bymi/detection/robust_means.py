@@ -163,7 +163,7 @@ class NoRegret(SetRule):
     def _worst(self, gram: Tensor, valid: Tensor) -> Tensor:
         """Mask of the ceil(share n) points whose n - ceil(share n) - 2 nearest others are farthest in sum."""
         count = valid.sum(1, keepdim=True)
-        bad = torch.ceil(self.share * count - 1e-9).to(torch.int64)
+        bad = torch.ceil(self.share * count - 1e-9).to(torch.int64).minimum(count - 1)  # somebody stays
         far = _distances(gram).masked_fill(~(valid[:, :, None] & valid[:, None, :]), torch.inf)
         ordered = far.diagonal_scatter(torch.full_like(gram[:, 0], torch.inf), dim1=1, dim2=2).sort(2).values
         near = (count - bad - 2).clamp_min(1)
