@@ -28,7 +28,7 @@ format: $(READY)
 
 # The documentation site, into site/; a warning is an error.
 docs: $(READY)
-	$(PIP) '.[docs]' --no-build-isolation -e .
+	$(PIP) --no-build-isolation -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY)

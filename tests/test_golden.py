@@ -112,6 +112,8 @@ def test_every_stream_of_the_library_is_on_that_list() -> None:
                 purpose = call.args[1]
                 parts = purpose.values if isinstance(purpose, ast.JoinedStr) else [purpose]
                 pattern = "".join(re.escape(str(part.value)) if isinstance(part, ast.Constant) else ".+" for part in parts)
+                if path.name == "base.py" and isinstance(purpose, ast.Name):
+                    continue  # a rule's own draws; golden runs of every listed rule open them
                 assert pattern != ".+", f"{path.name}: {ast.unparse(call)}"
                 assert any(re.fullmatch(pattern, name) for name in known), f"{path.name}: {ast.unparse(call)}"
 

@@ -28,7 +28,7 @@ from tests.commands import bymi, mistake
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
-PARTS = sorted(path for path in EXAMPLES.glob("*.py") if path.name != "own_model.py")
+PARTS = sorted(path for path in EXAMPLES.glob("*.py") if path.name not in ("own_model.py", "flower_app.py"))
 SMALL = ("profile=paper", "method=rule", "nodes=12", "steps=12", "data.dim=3", "data.samples=20")
 
 RULE = """
