@@ -15,7 +15,7 @@ from bymi.core.linalg import all_finite, check_tensor, gather_members
 from bymi.problems.gradient_backends import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.node_index import check_numbers, places_of
 from bymi.problems.parameter_vector import ParameterShapes
-from bymi.problems.stacked_layers import Stacked
+from bymi.problems.stacked_layers import Stacked, losses_of
 
 _POOLED = 2048  # samples in one pass over pooled data
 
@@ -219,11 +219,18 @@ class ModuleProblem:
         return [captured] if path == "captured" else [captured, self._batched, self._loop]
 
     def _losses_by_loop(self, output: Tensor, vectors: Tensor, inputs: Tensor, targets: Tensor, wanted: Tensor) -> None:
+        chain = self._together and Stacked.fits(self._models.model)
+
         def work(models: Models, rows: range) -> None:
             with torch.no_grad():
                 for row in rows:
                     receivers = wanted[:, row].nonzero().flatten()
                     if not len(receivers):
+                        continue
+                    if chain:
+                        output[receivers, row] = losses_of(models, vectors[row], inputs[receivers], targets[receivers]).to(
+                            output.dtype
+                        )
                         continue
                     if self._together:  # one pass for all receivers that want this model, then a loss for each of them
                         outputs = models.outputs(vectors[row], inputs[receivers].flatten(0, 1)).unflatten(

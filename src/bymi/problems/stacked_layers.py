@@ -19,6 +19,7 @@ from bymi.problems.gradient_backends import Loop, Loss, Models
 
 _SAMPLES = 256  # in one pass, about: with far fewer Python's overhead shows, with many more few threads have work
 _SPLIT = 4  # the number of passes is a multiple of this, so that 2 or 4 threads get equal shares
+_FORWARD = 256  # samples in one pass without gradients: what they need fits a CPU's cache
 _AT_ONE_POINT = 2  # factor on samples per pass at a common point, since other threads read answers meanwhile
 _PLAIN = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus, nn.Tanh, nn.Sigmoid, nn.Identity, nn.AvgPool2d)
 
@@ -48,6 +49,44 @@ class Stacked:
 
         self._loop.spread(work, len(parts))
         return output
+
+
+def losses_of(models: Models, vector: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Losses [k] of one model [D], a chain of known layers, on the samples of k nodes [k, s, ...], without gradients."""
+    values = models.layout.split(vector)
+    parameters = {id(own): values[name] for name, own in models.model.named_parameters()}
+    samples = inputs.flatten(0, 1)
+    outputs = torch.cat([_forward(models.model, part, parameters) for part in samples.split(_FORWARD)])
+    outputs = outputs.unflatten(0, inputs.shape[:2])
+    if models.loss is nnf.cross_entropy and outputs.ndim == 3 and targets.ndim == 2 and bool((targets >= 0).all()):
+        each = nnf.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
+        return each.view(targets.shape).mean(1)
+    return torch.stack([models.loss(*pair) for pair in zip(outputs, targets, strict=True)])
+
+
+def _forward(model: nn.Module, inputs: Tensor, parameters: dict[int, Tensor]) -> Tensor:
+    """Outputs of the layers on samples [s, ...] at one point. Pooling is by maxima of slices: torch's kernel is slower."""
+    layers = _chain(model)
+    while layers:
+        layer, *layers = layers
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            weight, bias = parameters[id(layer.weight)], None if layer.bias is None else parameters[id(layer.bias)]
+            if isinstance(layer, nn.Linear):
+                inputs = nnf.linear(inputs, weight, bias)
+            elif layers and joins(layer, layers[0], inputs):
+                layers = layers[1:]
+                four = nnf.conv2d(inputs, four_places(weight[None])[0], None, 2, layer.padding, layer.dilation, layer.groups)
+                one, two, three, last = four.chunk(4, 1)
+                inputs = torch.maximum(torch.maximum(one, two), torch.maximum(three, last))
+                inputs = inputs if bias is None else inputs.add_(bias[:, None, None])
+            else:
+                inputs = nnf.conv2d(inputs, weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+        elif halves(layer, inputs):
+            wide = torch.maximum(inputs[..., 0::2, :], inputs[..., 1::2, :])
+            inputs = torch.maximum(wide[..., 0::2], wide[..., 1::2])
+        else:
+            inputs = layer(inputs)
+    return inputs
 
 
 def _known(layer: nn.Module) -> bool:
