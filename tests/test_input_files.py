@@ -19,7 +19,6 @@ from bymi.core import files, graph
 from bymi.datasets import idx, read_idx
 from bymi.distributed.host import Host
 from bymi.experiment import load
-from bymi.power import cache
 from bymi.runs import ResolvedSpec, __main__, read_resolved_specs
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.run_setup import check_resolved_spec, set_up_run
@@ -187,7 +186,7 @@ def test_flipped_labels_that_do_not_exist_are_one_line(classes: int, labels: str
     images(tmp_path, "attack=label-flip:classes=10")
 
 
-# Checkpoints and the cache of forecasts
+# Checkpoints
 
 
 def test_a_checkpoint_that_is_a_pipe_or_a_link_is_not_read(tmp_path: Path) -> None:
@@ -199,14 +198,6 @@ def test_a_checkpoint_that_is_a_pipe_or_a_link_is_not_read(tmp_path: Path) -> No
     TensorFile(tmp_path / "file")
     with pytest.raises(UnusableError, match="link: a symbolic link, which is not followed here"):
         TensorFile(tmp_path / "link")
-
-
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"outlook": ' + "9" * 5000 + "}", "\0", ""])
-def test_a_damaged_forecast_is_none(text: str, tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(text)
-    assert cache._read(tmp_path / "x.json", None) is None  # type: ignore[arg-type]
-    os.mkfifo(tmp_path / "pipe")
-    assert in_time(lambda: cache._read(tmp_path / "pipe", None)) is None  # type: ignore[arg-type]
 
 
 # Sheets

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -112,7 +113,8 @@ def test_a_changed_module_is_another_run(module: str, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
         done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, done.stderr
-        folders.append(done.stdout.split()[-1])
+        folders.append(re.findall(r"^Folder: (\S+)$", done.stdout, re.MULTILINE))
+    assert all(folders)
     assert folders[0] == folders[2] != folders[1]
 
 

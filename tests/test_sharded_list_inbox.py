@@ -66,7 +66,16 @@ ALWAYS = {
     "slice_sets": 2,
     "set_products": 512,  # products come in several pieces
 }
-WATCHED = [*WIDE, *HARDENED, "watch.every=8", "steps=24", "warm_up.steps=6", "record_every=4", "attack=sign-flip"]
+WATCHED = [
+    *WIDE,
+    *HARDENED,
+    "watch.every=8",
+    "steps=24",
+    "warm_up.steps=6",
+    "record_every=4",
+    "attack=sign-flip",
+    "panel.few=off",
+]
 
 
 def drawn(words: list[str]) -> Spec:
@@ -148,7 +157,7 @@ SIZE = NODES * DIM
 LARGE = [
     *("method=drsgd-bymi", "watch.every=2", "steps=4", "warm_up.steps=1", "record_every=4", "attack=sign-flip"),
     *(f"nodes={NODES}", "graph=regular:degree=10", f"data.dim={DIM}", "data.samples=4", "detection.sample=2"),
-    *("warm_up.batch=1", "optimisation.batch=1"),
+    *("warm_up.batch=1", "optimisation.batch=1", "panel.few=off"),
 ]
 
 
