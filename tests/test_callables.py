@@ -115,7 +115,7 @@ def test_callables_by_name_in_specs_and_over_shards() -> None:
     )
     by_shards = []
     for rule in ("tests.test_callables:Middle", "median"):
-        form = Form((), sharded=True, constants=STRIPS)
+        form = Form((), sharded=True, limits=STRIPS)
         with forced(form):
             *_, last = rounds((*strips, "method=rule", f"warm_up.rule={rule}"), form)
         by_shards.append(torch.cat([part.snapshot.theta for part in last]))

@@ -89,4 +89,4 @@ def test_the_installed_command_names_a_missing_device(tmp_path: Path) -> None:
     process = start("run", *TINY, "--device", "gpu", cwd=tmp_path)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
-    assert only_line(err) == "device: got 'gpu', allowed: auto, cpu, cuda"
+    assert only_line(err) == "device: got 'gpu', allowed: auto, cpu, cuda, cuda:NUMBER"

@@ -145,7 +145,9 @@ def test_a_node_that_overflows_is_no_more_than_silent_to_a_rule(rule: str, dim: 
 
 def verdict_of(centre: str, scale: str, dim: int, value: float | None) -> Verdict:
     first, second = Inbox.together([round_of(dim, shift, value) for shift in (0.0, 0.01)])
-    return identify_neighbours(first, second, Detector(centre=CENTRES[centre](), scale=SCALES[scale]()))
+    # The solver makes the two largest eigenvalues equal, after which their eigenvectors depend on rounding.
+    few = {"rounds": 4} if centre == "spectral-solver" else {}
+    return identify_neighbours(first, second, Detector(centre=CENTRES[centre](**few), scale=SCALES[scale]()))
 
 
 @pytest.mark.parametrize("value", WILD)

@@ -281,7 +281,7 @@ def test_the_command_names_the_sheet_and_the_key(
     path: tuple[str, ...], value: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = call(tmp_path, [WHOLE, changed(path, value).values], capsys)
-    assert line.startswith(f"{tmp_path / 'specs.json'}, resolved 2: ")
+    assert line.startswith(f"{tmp_path / 'specs.json'}, spec 2: ")
     assert words in line
 
 

@@ -24,7 +24,7 @@ from tests.reference.scenes import draw_scene
 from tests.test_optimisation_reference import Slopes, pruned
 
 ROUNDS, NODES = 7, 14
-MUTUAL: dict[str, Any] = {"detector": Detector(pruning="mutual", panel=Panel()), "watch": Watch(every=None, fuse=None)}
+MUTUAL: dict[str, Any] = {"detector": Detector(pruning="mutual", panel=Panel(few=None)), "watch": Watch(every=None, fuse=None)}
 FREE: dict[str, Any] = {"max_local_step": 1e9, "min_weight": 1e-9}  # cap and floor out of reach
 
 

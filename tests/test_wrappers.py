@@ -78,7 +78,7 @@ def test_lists_give_what_matrices_give(name: str) -> None:
     vectors = stream(1, "vectors").normal(14, 5)
     results = []
     for constants in ({}, LISTS):
-        with forced(Form((), constants=constants)):
+        with forced(Form((), limits=constants)):
             graph = Graph.from_hears(hears.clone().fill_diagonal_(False)) if not constants else _lists(hears)
             (inbox,) = LocalNetwork(graph).exchange(0, {PARAMETERS: vectors})
             results.append(RULES[name]()(inbox, Round(3, 9, seed=5, nodes=torch.arange(14))))

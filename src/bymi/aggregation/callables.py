@@ -84,10 +84,15 @@ def _call(target: Any, vectors: Tensor, name: str) -> Tensor:
 
 
 def as_rule(given: Any) -> Any:
-    """A callable as a rule; rules, names and everything else as they are."""
-    if isinstance(given, (str, Rule, type)) or given is None:
+    """A callable as a rule; rules, names and everything else as they are, such as an attack given by mistake."""
+    if isinstance(given, (str, Rule, type)) or given is None or _is_other_part(given):
         return given
     return CallableRule(given) if callable(_function(given)) else given
+
+
+def _is_other_part(given: Any) -> bool:
+    """Whether an object is of a class of this library, or derived from one: attacks can be called, too."""
+    return any(base.__module__.partition(".")[0] == "bymi" for base in type(given).__mro__)
 
 
 class NamedCallable(Rule):

@@ -174,7 +174,7 @@ class RuleTable(Table[Rule]):
     """Rules by name, and chains of wrappers and a rule as "nnm+krum"."""
 
     def __missing__(self, name: str) -> type[Rule]:
-        *wrappers, last = name.split("+")
+        *wrappers, last = name.split("+") if isinstance(name, str) else [name]
         if not wrappers:
             return super().__missing__(name)
         unknown = [one for one in wrappers if one not in WRAPPERS]

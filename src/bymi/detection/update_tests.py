@@ -10,6 +10,7 @@ from bymi.detection.robust_statistics import log, median, robust_z, robust_z_abo
 from bymi.detection.spectrum import centred, centred_diagonal, directions, uniform
 
 _PASSES = 4
+_LONG = 1e100  # squared length of an update from which on a cloud of updates is scaled down
 _CROWD, _LOWER = 0.1, 0.65  # if a tenth of all, at least four, exceed 0.65 of the bound, that becomes the bound
 _EXPLAINED = 4.0  # residuals below this times the noise of a claim are explained by it
 _LEAST = 0.35  # least spread of the logarithm of residuals
@@ -84,6 +85,8 @@ def joint_test(
     other by more than chance (a sign test), rows of that crowd: beyond 2.5 `wider` and 0.65 of its median. The other side is no
     count of false flags, since Byzantine nodes could stand there. `points` [b, n, d]: the same rows, in few dimensions.
     """
+    history_gram, points, valid = _bounded(history_gram, points, valid)
+    judged = judged & valid
     flagged, largest = torch.zeros_like(valid), torch.zeros_like(history_gram[:, 0])
     weights, enough = uniform(valid), judged.sum(1, keepdim=True) >= _FEW
     about = centred(history_gram, weights)
@@ -100,6 +103,16 @@ def joint_test(
         flagged = flagged | (enough & judged & ((z.abs() > bound) | (crowded & (side * z > least))))
         largest = torch.maximum(largest, z.abs().nan_to_num(0.0))
     return flagged, largest
+
+
+def _bounded(gram: Tensor, points: Tensor | None, valid: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Products and points with finite squares: rows that overflow are not valid and zero, long clouds are scaled down."""
+    lengths = gram.diagonal(dim1=1, dim2=2)
+    valid = valid & lengths.isfinite()
+    longest = torch.where(valid, lengths, 0.0).amax(1, keepdim=True)
+    factor = torch.where(longest > _LONG, longest, 1.0)
+    gram = torch.where(valid[:, :, None] & valid[:, None, :], gram, 0.0) / factor[:, :, None]
+    return gram, None if points is None else torch.where(valid[:, :, None], points, 0.0) / factor.sqrt()[:, :, None], valid
 
 
 def _up_to(most: Tensor | None, flagged: Tensor, new: Tensor) -> Tensor:

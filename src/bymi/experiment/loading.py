@@ -39,11 +39,12 @@ def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = N
     if seed is not None:
         values["seed"] = seed
     try:
-        return read_spec(values)
-    except InputError as problem:
-        if not _has_list({**values, "method": None}):
-            raise
-        raise InputError(f"{problem}; for several values of a key: bymi sweep") from None
+        try:
+            return read_spec(values)
+        except InputError as problem:
+            if not _has_list({**values, "method": None}):
+                raise
+            raise InputError(f"{problem}; for several values of a key: bymi sweep") from None
     except RecursionError:
         raise InputError(f"{source}: a value is nested too deeply, allowed: numbers, words, and tables of them") from None
 

@@ -20,6 +20,7 @@ from bymi.training.plan import Plan
 from bymi.training.preflight import check_run
 from bymi.training.state import Snapshot, State
 
+_TINY = 1e-300  # a window in which no step is longer than rounding
 _FUSE = 3.0  # clipping factor for the update history where no clipping is applied
 
 
@@ -88,7 +89,7 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
                 assert snapshot.inbox is not None
                 done, whole_window = (plan.step_sum(range(start, stop), network.size) for stop in (snapshot.step, end))
-                current.history.see(snapshot.inbox, rate, *_shorten(plan, snapshot), done / whole_window)
+                current.history.see(snapshot.inbox, rate, *_shorten(plan, snapshot), done / max(whole_window, _TINY))
             current = _after(snapshot, current, network, plan)
             yield replace(snapshot, state=current, stopped=current.stopped)
             del snapshot
