@@ -16,7 +16,7 @@ from bymi.core.linalg import VectorStack
 from bymi.detection import Panel
 from bymi.detection.evidence import Evidence
 from bymi.detection.panel import Findings, hear
-from bymi.detection.reasons import REASONS
+from bymi.detection.verdict import REASONS
 
 Vector = NDArray[np.float64]
 LEVEL = 0.2

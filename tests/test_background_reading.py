@@ -11,15 +11,14 @@ import torch
 from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp
 from bymi.core.limits import LIMITS
 from bymi.core.linalg import inner, inner_of_both
-from bymi.detection import Panel, Watch
-from bymi.detection import background as aside
-from bymi.detection.background import BackgroundReader
+from bymi.detection import Panel, Watch, half_gradients
+from bymi.detection.half_gradients import BackgroundReader
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.simulate import simulate
 from tests.modules import draw
 
 CPU = torch.device("cpu")
-LONG, SHORT = aside._LONG, 3
+LONG, SHORT = half_gradients._LONG, 3
 
 
 @pytest.mark.parametrize("worth", [[LONG] * 5, [SHORT] * 5, [LONG, SHORT, LONG, SHORT, LONG]], ids=["long", "short", "mixed"])
@@ -41,11 +40,11 @@ def test_few_pieces_are_behind() -> None:
         behind -= 1
 
     with BackgroundReader() as beside:
-        for _ in range(aside._BEHIND):
+        for _ in range(half_gradients._BEHIND):
             beside(wait, numbers=LONG, device=CPU)
         threading.Timer(0.05, gate.set).start()
         beside(lambda: None, numbers=LONG, device=CPU)  # waits for the first of those before
-        assert behind < aside._BEHIND
+        assert behind < half_gradients._BEHIND
 
 
 def test_a_thread_aside_has_no_more_threads_and_others_keep_theirs() -> None:
@@ -67,7 +66,7 @@ def test_a_thread_aside_has_no_more_threads_and_others_keep_theirs() -> None:
 
 @pytest.mark.parametrize(("cores", "elsewhere"), [(1, False), (2, True)])
 def test_another_thread_needs_another_core(cores: int, elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aside, "_cores", lambda: cores)
+    monkeypatch.setattr(half_gradients, "_cores", lambda: cores)
     threads: list[threading.Thread] = []
     with BackgroundReader() as beside:
         beside(lambda: threads.append(threading.current_thread()), numbers=LONG, device=CPU)
@@ -102,7 +101,7 @@ def test_a_hardened_run_whose_answers_are_long(monkeypatch: pytest.MonkeyPatch) 
     )
     graph = ErdosRenyi(0.8).draw(12, seed=3)
     usual = list(simulate(problem, graph, plan))
-    monkeypatch.setattr(aside, "_LONG", 1)
+    monkeypatch.setattr(half_gradients, "_LONG", 1)
     monkeypatch.setattr(LIMITS, "replies_alone", 1)
     long = list(simulate(problem, graph, plan))
     torch.testing.assert_close(long[-1].theta, usual[-1].theta, rtol=1e-12, atol=1e-12)

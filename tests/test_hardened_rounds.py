@@ -28,7 +28,7 @@ from bymi.attacks import ATTACKS
 from bymi.core.streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.detection import Detector, Panel, Verdict, Watch
-from bymi.detection.reasons import REASONS
+from bymi.detection.verdict import REASONS
 from bymi.problems import linear_problem, linear_shard
 from bymi.training import phases as phases_module
 from bymi.training.phases import FollowsProtocol, optimise, warm_up

@@ -30,7 +30,7 @@ from bymi.detection import (
 )
 from bymi.detection.clipping import shorten
 from bymi.detection.evidence import Evidence, NeighbourIndex
-from bymi.detection.reasons import REASONS
+from bymi.detection.verdict import REASONS
 from bymi.problems.sample_split import fresh_halves
 from bymi.runs.simulate import local_network
 from tests.detection_fixtures import claims_of, halves_of, parameters, verdict_of

@@ -8,9 +8,9 @@ import torch
 
 from bymi.aggregation import GeometricMedian
 from bymi.detection import Panel
-from bymi.detection.heterogeneity import backward, farther, heterogeneity
 from bymi.detection.noise_edge import NoiseEdge
-from bymi.detection.spectrum import uniform
+from bymi.detection.panel import backward, farther, heterogeneity
+from bymi.detection.robust_statistics import uniform
 from tests.neighbourhood_fixtures import LEVEL, Hall, draw_hall, evidence_of, found_in, heard, reasons_of
 from tests.reference import panel as by_definition
 

@@ -14,8 +14,8 @@ from bymi import Filtering, InputError
 from bymi.core.streams import stream
 from bymi.detection import Detector, Panel
 from bymi.detection.noise_edge import NoiseEdge
-from bymi.detection.reasons import HARD, REASONS, SEVERE
-from bymi.detection.score_test import noise_of
+from bymi.detection.panel import noise_of
+from bymi.detection.verdict import HARD, REASONS, SEVERE
 from tests.neighbourhood_fixtures import MIXED, Hall, draw_hall, evidence_of, heard, reasons_of
 
 BYZANTINE = [(), ("shift",) * 4, ("small shift",) * 5, MIXED, ("apart",) * 3, ("plan",) * 5, ("mean", "exact", "same")]

@@ -10,13 +10,11 @@ from torch import Tensor
 from bymi import Graph, LocalNetwork, Plan
 from bymi.core.streams import stream
 from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
-from bymi.detection.consistency import alike, inconsistent, too_good
-from bymi.detection.direction import shifted
-from bymi.detection.gross_outliers import absurd, duplicates
+from bymi.detection.copies import duplicates
 from bymi.detection.noise_edge import NoiseEdge
-from bymi.detection.reasons import REASONS
-from bymi.detection.score_test import outstanding
-from bymi.detection.spectrum import centred_diagonal, directions, uniform, widest
+from bymi.detection.panel import absurd, alike, inconsistent, outstanding, shifted, too_good
+from bymi.detection.robust_statistics import centred_diagonal, directions, uniform, widest
+from bymi.detection.verdict import REASONS
 from bymi.problems import linear_problem, linear_shard
 from bymi.problems.sample_split import fresh_halves
 from bymi.training.phases import FollowsProtocol, detect_hardened
@@ -107,7 +105,7 @@ def test_centred_diagonal_and_scores(dim: int) -> None:
 
 @pytest.mark.parametrize("dim", DIMS)
 def test_derived_products(dim: int) -> None:
-    """Differences, middles and exchanged halves are those of the vectors."""
+    """Differences and middles are those of the vectors."""
     halls = halls_of(dim, "shift")
     evidence = evidence_of(halls, points=True)
     for place, hall in enumerate(halls):
@@ -118,13 +116,6 @@ def test_derived_products(dim: int) -> None:
         np.testing.assert_allclose(evidence.difference[cut].numpy(), difference @ difference.T, rtol=0, atol=1e-8)
         np.testing.assert_allclose(evidence.difference2[cut[:2]].numpy(), np.sum(difference**2, axis=1), rtol=1e-9)
         np.testing.assert_allclose(evidence.middle[cut].numpy(), middle @ middle.T, rtol=0, atol=1e-8)
-        assert evidence.difference_points is not None
-        np.testing.assert_allclose(evidence.difference_points[cut[:2]].numpy(), difference, rtol=0, atol=1e-12)
-    swapped = evidence.swapped
-    assert torch.equal(swapped.cross, evidence.cross.mT)
-    assert torch.equal(swapped.first, evidence.second)
-    assert swapped.points is not None
-    assert torch.equal(swapped.points[1], evidence.points[0])  # type: ignore[index]
 
 
 @pytest.mark.parametrize("plot", PLOTS)

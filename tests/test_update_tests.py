@@ -15,10 +15,10 @@ from bymi.core.topic import PARAMETERS, Topic
 from bymi.core.topology import Complete
 from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import fused, shorten
-from bymi.detection.gross_outliers import repeats
-from bymi.detection.reasons import REASONS, SEVERE
+from bymi.detection.copies import repeats
+from bymi.detection.hardened import claim_mismatch, drift_test, joint_test
 from bymi.detection.update_history import by_kind
-from bymi.detection.update_tests import claim_mismatch, drift_test, joint_test
+from bymi.detection.verdict import REASONS, SEVERE
 from tests.detection_fixtures import halves_of, parameters, verdict_of
 from tests.inbox_fixtures import Tampering, network_of
 from tests.neighbourhood_fixtures import found_in

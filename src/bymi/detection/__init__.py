@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from bymi.detection.array_verdict import ArrayVerdict
-from bymi.detection.detector import Detector, Verdict
+from bymi.detection.detector import CENTRES, SCALES, THRESHOLDS, Detector, Panel, Watch
 from bymi.detection.half_gradients import HalfGradientMakers, HalfGradients, ProbeMakers, QueriedHalfGradients
 from bymi.detection.half_products import Centre
 from bymi.detection.hardened import judge_neighbours
 from bymi.detection.identify_arrays import PANEL, identify
-from bymi.detection.monitoring import Watch
-from bymi.detection.panel import Panel
 from bymi.detection.published import identify_neighbours, judge_replies
-from bymi.detection.reasons import REASONS
-from bymi.detection.registry import CENTRES, SCALES, THRESHOLDS
 from bymi.detection.rollback import KeptStates
 from bymi.detection.scale import Identity, Principal, Scale
-from bymi.detection.suspensions import Suspensions
 from bymi.detection.threshold import PublishedThreshold, Threshold, threshold
 from bymi.detection.update_history import UpdateHistory
+from bymi.detection.verdict import REASONS, Suspensions, Verdict
 
 __all__ = [
     "CENTRES",

@@ -1,23 +1,145 @@
-"""Settings of detection, and its verdict."""
+"""Settings of detection: the detector, the panel of tests, monitoring, and tables of their parts by name."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from bymi.aggregation import ALIASES, Filtering, SetRule
+from bymi.aggregation import ALIASES, CAF, Filtering, GeometricMedian, Mean, Median, SetRule, TrMean
 from bymi.core.errors import is_integer, require
-from bymi.core.inbox import Inbox
-from bymi.core.named_parts import bounded, check_fields, part_by_name
+from bymi.core.named_parts import Checked, Table, bounded, check_fields, part_by_name
 from bymi.detection.half_products import Centre
-from bymi.detection.panel import Panel
-from bymi.detection.reasons import reason_code
-from bymi.detection.registry import CENTRES, SCALES, THRESHOLDS
-from bymi.detection.scale import Identity, Scale
+from bymi.detection.robust_means import AgnosticFilter, BudgetFilter, NoRegret, SpectralSolver, StabilityFilter
+from bymi.detection.scale import Identity, Principal, Projected, Scale
 from bymi.detection.threshold import PublishedThreshold, Threshold
+
+CENTRES: Table[Centre] = Table(
+    Centre,
+    {
+        "filtering": Filtering,
+        "caf": CAF,
+        "agnostic-filter": AgnosticFilter,
+        "budget-filter": BudgetFilter,
+        "no-regret": NoRegret,
+        "spectral-solver": SpectralSolver,
+        "stability-filter": StabilityFilter,
+        "geometric-median": GeometricMedian,
+        "mean": Mean,
+        "median": Median,
+        "trimmed-mean": TrMean,
+    },
+)
+
+SCALES: Table[Scale] = Table(Scale, {"identity": Identity, "pca": Principal, "projected": Projected})
+
+THRESHOLDS: Table[Threshold] = Table(Threshold, {"published": PublishedThreshold}, "bymi.thresholds")
+
+
+_MANY = 60  # neighbours from which bounds are not widened
+_SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint", "far", "far_joint", "backward")
+
+
+@dataclass(frozen=True)
+class Panel(Checked):
+    """Bounds of the tests; None switches a test off. docs/hardened.md explains the order, ADR 0010 the numbers.
+
+    `absurd`: length of the halves over the usual one. `duplicate`: distance to another row over the usual one. `high`, `low`:
+    halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves that resemble
+    those of others, in spreads. `edge`, `most`: the filter's noise edge and the largest share it may remove; edge None for the
+    detector's own centre. `strong`, `weak`: scores in units of noise; strong None for the published threshold. `direction`,
+    `joint`: shifts in one direction, alone and together with others, in spreads. `mixed`: degree of heterogeneity
+    (`heterogeneity`) from which nodes do not count as alike: there scores of `far` times the median one are flagged, or of
+    `far_joint` times with others, in place of the tests on score and direction; and at the probe gradients that point
+    `backward`, in spreads. None: nodes are alike. `guard`: share of neighbours above which flags
+    are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours n. `few`: a node with fewer
+    neighbours keeps the warm-up rule as its mixing, since it cannot judge them reliably. `dimension_free`: cosines
+    and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for plain arrays; off in
+    networks, whose bounds were chosen without it.
+    """
+
+    absurd: float | None = bounded(1e3, gt=0)
+    duplicate: float | None = bounded(1e-3, gt=0)
+    high: float | None = bounded(5.0, gt=0)
+    low: float | None = bounded(6.0, gt=0)
+    alike: float | None = bounded(6.0, gt=0)
+    edge: float | None = bounded(1.2, ge=1)
+    most: float = bounded(0.49, ge=0, lt=0.5)
+    strong: float | None = bounded(8.0, gt=0)
+    weak: float = bounded(5.0, gt=0)
+    direction: float | None = bounded(4.5, gt=0)
+    joint: float = bounded(2.5, gt=0)
+    mixed: float | None = bounded(0.05, gt=0, lt=1)
+    far: float = bounded(24.0, gt=0)
+    far_joint: float = bounded(15.0, gt=0)
+    backward: float | None = bounded(3.0, gt=0)
+    guard: float | None = bounded(0.5, gt=0)
+    widen: float = bounded(10.0, ge=0)
+    few: int | None = bounded(15, ge=1)
+    dimension_free: bool = False
+
+    def wider(self, neighbours: Tensor) -> Tensor:
+        """Factor on all bounds for so many neighbours: medians and spreads of few are inaccurate."""
+        return 1 + self.widen * (1 / neighbours.clamp_min(1) - 1 / _MANY).clamp_min(0)
+
+    def times(self, factor: float) -> Panel:
+        """A panel with all bounds wider by a factor."""
+        grown = {name: factor * value for name in _SCALED if (value := getattr(self, name)) is not None}
+        return replace(self, **grown, duplicate=self.duplicate and self.duplicate / factor)
+
+    def bounds(self, wider: float) -> dict[str, float]:
+        """Bound of each reason in its own units, with the factor `wider`; infinity for a test that is off."""
+        off = math.inf
+        strong = (self.strong or off) * wider
+        return {
+            "absurd": self.absurd or off,
+            "inconsistent": (self.high or off) * wider,
+            "low": (self.low or off) * wider,
+            "too good": (self.low or off) * wider,
+            "alike": (self.alike or off) * wider,
+            "score": strong,
+            "joint score": self.weak * wider,
+            "extreme score": strong,
+            "direction": (self.direction or off) * wider,
+            "joint direction": self.joint * wider,
+            "far": self.far * wider,
+            "joint far": self.far_joint * wider,
+            "backward": (self.backward or off) * wider,
+        }
+
+
+@dataclass(frozen=True)
+class Watch(Checked):
+    """Bounds of clipping and of the tests on the update history; None switches one off.
+
+    `every`: rounds between detections, with an additional one a quarter of that after the first and one a tenth of it before
+    the end; None for a single detection. `fuse`: messages are clipped to 1.25 median distances, and a neighbour farther than
+    `fuse` medians in more than `fuse_share` of the rounds is flagged. `drift`, `deed`: bounds in spreads on the distance of an
+    update history from the centre, and on its mismatch with the claimed gradients; `joint`: on its shift along one direction.
+    `fade`: beside the plain mean over a window, these tests look at one in which a round counts exp(fade) times as much as a
+    round a window earlier, since a model forgets early pushes. `longest`: the most windows that a severe flag lasts; 1 ends all
+    flags at the next detection. `retreat`: at the last detection, a node returns to the best of its last parameters, by the
+    length of the mean gradient that trusted neighbours claimed there, if more than this share of the neighbours it used are
+    flagged for their updates, since no rounds are left to recover.
+    """
+
+    every: int | None = bounded(300, ge=1)
+    fuse: float | None = bounded(3.0, gt=0)
+    fuse_share: float = bounded(0.2, gt=0, lt=1)
+    drift: float | None = bounded(5.0, gt=0)
+    deed: float | None = bounded(5.0, gt=0)
+    joint: float | None = bounded(4.5, gt=0)
+    fade: float | None = bounded(4.0, gt=0, le=100)
+    longest: int = bounded(16, ge=1)
+    retreat: float | None = bounded(0.05, gt=0, lt=1)
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Rates at which update histories fade."""
+        return (0.0,) if self.fade is None else (0.0, self.fade)
+
 
 Point = Literal["sender", "receiver"]
 
@@ -72,39 +194,3 @@ class Detector:
             published = isinstance(self.threshold, PublishedThreshold)
             require(published, "threshold", type(self.threshold).__name__, "published with a panel, which has its own bounds")
             require(isinstance(self.centre, SetRule), "centre", type(self.centre).__name__, "a weighted mean with a panel")
-
-
-@dataclass(frozen=True, eq=False)
-class Verdict:
-    """Scores, thresholds and flags, one row per receiver.
-
-    On a ListGraph, [B, J] is per place: column k of a row is the node at place k of that receiver's list.
-    """
-
-    scores: Tensor  # [B, J] float64, NaN where not scored
-    threshold: Tensor  # [B] float64, +inf where no score qualifies
-    flagged: Tensor  # [B, J] bool
-    reason: Tensor  # [B, J] int8: index into REASONS
-    statistic: Tensor = field(
-        default_factory=lambda: torch.empty(0)
-    )  # [B, J] float64: of the test that decided; empty: the scores
-    filtered_weight: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] share of weight that the filter removed
-    guard_acted: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the guard acted on a flagged majority
-    by_rule: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: too few to judge, mixes by the warm-up rule
-    pull: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] shift of a gradient below which one neighbour is kept
-    mean_claim: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] length of the mean gradient that kept nodes claim
-
-    def by_node(self, inbox: Inbox, size: int) -> Verdict:
-        """The verdict per sender, from one per message."""
-        return Verdict(
-            inbox.by_node(self.scores, size, torch.nan),
-            self.threshold,
-            inbox.by_sender(self.flagged, size),
-            inbox.by_node(self.reason, size, 0),
-        )
-
-    def keeping(self, earlier: Tensor) -> Verdict:
-        """The verdict in which nodes flagged earlier [B, J] stay flagged."""
-        added = earlier & ~self.flagged
-        reason = torch.where(added, reason_code("serving time"), self.reason)
-        return replace(self, flagged=self.flagged | added, reason=reason)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bymi.core.inbox import Inbox
 from bymi.core.linalg import gather_members
-from bymi.detection.spectrum import centred_diagonal
+from bymi.detection.robust_statistics import centred_diagonal
 
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -53,23 +53,12 @@ class Evidence:
         return first + second - 2 * cross
 
     @property
-    def difference_points(self) -> Tensor | None:
-        return None if self.points is None else self.points[0] - self.points[1]
-
-    @property
     def middle(self) -> Tensor:
         """Products of (x1 + x2) / 2."""
         if self.points is not None:
             points = (self.points[0] + self.points[1]) / 2
             return points @ points.mT
         return (self.first + self.second + self.cross + self.cross.mT) / 4
-
-    @property
-    def swapped(self) -> Evidence:
-        """First and second halves exchanged."""
-        points = None if self.points is None else (self.points[1], self.points[0])
-        zero = None if self.zero is None else (self.zero[1], self.zero[0], self.zero[2])
-        return Evidence(self.second, self.first, self.cross.mT, self.valid, self.judged, points, zero)
 
     @property
     def count(self) -> Tensor:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import islice
+from threading import Barrier
+from types import TracebackType
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,10 +21,66 @@ from bymi.core.inbox import Inbox
 from bymi.core.linalg import VectorStack, inner, inner_of_both, inner_of_sets, medoid
 from bymi.core.list_inbox import ListInbox
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.detection.background import BackgroundReader
 from bymi.detection.evidence import Evidence, NeighbourIndex, pick, stack, stack_rows
-from bymi.detection.spectrum import FEW_DIMENSIONS
+from bymi.detection.robust_statistics import FEW_DIMENSIONS
 from bymi.detection.update_history import by_kind
+
+_BEHIND = 2  # tasks and threads
+_LONG = 1 << 20  # entries from which the cost of a thread hand-over is negligible
+
+
+class BackgroundReader:
+    """A context in which tasks run in a few background threads, in any order; all are done when it exits.
+
+    CPU only: a GPU queues its own work. With a single core, tasks run in the caller.
+    """
+
+    def __enter__(self) -> BackgroundReader:
+        self._pool: ThreadPoolExecutor | None = None
+        self._open: deque[Future[None]] = deque()
+        self._spare = _cores() > 1
+        return self
+
+    def __call__(self, work: Callable[[], None], *, numbers: int, device: torch.device) -> None:
+        """Run `work` on `numbers` entries: in the background if they are many, else at once."""
+        if not self._spare or device.type != "cpu" or numbers < _LONG:
+            work()
+            return
+        if self._pool is None:
+            self._pool = _threads(_BEHIND)
+        while len(self._open) >= _BEHIND:
+            self._open.popleft().result()
+        self._open.append(self._pool.submit(work))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            while kind is None and self._open:
+                self._open.popleft().result()
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown()
+
+
+def _threads(count: int) -> ThreadPoolExecutor:
+    """Threads with one torch thread each, which leaves the other cores to the caller."""
+    before, started = torch.get_num_threads(), Barrier(count)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # torch applies the setting of a thread when it is first queried
+        started.wait()
+
+    pool = ThreadPoolExecutor(count, "aside")
+    for task in [pool.submit(begin) for _ in range(count)]:
+        task.result()
+    torch.set_num_threads(before)  # the new threads have changed the default of later threads
+    return pool
+
+
+def _cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
 
 _RECEIVERS = 128  # receivers whose products are held at a time
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from bymi.core.errors import require
 from bymi.detection.evidence import Evidence
-from bymi.detection.robust_statistics import median
-from bymi.detection.spectrum import uniform, variance, widest
+from bymi.detection.robust_statistics import median, uniform, variance, widest
 
 _EMPTY = 1e-9  # share of a row's initial weight that counts as zero
 _TINY = torch.finfo(torch.float64).tiny
@@ -42,7 +41,7 @@ class NoiseEdge:
 
     def noise(self, evidence: Evidence) -> Tensor:
         """Largest variance of the noise of one half [b, 1]: that of (x1 - x2) / sqrt 2, in which means cancel."""
-        points = evidence.difference_points
+        points = None if evidence.points is None else evidence.points[0] - evidence.points[1]
         products = evidence.difference if points is None else evidence.first  # not used where there are points
         return variance(products, points, uniform(evidence.valid)) / 2
 

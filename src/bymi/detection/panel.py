@@ -1,4 +1,4 @@
-"""The panel of the hardened detection: tests on the two halves, in order, each of which can be switched off."""
+"""The panel of the hardened detection: tests on the two halves, each of which can be switched off, and their order."""
 
 from __future__ import annotations
 
@@ -8,91 +8,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
-from bymi.core.named_parts import Checked, bounded
-from bymi.detection.consistency import alike, inconsistent, too_good
-from bymi.detection.direction import shifted
+from bymi.core.linalg import ascending_among
+from bymi.detection.copies import duplicates, repeated
+from bymi.detection.detector import Panel
 from bymi.detection.evidence import Evidence
-from bymi.detection.gross_outliers import absurd, duplicates, repeated
-from bymi.detection.heterogeneity import backward, farther, heterogeneity
 from bymi.detection.noise_edge import Centre, NoiseEdge
-from bymi.detection.reasons import reason_code
-from bymi.detection.robust_statistics import median
-from bymi.detection.score_test import noise_of, outstanding
+from bymi.detection.robust_statistics import deviation, directions, log, median, robust_z, spread, uniform
 from bymi.detection.threshold import threshold
+from bymi.detection.verdict import reason_code
 
-_MANY = 60  # neighbours from which bounds are not widened
 _SEVERE = 3.0  # times the bound of a strong score: out of reach of honest noise
-_SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint", "far", "far_joint", "backward")
 _EDGE = 1.2  # noise edge of the directional test if there is no filter
-
-
-@dataclass(frozen=True)
-class Panel(Checked):
-    """Bounds of the tests; None switches a test off. docs/hardened.md explains the order, ADR 0010 the numbers.
-
-    `absurd`: length of the halves over the usual one. `duplicate`: distance to another row over the usual one. `high`, `low`:
-    halves that differ by too much or too little, in spreads of the logarithm. `alike`: differences of halves that resemble
-    those of others, in spreads. `edge`, `most`: the filter's noise edge and the largest share it may remove; edge None for the
-    detector's own centre. `strong`, `weak`: scores in units of noise; strong None for the published threshold. `direction`,
-    `joint`: shifts in one direction, alone and together with others, in spreads. `mixed`: degree of heterogeneity
-    (heterogeneity.py) from which nodes do not count as alike: there scores of `far` times the median one are flagged, or of
-    `far_joint` times with others, in place of the tests on score and direction; and at the probe gradients that point
-    `backward`, in spreads. None: nodes are alike. `guard`: share of neighbours above which flags
-    are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours n. `few`: a node with fewer
-    neighbours keeps the warm-up rule as its mixing, since it cannot judge them reliably. `dimension_free`: cosines
-    and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for plain arrays; off in
-    networks, whose bounds were chosen without it.
-    """
-
-    absurd: float | None = bounded(1e3, gt=0)
-    duplicate: float | None = bounded(1e-3, gt=0)
-    high: float | None = bounded(5.0, gt=0)
-    low: float | None = bounded(6.0, gt=0)
-    alike: float | None = bounded(6.0, gt=0)
-    edge: float | None = bounded(1.2, ge=1)
-    most: float = bounded(0.49, ge=0, lt=0.5)
-    strong: float | None = bounded(8.0, gt=0)
-    weak: float = bounded(5.0, gt=0)
-    direction: float | None = bounded(4.5, gt=0)
-    joint: float = bounded(2.5, gt=0)
-    mixed: float | None = bounded(0.05, gt=0, lt=1)
-    far: float = bounded(24.0, gt=0)
-    far_joint: float = bounded(15.0, gt=0)
-    backward: float | None = bounded(3.0, gt=0)
-    guard: float | None = bounded(0.5, gt=0)
-    widen: float = bounded(10.0, ge=0)
-    few: int | None = bounded(15, ge=1)
-    dimension_free: bool = False
-
-    def wider(self, neighbours: Tensor) -> Tensor:
-        """Factor on all bounds for so many neighbours: medians and spreads of few are inaccurate."""
-        return 1 + self.widen * (1 / neighbours.clamp_min(1) - 1 / _MANY).clamp_min(0)
-
-    def times(self, factor: float) -> Panel:
-        """A panel with all bounds wider by a factor."""
-        grown = {name: factor * value for name in _SCALED if (value := getattr(self, name)) is not None}
-        return replace(self, **grown, duplicate=self.duplicate and self.duplicate / factor)
-
-    def bounds(self, wider: float) -> dict[str, float]:
-        """Bound of each reason in its own units, with the factor `wider`; infinity for a test that is off."""
-        off = math.inf
-        strong = (self.strong or off) * wider
-        return {
-            "absurd": self.absurd or off,
-            "inconsistent": (self.high or off) * wider,
-            "low": (self.low or off) * wider,
-            "too good": (self.low or off) * wider,
-            "alike": (self.alike or off) * wider,
-            "score": strong,
-            "joint score": self.weak * wider,
-            "extreme score": strong,
-            "direction": (self.direction or off) * wider,
-            "joint direction": self.joint * wider,
-            "far": self.far * wider,
-            "joint far": self.far_joint * wider,
-            "backward": (self.backward or off) * wider,
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +154,13 @@ def hear(
     return Findings(code, statistic, scores, middle.filtered_weight, guard_acted, weights, pull)
 
 
+def absurd(evidence: Evidence) -> Tensor:
+    """|x1| + |x2| per row as a multiple of the neighbourhood's median [b, n], about a central point."""
+    lengths = sum(p.diagonal(dim1=1, dim2=2).clamp_min(0.0).sqrt() for p in (evidence.first, evidence.second))
+    assert isinstance(lengths, Tensor)
+    return lengths / median(lengths, evidence.valid)
+
+
 def _centre(evidence: Evidence, panel: Panel, rule: SetRule) -> Centre:
     """The centre by the noise edge or, without it, by the detector's rule; noise and stretch are measured in both cases."""
     if panel.edge is not None:
@@ -246,3 +181,260 @@ def _guard(code: Tensor, hard: Tensor, before: Evidence, left: Evidence, share: 
     worse = by_screen.sum(1) > share * before.judged.sum(1)
     dropped = (soft & (failed | worse)[:, None]) | (by_screen & worse[:, None])
     return torch.where(dropped, torch.zeros_like(code), code), failed | worse
+
+
+_TINY = torch.finfo(torch.float64).tiny
+# Tests before scoring: two halves of one honest sample differ by noise of the usual size, neither more nor less.
+
+_MOST_ALIKE, _EXCESS = 0.5, 2.5  # so at least six copies
+_LEAST = math.log(2.5)  # differences within a factor of 2.5 of the usual are not flagged
+_PASSES = 3  # flagged rows leave the estimate, after which others may stand out
+
+
+def inconsistent(evidence: Evidence, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows whose halves differ too much or too little [b, n], and their signed robust z [b, n].
+
+    A two-sided test on log |x1 - x2|^2. Large: halves in opposite directions, which inflate the count of negative scores.
+    Small: a mean over many nodes in place of one node's noise, as inner product manipulation and ALIE send it. `high` and `low`
+    [b, 1] are the bounds.
+    """
+    return _screen(evidence, log(evidence.difference2), high, low)
+
+
+def too_good(evidence: Evidence, weights: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows too close to the centre [b, n] to be the mean of an honest sample, and their robust z [b, n]."""
+    nearest = [evidence.about(weights, half, half) for half in (0, 1)]
+    return _screen(evidence, log(torch.minimum(*nearest)), torch.full_like(low, torch.inf), low)
+
+
+def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows whose x1 - x2 resembles that of others [b, n], and their robust z [b, n].
+
+    Noise of different nodes is independent; colluding nodes share it, even where their halves point apart and no score reveals
+    them. The statistic is the sum of squared cosines with all others, each at most `_MOST_ALIKE`, and must exceed the median by
+    `_EXCESS`: a few Byzantine nodes that copy the difference of an honest node must not get it flagged with them.
+    """
+    products = evidence.difference
+    # Roots first: for equal halves, or padding, a product of squares would underflow to zero.
+    length = products.diagonal(dim1=1, dim2=2).clamp_min(_TINY).sqrt()
+    square = (products / (length[:, :, None] * length[:, None, :])).square().clamp_max(_MOST_ALIKE)
+    flagged = torch.zeros_like(evidence.valid)
+    z = torch.zeros_like(length)
+    for _ in range(_PASSES):
+        remaining = evidence.valid & ~flagged
+        kinship = (square @ remaining.to(square)[:, :, None]).squeeze(2) - square.diagonal(dim1=1, dim2=2) * remaining
+        z = robust_z(kinship, remaining)
+        new = evidence.judged & (z > high) & (kinship - median(kinship, remaining) > _EXCESS) & ~flagged
+        if not bool(new.any()):
+            break
+        flagged = flagged | new
+    return flagged, z
+
+
+def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows beyond the bounds and beyond `_LEAST`, and their robust z.
+
+    Without `_LEAST`, Byzantine nodes with one common difference could make every honest node stand out: a group at one value
+    near the median leaves almost no spread, and with each honest node flagged it comes closer to a majority.
+    """
+    flagged = torch.zeros_like(evidence.valid)
+    for _ in range(_PASSES):
+        remaining = evidence.valid & ~flagged
+        difference = values - median(values, remaining)
+        z = difference / deviation(difference, remaining)
+        new = evidence.judged & (((z > high) & (difference > _LEAST)) | ((z < -low) & (difference < -_LEAST))) & ~flagged
+        if not bool(new.any()):
+            return flagged, z
+        flagged = flagged | new
+    return flagged, robust_z(values, evidence.valid & ~flagged)
+
+
+# Honest nodes whose data differ: how much they do, and tests in units of the spread between nodes instead of noise.
+# Model: half gradients of node j are x_j = mu + b_j + noise, with b_j the same in both halves. For alike nodes b_j = 0.
+
+_QUANTILE = 0.3  # with 40 % of Byzantine rows above it, it is the median of the honest ones
+_ERRORS = 2.0
+_LEAST_COSINE = 0.4  # below it a shift is smaller than the noise
+_CROWD, _CROWD_SHARE = 4, 0.08  # rows, and share of all, that make a crowd
+_MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)
+_NORMAL = 1.4826
+_COMMON = 0.5  # usual cosine with the mean gradient from which there is a common direction
+_BACK = 0.2  # share of the usual cosine, with the other sign, that counts as backward
+
+
+def heterogeneity(evidence: Evidence, weights: Tensor, mixed: float) -> tuple[Tensor, Tensor]:
+    """Degree of heterogeneity [b, 1], and weights [b, n] of the centre: `weights` [b, n], or a geometric median.
+
+    The degree is the 30 % quantile over nodes of the cosine of x1 - c1 and x2 - c2, which estimates |b|^2 / (|b|^2 +
+    |noise|^2), minus twice its error: zero or less for alike nodes, up to 1. It is the smaller of those about the centre of
+    `weights` and about the geometric median, which is the centre where the degree exceeds `mixed`: a noise edge does not exist
+    there.
+    """
+    degree = _quantile(evidence.cosines(weights), evidence.valid)
+    active = (degree > 0).squeeze(1).nonzero().flatten()
+    if len(active):
+        part = evidence.of(active)
+        middle = _MIDDLE.weights(part.first, part.valid)
+        both = torch.minimum(degree[active], _quantile(part.cosines(middle), part.valid))
+        degree = degree.index_copy(0, active, both)
+        weights = weights.index_copy(0, active, torch.where(both > mixed, middle, weights[active]))
+    return degree, weights
+
+
+def _quantile(values: Tensor, among: Tensor) -> Tensor:
+    """The lower 30 % quantile minus twice its error [b, 1]; 0 for a row without any."""
+    ordered, count = ascending_among(values, among)
+    at = (_QUANTILE * (count - 1)).floor().long().clamp_min(0)
+    return torch.where(count > 0, ordered.gather(1, at) - _ERRORS * spread(values, among) / count.clamp_min(1).sqrt(), 0.0)
+
+
+def farther(scores: Tensor, lengths: Tensor, judged: Tensor, alone: Tensor, together: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to flag [b, n], and each score in units of the usual |b|^2 [b, n]: the median score.
+
+    Flagged: scores of `alone` units, and of `together` units if a crowd has them. Both halves must point the same way, by a
+    cosine for vectors of these `lengths` |x1 - c1| |x2 - c2| [b, n].
+    """
+    units = scores / median(scores, judged).clamp_min(_TINY)
+    far = judged & (scores >= _LEAST_COSINE * lengths)
+    joint = far & (units >= together)
+    return far & (units >= alone) | joint & _crowd(joint, judged), units
+
+
+def backward(evidence: Evidence, among: Tensor, weights: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows to flag [b, n] that point against the mean gradient, and how far each is below the usual cosine [b, n], in spreads.
+
+    The cosine of a row with the centre of the others, about the zero vector and by products of different halves. Flagged are
+    crowds only, where most rows agree on a direction; copies that were flagged as such count for a crowd, but only rows `among`
+    [b, n] enter estimates. The spread is that above the median, where no backward row is.
+    """
+    cosines = evidence.cosines_with_others(weights)
+    usual = median(cosines, among)
+    z = (usual - cosines) / (_NORMAL * median(cosines - usual, among & (cosines >= usual))).clamp_min(_TINY)
+    low = evidence.judged & (usual > _COMMON) & (cosines < -_BACK * usual) & (z > bound)
+    return low & _crowd(low, evidence.judged), z
+
+
+def _crowd(rows: Tensor, judged: Tensor) -> Tensor:
+    """Whether so many rows are a crowd [b, 1]."""
+    least = (_CROWD_SHARE * judged.sum(1, keepdim=True)).clamp_min(_CROWD)
+    return rows.sum(1, keepdim=True) >= least
+
+
+# The test on scores: strong outliers by themselves, weaker ones as far as the false discovery rate allows.
+
+_FLOOR = 0.7  # least noise, as a share of that of all scores
+_BOLD = 2.5  # times the usual cosine of two honest halves
+
+
+def noise_of(scores: Tensor, judged: Tensor) -> Tensor:
+    """Usual size of an honest score [b, 1], from the negative ones, which Byzantine nodes gain nothing by. NaN without any.
+
+    At least `_FLOOR` of that of all scores, or tiny negative scores of Byzantine nodes would make every honest score look
+    large.
+    """
+    negative = median(scores.abs(), judged & (scores < 0))
+    return 1.4826 * torch.maximum(negative, _FLOOR * median(scores.abs(), judged))
+
+
+def least_cosine(usual: Tensor, enough: Tensor | None) -> Tensor:
+    """Cosine of two halves that a score needs [b, 1], from the `usual` one [b, 1]."""
+    least = (_BOLD * usual).clamp_min(_LEAST_COSINE)
+    return least if enough is None else torch.minimum(least, enough * usual)
+
+
+def outstanding(
+    scores: Tensor,
+    lengths: Tensor,
+    judged: Tensor,
+    *,
+    fdr_level: float,
+    strong: Tensor,
+    weak: Tensor,
+    enough: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rows to flag [b, n], and each score in units of noise [b, n].
+
+    Flagged: scores of `strong` [b, 1] units; and of `weak` units if they also pass the threshold with offset 1, which alone
+    would flag honest nodes in every clean neighbourhood, and none where few are Byzantine. Paper: eq:thold.
+
+    A score must also be large for vectors of its `lengths` |x1 - c1| |x2 - c2| [b, n]: late in training one hard sample makes
+    an honest node's gradient many times longer than usual, and its score large with either sign, but its halves no more alike.
+    That is a cosine of `_LEAST_COSINE` and of `_BOLD` times the usual one, or of `enough` [b, 1] times the usual one, if that
+    is less: in d dimensions usual cosines are about 1 / sqrt(d), and shifts of many noise units have cosines below
+    `_LEAST_COSINE`.
+    """
+    units = scores / noise_of(scores, judged)
+    cosines = scores / lengths.clamp_min(_TINY)
+    usual = noise_of(cosines, judged)
+    bold = cosines >= least_cosine(usual, enough)
+    limit = threshold(torch.where(judged, scores, 0.0), judged, fdr_level=fdr_level, offset=1)
+    passed = (units >= strong) | ((units >= weak) & (scores >= limit[:, None]))
+    return judged & passed & bold, units
+
+
+# The test against many small shifts in one direction, each too small for its own score.
+
+_DIRECTIONS = 3
+_NOTHING = 1e-12  # of a direction's variance: with less noise, z is undefined
+
+
+def shifted(
+    evidence: Evidence, centre: Centre, *, edge: float, strong: Tensor, weak: Tensor, fdr_level: float
+) -> tuple[Tensor, Tensor]:
+    """Rows to flag [b, n], and the largest |z| of each over the tested directions [b, n].
+
+    Colluding nodes stretch the cloud: the directions u are the top eigenvectors of a half's covariance whose variance exceeds
+    `edge` times that of noise. Each half is projected on the direction found on the other, so that a row's noise does not shape
+    its own direction. z is the mean of both projections over the spread of half their difference, which is noise alone; for a
+    row whose halves differ by more than usual, over as much more.
+
+    Flagged are rows beyond `strong` [b, 1], and rows beyond `weak` as far as the false discovery rate allows, estimated from
+    the other side. Only the side with more rows far out is flagged: an honest node that Byzantine ones try to push out is on
+    the other.
+    """
+    flagged, largest = torch.zeros_like(evidence.valid), torch.zeros_like(centre.weights)
+    active = centre.stretched.nonzero().flatten()
+    if not len(active):
+        return flagged, largest
+    valid, judged, weights = evidence.valid[active], evidence.judged[active], centre.weights[active]
+    first, second, cross = evidence.first, evidence.second, evidence.cross
+    points: tuple[Tensor | None, Tensor | None] = (None, None)
+    if evidence.points is not None:
+        points = evidence.points[0][active], evidence.points[1][active]
+    if len(active) < len(flagged):
+        cross = cross[active]
+        if evidence.points is None:  # not used where there are points
+            first, second = first[active], second[active]
+    ones = directions(first, points[0], uniform(valid), _DIRECTIONS)
+    usual = median(evidence.difference2[active], valid)
+    noise_ratio = (evidence.difference2[active] / usual).clamp_min(1.0).sqrt()
+    twos = torch.stack([own for _, own in directions(second, points[1], uniform(valid), _DIRECTIONS)], 1)
+    for value, one in ones:
+        tested = value > edge * centre.noise[active]
+        likeness = (twos @ cross.mT @ one[:, :, None]).squeeze(2)
+        best = likeness.abs().argmax(1, keepdim=True)
+        two = twos.gather(1, best[:, :, None].expand(-1, -1, twos.shape[2])).squeeze(1) * likeness.gather(1, best).sign()
+        forward, backward = _project(cross, one, weights), _project(cross.mT, two, weights)
+        width = spread((forward - backward) / 2, valid)
+        tested = tested & (width.square() > _NOTHING * value)
+        z = (forward + backward) / 2 / width
+        z = (z - median(z, valid)) / noise_ratio
+        z = z * _heavier(z, judged, weak[active])
+        limit = threshold(torch.where(judged, z, 0.0), judged, fdr_level=fdr_level, offset=1)
+        new = tested & judged & ((z > strong[active]) | ((z > weak[active]) & (z >= limit[:, None])))
+        flagged[active] |= new
+        largest[active] = torch.where(tested, torch.maximum(largest[active], z.abs()), largest[active])
+    return flagged, largest
+
+
+def _heavier(z: Tensor, judged: Tensor, beyond: Tensor) -> Tensor:
+    """Sign [b, 1] of the side with more rows beyond the bound; on a tie, of the side with the farthest row."""
+    up, down = ((judged & (side > beyond)).sum(1, keepdim=True) for side in (z, -z))
+    top, bottom = (torch.where(judged, side, -torch.inf).amax(1, keepdim=True) for side in (z, -z))
+    return torch.where((up > down) | ((up == down) & (top >= bottom)), 1.0, -1.0).to(z)
+
+
+def _project(products: Tensor, combination: Tensor, weights: Tensor) -> Tensor:
+    """Products of u with rows, minus their weighted mean [b, n], where u combines the rows of the first side."""
+    along = (combination[:, None, :] @ products).squeeze(1)
+    return along - (along * weights).sum(1, keepdim=True)

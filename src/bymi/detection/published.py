@@ -15,9 +15,9 @@ from bymi.core.inbox import Inbox
 from bymi.core.linalg import inner
 from bymi.core.list_inbox import ListInbox
 from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.detection.detector import Detector, Verdict
+from bymi.detection.detector import Detector
 from bymi.detection.half_products import Products, multiply, multiply_sets, weigh
-from bymi.detection.reasons import reason_code
+from bymi.detection.verdict import Verdict, reason_code
 
 _RECEIVERS = 256  # receivers whose products are held at a time
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.detection.detector import Verdict
-from bymi.detection.reasons import DEEDS, reason_code
+from bymi.detection.verdict import DEEDS, Verdict, reason_code
 
 KEPT = 4
 """States that a node keeps for a rollback."""

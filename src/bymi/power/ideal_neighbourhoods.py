@@ -13,8 +13,7 @@ from bymi.aggregation import Filtering
 from bymi.core.streams import stream
 from bymi.detection import Panel
 from bymi.detection.evidence import Evidence
-from bymi.detection.panel import hear
-from bymi.detection.score_test import outstanding
+from bymi.detection.panel import hear, outstanding
 from bymi.detection.threshold import threshold
 from bymi.power.setting import Setting
 

@@ -1,4 +1,4 @@
-"""Gross outliers: neighbours far too long, or copies of each other, as no honest node is."""
+"""Rows that repeat each other, as those of honest nodes do not."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ from torch import Tensor
 
 from bymi.core.linalg import lower_median
 from bymi.detection.evidence import Evidence
-from bymi.detection.robust_statistics import median
 
 _CROWD = 5  # smallest group of copies that is flagged by itself
 _MANY = 0.12  # share of the neighbours from which on copies of each other are flagged in a network
-
-
-def absurd(evidence: Evidence) -> Tensor:
-    """|x1| + |x2| per row as a multiple of the neighbourhood's median [b, n], about a central point."""
-    lengths = sum(p.diagonal(dim1=1, dim2=2).clamp_min(0.0).sqrt() for p in (evidence.first, evidence.second))
-    assert isinstance(lengths, Tensor)
-    return lengths / median(lengths, evidence.valid)
 
 
 def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
