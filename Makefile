@@ -40,15 +40,17 @@ bench-large: $(READY)
 bench-images: $(READY)
 	$(BIN)/python benchmarks/images.py
 
-# Tests of trackers and data frames, in an environment of its own: their packages are many. make test skips them.
+# Tests of trackers, data frames and Flower, in an environment of its own: their packages are many, and Flower needs older
+# versions of some. make test skips them.
 EXTRAS := .venv-extras
+EXTRAS_PIP := $(subst $(BIN),$(EXTRAS)/bin,$(subst constraints.txt,constraints-extras.txt,$(PIP)))
 test-extras: $(EXTRAS)/.ready
-	$(EXTRAS)/bin/python -m pytest -q tests/test_trackers.py tests/test_sweep.py
+	$(EXTRAS)/bin/python -m pytest -q tests/test_trackers.py tests/test_sweep.py tests/test_flower.py
 
-$(EXTRAS)/.ready: pyproject.toml constraints.txt
+$(EXTRAS)/.ready: pyproject.toml constraints-extras.txt
 	test -x $(EXTRAS)/bin/python || $(PYTHON) -m venv $(EXTRAS) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(EXTRAS)
-	$(PIP:$(BIN)/python=$(EXTRAS)/bin/python) setuptools
-	$(PIP:$(BIN)/python=$(EXTRAS)/bin/python) --no-build-isolation -e '.[dev,pandas,tensorboard,wandb,mlflow]'
+	$(EXTRAS_PIP) setuptools
+	$(EXTRAS_PIP) --no-build-isolation -e '.[dev,pandas,tensorboard,wandb,mlflow,flower]' 'flwr[simulation]'
 	touch $(EXTRAS)/.ready
 
 # For the tests of report pages in a real browser, which skip without one; as root, on Debian or Ubuntu.
