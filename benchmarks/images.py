@@ -26,13 +26,15 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from bymi import BALANCE, IOS, UBAR, Detector, ErdosRenyi, LocalNetwork, Optimisation, Plan, Round, StepSize, WarmUp  # noqa: E402
+from bymi.core.deviation import FollowsProtocol  # noqa: E402
 from bymi.core.streams import stream  # noqa: E402
 from bymi.core.topic import PARAMETERS  # noqa: E402
 from bymi.detection import Panel, Suspensions, UpdateHistory, Watch  # noqa: E402
-from bymi.problems import ModuleProblem, Shards, lenet, split_samples  # noqa: E402
+from bymi.problems import ModuleProblem, Shards, lenet  # noqa: E402
 from bymi.runs.run_folder import environment  # noqa: E402
 from bymi.runs.simulate import simulate  # noqa: E402
-from bymi.training.phases import FollowsProtocol, detect_hardened, detect_published  # noqa: E402
+from bymi.training.phases import detect_hardened, detect_published  # noqa: E402
+from bymi.training.samples import split_samples  # noqa: E402
 
 Row = dict[str, Any]
 SAMPLES, BATCH = 400, 32

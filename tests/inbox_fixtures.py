@@ -14,8 +14,7 @@ from bymi import Graph, Inbox, LocalNetwork
 from bymi.attacks.message import Sent, put_on_wire
 from bymi.core.inbox import Losses
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply
-from bymi.core.network import Outgoing
+from bymi.core.network import Answer, NeighbourhoodReply, Outgoing
 from bymi.core.topic import Topic
 from tests.reference.scenes import RunSetup
 

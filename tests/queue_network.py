@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox
-from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received, inboxes_of_replies
-from bymi.core.network import Outgoing
+from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, inboxes_of_replies
 from bymi.core.topic import Topic
 
 Queues = dict[tuple[int, int], SimpleQueue[Any]]

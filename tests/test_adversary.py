@@ -19,7 +19,7 @@ from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import local_network, simulate
-from bymi.training.phases import Snapshot
+from bymi.training.state import Snapshot
 
 NODES = 12
 MEMBERS = torch.tensor([number in (1, 4, 9) for number in range(NODES)])

@@ -26,8 +26,7 @@ from bymi.attacks import (
     VectorAttack,
     Victim,
 )
-from bymi.attacks.base import directions
-from bymi.attacks.levels import Part
+from bymi.attacks.base import Part, directions
 from bymi.core.errors import InputError
 from bymi.core.streams import stream
 from bymi.core.topology import ErdosRenyi

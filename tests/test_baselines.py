@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from bymi import Average, Complete, Detector, LocalNetwork, Optimisation, Plan, StepSize, Watch, drsgd_bymi
+from bymi.core.deviation import FollowsProtocol
 from bymi.detection import Panel
 from bymi.experiment import Spec, load, run
 from bymi.experiment.recipes import RECIPES
 from bymi.paper.study_images import image_spec
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.run_setup import set_up_run
-from bymi.training.phases import FollowsProtocol, optimise
+from bymi.training.phases import optimise
 from bymi.training.plan import WarmUp
 
 NODES = torch.arange(10)

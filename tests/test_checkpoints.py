@@ -17,13 +17,14 @@ from torch import Tensor
 
 import bymi
 from bymi import State
-from bymi.detection import KeptStates, Suspensions
+from bymi.detection import Suspensions
 from bymi.distributed.group import Group
 from bymi.runs import checkpoints
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.checkpoints import Place, Saved
 from bymi.runs.safetensors_file import TensorFile, UnusableError
 from bymi.runs.state_schema import StateShape, pack
+from bymi.training.state import KeptStates
 from tests.interruption_fixtures import RUNS, assert_same_state, frame_of, state_at, undisturbed
 
 EVERY = torch.arange(16)

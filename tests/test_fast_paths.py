@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bymi import Adversary, Graph
+from bymi.attacks.gradient import Zero
 from bymi.attacks.message import Huge, Inf, MessageAttack, NaN, Silent
-from bymi.attacks.simple import Zero
 from bymi.core import message_usage as usage
 from bymi.core.inbox import Inbox
 from bymi.core.linalg import inner_of_both, join, lower_median, norms_surely_below

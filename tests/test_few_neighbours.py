@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from bymi import Graph, LocalNetwork, Plan, WarmUp
+from bymi.core.deviation import FollowsProtocol
 from bymi.detection import Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.experiment.loading import load
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs import run_all
 from bymi.runs import run_folder as store
-from bymi.training.phases import FollowsProtocol, apply_verdict, detect_hardened, optimise
+from bymi.training.phases import apply_verdict, detect_hardened, optimise
 
 NODES, DIM, FEW = 12, 4, 5
 

@@ -25,13 +25,14 @@ from bymi import (
     simulate,
 )
 from bymi.attacks import ATTACKS
+from bymi.core.deviation import FollowsProtocol
 from bymi.core.streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.detection import Detector, Panel, Verdict, Watch
 from bymi.detection.verdict import REASONS
 from bymi.problems import linear_problem, linear_shard
 from bymi.training import phases as phases_module
-from bymi.training.phases import FollowsProtocol, optimise, warm_up
+from bymi.training.phases import optimise, warm_up
 
 NODES, BYZANTINE, DIM, SAMPLES = 50, 10, 10, 100
 DETECTOR = Detector(point="receiver", cross_fit=True, panel=Panel(), probe=True, sample="all", pruning="mutual")

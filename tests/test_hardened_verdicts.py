@@ -31,8 +31,8 @@ from bymi.detection import (
 from bymi.detection.clipping import shorten
 from bymi.detection.evidence import Evidence, NeighbourIndex
 from bymi.detection.verdict import REASONS
-from bymi.problems.sample_split import fresh_halves
 from bymi.runs.simulate import local_network
+from bymi.training.samples import fresh_halves
 from tests.detection_fixtures import claims_of, halves_of, parameters, verdict_of
 from tests.inbox_fixtures import Tampering, network_of
 from tests.neighbourhood_fixtures import found_in

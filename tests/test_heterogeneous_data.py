@@ -11,9 +11,9 @@ from bymi.datasets import shift_features
 from bymi.distributed.host import Host
 from bymi.experiment.spec import read_spec
 from bymi.problems import linear_problem, linear_shard
-from bymi.problems.sample_split import all_samples
 from bymi.runs.evaluators import LinearEvaluator
 from bymi.runs.tasks import Digits, Linear
+from bymi.training.samples import all_samples
 
 NODES = torch.arange(6)
 

@@ -15,7 +15,7 @@ from bymi.experiment import Spec, load
 from bymi.runs.metrics import Recorder
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import simulate
-from bymi.training.phases import Snapshot
+from bymi.training.state import Snapshot
 from tests.commands import TINY
 from tests.rule_kinds import KINDS
 

@@ -208,9 +208,9 @@ def ending(room: str, name: str, count: int, out: Path, **environment: str) -> s
 @pytest.mark.parametrize(
     ("room", "name", "count", "newest"),
     [
-        ("bymi.training.optimisation", "Round", 6, "round-00000003"),  # in the sixth round of the warm-up
+        ("bymi.training.phases", "Round", 6, "round-00000003"),  # in the sixth round of the warm-up
         ("bymi.training.phases", "judge_neighbours", 3, "round-00000015"),  # in the third detection
-        ("bymi.training.optimisation", "local_steps", 27, "round-00000030"),  # in the last phase
+        ("bymi.training.phases", "local_steps", 27, "round-00000030"),  # in the last phase
         ("os", "replace", 7, "round-00000012"),  # while a checkpoint is written, the fifth after spec and environment
     ],
 )

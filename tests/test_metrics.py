@@ -14,7 +14,7 @@ from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.evaluators import LinearEvaluator
 from bymi.runs.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
 from bymi.runs.outcome import ENDING_CODES, worst
-from bymi.training.phases import Snapshot
+from bymi.training.state import Snapshot
 
 BYZANTINE = torch.tensor([False, False, False, True, True])
 

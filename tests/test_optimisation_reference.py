@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi import Detector, Graph, LocalNetwork, Optimisation, Plan, StepSize
-from bymi.training.phases import FollowsProtocol, local_steps, optimise, premix
+from bymi.core.deviation import FollowsProtocol
+from bymi.training.phases import local_steps, optimise, premix
 from tests.reference import graphs, optimisation
 from tests.reference.scenes import RunSetup, draw_scene
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from bymi import Detector, Graph, InputError, LinearProblem, ListGraph, LocalNetwork, Optimisation, Panel, Plan, StepSize, Watch
+from bymi.core.deviation import FollowsProtocol
 from bymi.core.streams import stream
 from bymi.experiment import load
 from bymi.problems import linear_problem, linear_shard
 from bymi.training.algorithm import drsgd_bymi
-from bymi.training.optimisation import optimise
 from bymi.training.optimisers import OPTIMISERS
-from bymi.training.phases import FollowsProtocol
+from bymi.training.phases import optimise
 from tests.reference import graphs, optimisers
 from tests.reference.scenes import draw_scene
 from tests.test_optimisation_reference import Slopes, pruned

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
+from bymi.core.deviation import FollowsProtocol
 from bymi.core.streams import stream
 from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.detection.copies import duplicates
@@ -16,8 +17,8 @@ from bymi.detection.panel import absurd, alike, inconsistent, outstanding, shift
 from bymi.detection.robust_statistics import centred_diagonal, directions, uniform, widest
 from bymi.detection.verdict import REASONS
 from bymi.problems import linear_problem, linear_shard
-from bymi.problems.sample_split import fresh_halves
-from bymi.training.phases import FollowsProtocol, detect_hardened
+from bymi.training.phases import detect_hardened
+from bymi.training.samples import fresh_halves
 from tests.neighbourhood_fixtures import LEVEL, MIXED, Hall, draw_hall, evidence_of, found_in, heard, reasons_of
 from tests.reference import panel as by_definition
 from tests.reference.receiver import Data

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bymi import InputError
 from bymi.datasets import PARTITIONS, Dirichlet, LabelShards, Partition, Stratified
-from bymi.datasets.deal import apportion, deal
+from bymi.datasets.partition import apportion, deal
 
 EVERY = pytest.mark.parametrize("partition", [PARTITIONS[name]() for name in sorted(PARTITIONS)], ids=sorted(PARTITIONS))
 

@@ -26,11 +26,13 @@ from bymi import (
     WarmUp,
     drsgd_bymi,
 )
+from bymi.core.deviation import FollowsProtocol
 from bymi.core.streams import stream
 from bymi.core.topic import TRACKER
-from bymi.problems import linear_problem, linear_shard, split_samples
-from bymi.training.phases import FollowsProtocol, optimise, premix, warm_up
+from bymi.problems import linear_problem, linear_shard
+from bymi.training.phases import optimise, premix, warm_up
 from bymi.training.plan import theorem_step
+from bymi.training.samples import split_samples
 
 
 class Targets:

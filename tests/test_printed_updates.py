@@ -26,11 +26,13 @@ from bymi import (
 )
 from bymi.aggregation import BALANCE
 from bymi.attacks import ATTACKS
+from bymi.core.deviation import FollowsProtocol
 from bymi.core.streams import stream
 from bymi.core.topic import Topic
-from bymi.problems import LinearProblem, linear_problem, linear_shard, split_samples
+from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.simulate import local_network
-from bymi.training.phases import FollowsProtocol, detect_published, optimise, warm_up
+from bymi.training.phases import detect_published, optimise, warm_up
+from bymi.training.samples import split_samples
 from tests.reference import optimisation
 
 NODES, DIM = 9, 3

@@ -14,17 +14,20 @@ from torch import Tensor
 
 from bymi import Adversary, Detector, Graph, Identity, LocalNetwork, Plan, Principal
 from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation, SimulatedAdversary
+from bymi.core.deviation import FollowsProtocol
 from bymi.core.limits import LIMITS
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.network import NeighbourhoodReply
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify, identify_neighbours, judge_replies
 from bymi.detection import published as asked
 from bymi.detection.half_products import weigh
 from bymi.experiment import load, run
-from bymi.problems import LinearProblem, LinearShard, Split, linear_problem, linear_shard, split_samples
+from bymi.problems import LinearProblem, LinearShard, linear_problem, linear_shard
 from bymi.runs.simulate import local_network
 from bymi.training import phases
-from bymi.training.phases import FollowsProtocol, Snapshot, detect_published
+from bymi.training.phases import detect_published
+from bymi.training.samples import Split, split_samples
+from bymi.training.state import Snapshot
 from tests.reference import receiver as by_definition
 from tests.reference.scenes import draw_scene
 

@@ -7,9 +7,9 @@ import torch
 
 from bymi import Detector, InputError, Panel, Plan, SimulatedAdversary, Snapshot, simulate
 from bymi.experiment import load
-from bymi.problems import split_samples
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import sharded_run
+from bymi.training.samples import split_samples
 
 SMALL = ["method=drsgd-bymi", "profile=paper", "nodes=30", "graph.p=0.8", "steps=60", "warm_up.steps=20", "data.dim=8"]
 SMALL += ["data.samples=60"]

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from bymi.detection import REASONS, Verdict
-from bymi.detection.rollback import KEPT, KeptStates, to_roll_back
 from bymi.detection.verdict import DEEDS
 from bymi.experiment.spec import read_spec
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import simulate
+from bymi.training.algorithm import to_roll_back
+from bymi.training.state import KEPT, KeptStates
 
 
 def verdict(why: Tensor) -> Verdict:

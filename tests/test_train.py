@@ -22,8 +22,9 @@ from bymi.attacks import SignFlip, VectorAttack
 from bymi.core.streams import stream
 from bymi.distributed.host import Host
 from bymi.experiment import load
-from bymi.problems import all_samples, fresh_halves, lenet, split_samples, start_of
+from bymi.problems import lenet, start_of
 from bymi.runs import run_folder as store
+from bymi.training.samples import all_samples, fresh_halves, split_samples
 
 NODES = 10
 FACTOR = 1.0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         WeightedRule,
     )
     from bymi.attacks import ATTACKS, Adversary, SimulatedAdversary
+    from bymi.core.deviation import Deviation
     from bymi.core.errors import BymiError, GraphError, InputError
     from bymi.core.graph import Core, Graph, MatrixGraph
     from bymi.core.inbox import Inbox, Mixture, Round
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
     from bymi.runs.simulate import simulate
     from bymi.runs.trained_models import load_model
     from bymi.training.algorithm import drsgd_bymi
-    from bymi.training.phases import Deviation, Snapshot
     from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp
-    from bymi.training.state import State
+    from bymi.training.state import Snapshot, State
 
 __version__ = "0.12.0"
 

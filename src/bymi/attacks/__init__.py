@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from bymi.attacks.adaptive import Adaptive
-from bymi.attacks.adversary import Adversary
-from bymi.attacks.base import AttackContext, PerReceiver, RoleAttack, VectorAttack
+from bymi.attacks.adversary import Adversary, SimulatedAdversary, SimulatedDeviation
+from bymi.attacks.base import AttackContext, Level, PerReceiver, RoleAttack, Timetable, VectorAttack
 from bymi.attacks.collusion import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
-from bymi.attacks.gradient import GradientAttack, InnerProductManipulation
+from bymi.attacks.gradient import (
+    ALIE,
+    Gaussian,
+    GradientAttack,
+    InnerProductManipulation,
+    Mimic,
+    MinMax,
+    SameValue,
+    SignFlip,
+    Zero,
+)
 from bymi.attacks.halves import Decorrelated, Decoy, NegativeInjection
-from bymi.attacks.levels import Level
 from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
-from bymi.attacks.options import Attack, Shown, check_options
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
 from bymi.attacks.placement import PLACEMENTS, Placement, place
-from bymi.attacks.registry import ALIASES, ATTACKS
-from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
-from bymi.attacks.simulated_adversary import SimulatedAdversary, SimulatedDeviation
-from bymi.attacks.statistical import ALIE, Mimic, MinMax
-from bymi.attacks.timetable import Timetable
+from bymi.attacks.registry import ALIASES, ATTACKS, Attack, Shown, check_options
 from bymi.attacks.tracker import TrackerPoison
 
 __all__ = [

@@ -1,20 +1,60 @@
-"""Base classes of attacks on vectors: one for all receivers, with roles among attackers, or one message per receiver."""
+"""Base classes of attacks: where in the protocol an attack acts, what it knows, and when."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from bymi.attacks.levels import Level
-from bymi.attacks.timetable import Timetable
 from bymi.core.named_parts import Checked
 from bymi.core.streams import Stream, stream
 from bymi.core.topic import Part
+
+Level = Literal["gradient", "training", "pair", "message", "tracker"]
+"""gradient: gradients used in training and both detection halves; training: those of training alone, with true halves; pair:
+detection halves alone; message: parameters, and directions of gradient tracking, as they are sent; tracker: tracker vectors as
+they are sent.
+"""
+
+PARTS: dict[Level, frozenset[Part]] = {
+    "gradient": frozenset({"training", "first half", "second half"}),
+    "training": frozenset({"training"}),
+    "pair": frozenset({"first half", "second half"}),
+    "message": frozenset({"message"}),
+    "tracker": frozenset({"tracker"}),
+}
+
+
+# When detections take place and how long steps are: public settings of a run, which attackers know.
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """Rounds before which a detection takes place, ascending, and the step size of every round of the run."""
+
+    detections: tuple[int, ...]
+    steps: tuple[float, ...]
+
+    def window(self, step: int) -> int:
+        """Number of the window that a round belongs to: window i follows detection i; -1 before the first detection."""
+        return bisect_right(self.detections, step) - 1
+
+    def is_late(self, step: int) -> bool:
+        """Whether a round is in the second half of its window, by the sum of the step sizes."""
+        number = self.window(step)
+        start = self.detections[number] if number >= 0 else 0
+        end = self.detections[number + 1] if number + 1 < len(self.detections) else len(self.steps)
+        return 2 * (self._sums[step] - self._sums[start]) >= self._sums[end] - self._sums[start]
+
+    @cached_property
+    def _sums(self) -> list[float]:
+        return list(accumulate(self.steps, initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import AttackContext, RoleAttack, VectorAttack, directions, spread_of
-from bymi.attacks.levels import Level
+from bymi.attacks.base import AttackContext, Level, RoleAttack, VectorAttack, directions, spread_of
 from bymi.core.errors import require
 from bymi.core.streams import Stream
 

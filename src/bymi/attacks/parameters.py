@@ -8,9 +8,8 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from bymi.attacks.base import PerReceiver, VectorAttack, directions
-from bymi.attacks.levels import Level
-from bymi.attacks.statistical import ALIE
+from bymi.attacks.base import Level, PerReceiver, VectorAttack, directions
+from bymi.attacks.gradient import ALIE
 from bymi.core.errors import require
 from bymi.core.linalg import VectorStack, lower_median
 from bymi.core.streams import Stream

@@ -1,6 +1,8 @@
-"""Attacks by name."""
+"""Attacks by name, and the options of an adversary that go with them."""
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 from bymi.attacks.adaptive import (
     Adaptive,
@@ -16,17 +18,51 @@ from bymi.attacks.adaptive import (
     Wobble,
     WobbleFrame,
 )
+from bymi.attacks.base import PARTS, Level, PerReceiver, VectorAttack
 from bymi.attacks.collusion import Shift, Steer, TrainingShift, Victim
-from bymi.attacks.data import CovariateAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
-from bymi.attacks.gradient import GradientAttack, InnerProductManipulation
+from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
+from bymi.attacks.gradient import (
+    ALIE,
+    Gaussian,
+    GradientAttack,
+    InnerProductManipulation,
+    Mimic,
+    MinMax,
+    SameValue,
+    SignFlip,
+    Zero,
+)
 from bymi.attacks.halves import Decorrelated, Decoy, NegativeInjection
-from bymi.attacks.message import Huge, Inf, Misshapen, NaN, Silent
-from bymi.attacks.options import Attack
+from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
-from bymi.attacks.simple import Gaussian, SameValue, SignFlip, Zero
-from bymi.attacks.statistical import ALIE, Mimic, MinMax
 from bymi.attacks.tracker import TrackerPoison
+from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Table
+
+Attack = DataAttack | VectorAttack | PerReceiver | MessageAttack
+Mixing = Literal["plain", "none", "rule"]
+Pruning = Literal["none", "all", "rule"]
+Shown = Literal["one", "two"]
+
+
+def check_options(attack: Attack | None, level: Level | None, start: int, period: int | None, faces: Shown) -> None:
+    """Raise InputError, with the keys of a spec, unless the options fit the attack."""
+    require(level is None or (isinstance(level, str) and level in PARTS), "byzantine_level", level, ", ".join(PARTS))
+    require(is_integer(start) and start >= 0, "byzantine_start", start, "an integer, 0 or more")
+    require(period is None or (is_integer(period) and period >= 2), "byzantine_period", period, "an integer, 2 or more")
+    require(isinstance(faces, str) and faces in get_args(Shown), "byzantine_faces", faces, ", ".join(get_args(Shown)))
+    if isinstance(attack, DataAttack):
+        only = "with attacks on vectors or messages, not on data, which are rewritten before the run"
+        require(level is None, "byzantine_level", level, only)
+        require(start == 0, "byzantine_start", start, f"{only}; 0 here")
+        require(period is None, "byzantine_period", period, only)
+        require(faces == "one", "byzantine_faces", faces, only)
+    elif isinstance(attack, PerReceiver) and attack.tailored:
+        require(level in (None, "message"), "byzantine_level", level, "message for an attack that differs by receiver")
+    elif isinstance(attack, MessageAttack):
+        allowed = [name for name in PARTS if name != "training"]
+        require(level in (None, *allowed), "byzantine_level", level, f"{', '.join(allowed)}: training gradients are not sent")
+
 
 _ATTACKS: dict[str, type[Attack]] = {
     "parameter": ParameterAttack,

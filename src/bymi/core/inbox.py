@@ -29,7 +29,7 @@ from bymi.core.receiver_group import ReceiverGroup
 if TYPE_CHECKING:
     from bymi.core.dense_inbox import DenseInbox
     from bymi.core.list_inbox import ListInbox
-    from bymi.core.neighbourhood_reply import NeighbourhoodReply
+    from bymi.core.network import NeighbourhoodReply
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Protocol, runtime_checkable
@@ -15,11 +15,123 @@ from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, fold
 from bymi.core.limits import LIMITS
 from bymi.core.list_graph import GraphLike, ListGraph, as_graph
-from bymi.core.message_columns import MessageColumns, Messages, followed_by
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
-from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received, inboxes_of_replies
 from bymi.core.topic import PREMIX, Topic
-from bymi.core.variants import ListedVariants, Variants
+
+
+@dataclass(frozen=True, eq=False)
+class Variants:
+    """Further messages of equivocating senders: receivers `audience[:, c]` get variant c of `senders[c]` instead."""
+
+    senders: Tensor  # [C]
+    audience: Tensor  # [M, C] bool
+
+    @cached_property
+    def receivers(self) -> Tensor:
+        """First receiver of each variant [C]."""
+        return self.audience.to(torch.uint8).argmax(0)
+
+
+@dataclass(frozen=True, eq=False)
+class ListedVariants:
+    """Variants over neighbour lists: `at` holds the variant at each place of a receiver's list, -1 for none."""
+
+    senders: Tensor  # [C]
+    receivers: Tensor  # [C] one receiver of each variant
+    at: Tensor  # [M, n]
+
+
+# Columns of a round's inboxes: which messages some receivers get, and with what weight.
+
+
+Messages = Tensor | Sequence[Tensor | None]
+"""Messages as a tensor [J, D], or one by one with None for a missing one."""
+
+
+@dataclass(frozen=True, eq=False)
+class MessageColumns:
+    """The messages that B nodes may receive, and which of them each node does. With lists, [B, J] is [B, n]."""
+
+    nodes: Tensor  # [B] receivers, ascending
+    columns: Tensor  # [J] numbers of the messages among all of a round, ascending: one per node, then one per variant
+    senders: Tensor | None  # [J]; None: message j comes from node j
+    expected: Tensor  # [B, J] bool: arcs
+    weight: Tensor  # [B, J] float64 mixing weights
+    self_weight: Tensor  # [B] float64
+    lists: NeighbourLists | None = None  # of columns
+
+    @cached_property
+    def own_column(self) -> Tensor:
+        """[B] column of each node's own message."""
+        return torch.searchsorted(self.columns, self.nodes)
+
+    def receive(self, own: Tensor, messages: Messages, same: Tensor | None) -> Inbox:
+        """The inbox of these nodes; `same` [B]: nodes that sent the vector they hold, None for all."""
+        return Inbox.receive(
+            own,
+            messages,
+            expected=self.expected,
+            weight=self.weight,
+            self_weight=self.self_weight,
+            own_column=self.own_column if same is None else torch.where(same, self.own_column, -1),
+            senders=self.senders,
+            lists=self.lists,
+        )
+
+
+def followed_by(rows: Tensor, further: Messages) -> Messages:
+    """Messages [J, D] followed by further ones."""
+    return torch.cat([rows, further]) if isinstance(further, Tensor) else [*rows, *further]
+
+
+# Point queries: a receiver asks its neighbours for vectors at its own point, and gets a neighbourhood of replies.
+
+
+DEEDS = "deeds"
+"""Traffic topic of update histories that are stored at their senders and come with replies; the adversary cannot alter them."""
+
+
+class Answer(Protocol):
+    """Vectors [P, D] by topic that nodes [P] compute at the points [P, D] sent by `askers` [P]."""
+
+    def __call__(self, points: Tensor, nodes: Tensor, askers: Tensor) -> Mapping[Topic, Tensor]: ...
+
+
+class Received(Protocol):
+    """Vectors that one asker receives in place of the replies [J + 1, D] of nodes [J + 1], of which the last is the asker.
+
+    Called once all replies to one query are available.
+    """
+
+    def __call__(self, vectors: Tensor, nodes: Tensor, asker: int, topic: Topic) -> Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class NeighbourhoodReply:
+    """Replies to the query of one receiver: one inbox per topic, with that receiver alone (B = 1) and J nodes queried."""
+
+    receiver: int  # position among the nodes held here
+    senders: Tensor  # [J] columns of the network's arcs
+    point: Tensor  # [D] at which gradients were queried; without a query, the receiver's own vector
+    read: Callable[[], tuple[Inbox, ...]]  # call once, in any thread: replies are computed then
+    deeds: Callable[[], Tensor] | None = None  # [J + 1, D] update history of the nodes queried, then its own; None if not sent
+
+
+def inboxes_of_replies(
+    replies: Mapping[Topic, Tensor], nodes: Tensor, weight: Tensor, self_weight: Tensor, received: Received | None
+) -> tuple[Inbox, ...]:
+    """Inboxes of one receiver, one per topic, from the replies [J + 1, D] of nodes [J + 1], the last of them its own.
+
+    `weight` [J] and `self_weight` (a scalar) are the mixing weights of its neighbours and its own.
+    """
+    inboxes = []
+    for topic, vectors in replies.items():
+        heard = vectors if received is None else received(vectors, nodes, int(nodes[-1]), topic)
+        everyone = torch.ones(1, len(weight), dtype=torch.bool, device=weight.device)
+        inboxes.append(
+            Inbox.receive(heard[-1:], heard[:-1], expected=everyone, weight=weight[None], self_weight=self_weight[None])
+        )
+    return Inbox.together(inboxes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import InputError
-from bymi.datasets.deal import apportion, deal
 from bymi.datasets.images import ImageSet
+from bymi.datasets.partition import apportion, deal
 
 _TEST = 300
 _GREY = 16  # the brightest pixel of the original

@@ -9,7 +9,6 @@ from bymi.detection.half_products import Centre
 from bymi.detection.hardened import judge_neighbours
 from bymi.detection.identify_arrays import PANEL, identify
 from bymi.detection.published import identify_neighbours, judge_replies
-from bymi.detection.rollback import KeptStates
 from bymi.detection.scale import Identity, Principal, Scale
 from bymi.detection.threshold import PublishedThreshold, Threshold, threshold
 from bymi.detection.update_history import UpdateHistory
@@ -27,7 +26,6 @@ __all__ = [
     "HalfGradientMakers",
     "HalfGradients",
     "Identity",
-    "KeptStates",
     "Panel",
     "Principal",
     "ProbeMakers",

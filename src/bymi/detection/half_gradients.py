@@ -20,7 +20,7 @@ from bymi.core.dense_inbox import DenseInbox
 from bymi.core.inbox import Inbox
 from bymi.core.linalg import VectorStack, inner, inner_of_both, inner_of_sets, medoid
 from bymi.core.list_inbox import ListInbox
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
+from bymi.core.network import NeighbourhoodReply
 from bymi.detection.evidence import Evidence, NeighbourIndex, pick, stack, stack_rows
 from bymi.detection.robust_statistics import FEW_DIMENSIONS
 from bymi.detection.update_history import by_kind

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bymi.core.inbox import Inbox
 from bymi.core.limits import LIMITS
-from bymi.core.neighbourhood_reply import DEEDS, Answer, NeighbourhoodReply, Received, inboxes_of_replies
+from bymi.core.network import DEEDS, Answer, NeighbourhoodReply, Received, inboxes_of_replies
 from bymi.core.topic import Topic
 
 if TYPE_CHECKING:

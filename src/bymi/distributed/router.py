@@ -14,12 +14,10 @@ from bymi.core.inbox import Inbox
 from bymi.core.limits import LIMITS
 from bymi.core.linalg import norms
 from bymi.core.list_graph import ListGraph
-from bymi.core.message_columns import MessageColumns, Messages, followed_by
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.network import Outgoing
+from bymi.core.network import ListedVariants, MessageColumns, Messages, Outgoing, Variants, followed_by
 from bymi.core.receiver_group import ReceiverGroup
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
-from bymi.core.variants import ListedVariants, Variants
 from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, acceptable
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.shard_columns import columns_of_shard, heard_by

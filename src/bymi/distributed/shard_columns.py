@@ -8,9 +8,8 @@ from torch import Tensor
 from bymi.core.graph import Graph
 from bymi.core.inbox import fold
 from bymi.core.list_graph import ListGraph
-from bymi.core.message_columns import MessageColumns
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.variants import ListedVariants, Variants
+from bymi.core.network import ListedVariants, MessageColumns, Variants
 
 
 def heard_by(graph: Graph, nodes: Tensor) -> Tensor:

@@ -15,9 +15,8 @@ from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
 from bymi.core.linalg import VectorStack, norms
 from bymi.core.list_inbox import ListInbox
 from bymi.core.message_validity import OVERFLOW, acceptable, heard
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
-from bymi.core.network import Outgoing
+from bymi.core.network import NeighbourhoodReply, Outgoing
 from bymi.core.topic import Topic
 from bymi.distributed.coordinate_shards import once
 from bymi.distributed.list_shards import ListShards

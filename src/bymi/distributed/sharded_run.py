@@ -14,10 +14,18 @@ from bymi.core.deviation import Deviation
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox
 from bymi.core.list_graph import check_connected
-from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received
-from bymi.core.network import Network, Observable, Outgoing, settled
+from bymi.core.network import (
+    Answer,
+    ListedVariants,
+    NeighbourhoodReply,
+    Network,
+    Observable,
+    Outgoing,
+    Received,
+    Variants,
+    settled,
+)
 from bymi.core.topic import Topic
-from bymi.core.variants import ListedVariants, Variants
 from bymi.distributed.group import Group
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.node_order import place

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import torch
 
-from bymi.detection import KeptStates, Suspensions, UpdateHistory
+from bymi.detection import Suspensions, UpdateHistory
 from bymi.problems import Problem
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.safetensors_file import TensorFile, UnusableError
 from bymi.runs.state_schema import StateShape, expected, pack, unpack
 from bymi.training.plan import Plan
-from bymi.training.state import State
+from bymi.training.state import KeptStates, State
 
 _FILE = re.compile(r"round-(\d{8,})(-judged)?\.safetensors")
 _KEPT = 2

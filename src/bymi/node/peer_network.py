@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
-from bymi.core.neighbourhood_reply import Answer, NeighbourhoodReply, Received, inboxes_of_replies
-from bymi.core.network import Outgoing
+from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, inboxes_of_replies
 from bymi.core.topic import Topic
 from bymi.node.session import QUESTION, Session
 from bymi.node.wire import encode

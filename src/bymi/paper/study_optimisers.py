@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bymi.core.deviation import FollowsProtocol
 from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
 from bymi.core.streams import stream
@@ -18,8 +19,7 @@ from bymi.experiment.spec import read_spec
 from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import simulate
-from bymi.training.optimisation import optimise
-from bymi.training.phases import FollowsProtocol
+from bymi.training.phases import optimise
 from bymi.training.plan import Optimisation, Plan, StepSize
 
 NAME = "optimisers"

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from bymi.core.errors import InputError, first_line, is_integer, require
 from bymi.core.linalg import all_finite, check_tensor, gather_members
 from bymi.problems.gradient_backends import Batched, Captured, Gradients, Loop, Loss, Models, Path
-from bymi.problems.node_index import check_numbers, places_of
 from bymi.problems.parameter_vector import ParameterShapes
+from bymi.problems.problem import check_numbers, places_of
 from bymi.problems.stacked_layers import Stacked, losses_of
 
 _POOLED = 2048  # samples in one pass over pooled data

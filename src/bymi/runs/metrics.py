@@ -17,8 +17,7 @@ from bymi.runs.convergence_theory import Look, spaced, theory_of
 from bymi.runs.evaluators import Evaluator, ImageEvaluator, number
 from bymi.runs.model_averages import Average, look
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
-from bymi.training.phases import Snapshot
-from bymi.training.state import RoundCounts
+from bymi.training.state import RoundCounts, Snapshot
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guard_acted")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")

@@ -13,12 +13,11 @@ from torch import Tensor
 from bymi.attacks import SimulatedAdversary
 from bymi.core.network import LocalNetwork
 from bymi.core.topic import PARAMETERS
-from bymi.detection import KeptStates, Suspensions, UpdateHistory
-from bymi.detection.rollback import KEPT
+from bymi.detection import Suspensions, UpdateHistory
 from bymi.problems import Problem
 from bymi.runs.safetensors_file import UnusableError
 from bymi.training.plan import Plan
-from bymi.training.state import State
+from bymi.training.state import KEPT, KeptStates, State
 
 Axis = Literal["node", "column"]
 _BLOCKS = 10**9  # largest size of a dimension of the memory

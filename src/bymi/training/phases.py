@@ -1,19 +1,24 @@
-"""The phases: warm-up and detection; the third is `optimise`. Each is written once, for a process that holds B of M nodes."""
+"""The three phases: warm-up, detection, optimisation. Each is written once, for a process that holds B of M nodes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain
 
 import torch
 from torch import Tensor
 
 from bymi.aggregation import LocalSamples, Memory
-from bymi.core.deviation import Deviation, FollowsProtocol
-from bymi.core.neighbourhood_reply import NeighbourhoodReply
-from bymi.core.network import Network
-from bymi.core.topic import GRADIENT, PARAMETERS, Topic
+from bymi.core.deviation import Deviation
+from bymi.core.errors import require
+from bymi.core.graph import Graph
+from bymi.core.inbox import Inbox, Mixture, Round
+from bymi.core.network import KnowsTrackerLimit, NeighbourhoodReply, Network
+from bymi.core.streams import stream
+from bymi.core.topic import DIRECTION, GRADIENT, PARAMETERS, PREMIX, TRACKER, Topic
 from bymi.detection import (
     REASONS,
     HalfGradientMakers,
@@ -26,10 +31,10 @@ from bymi.detection import (
     judge_neighbours,
     judge_replies,
 )
-from bymi.problems import Problem, Split, fresh_halves, sizes_of
-from bymi.training.batches import draw_batches
-from bymi.training.optimisation import local_steps, mixing_by_rule, optimise, premix, round_of
-from bymi.training.plan import Plan
+from bymi.detection.clipping import SelfCentredClipping, fused
+from bymi.problems import Problem
+from bymi.training.plan import Optimisation, Plan
+from bymi.training.samples import Split, all_samples, draw_batches, fresh_halves, sizes_of
 from bymi.training.state import Snapshot
 
 
@@ -215,15 +220,245 @@ def _ask(
     return network.ask(step, theta, answer, asking, received, history)
 
 
-__all__ = [
-    "Deviation",
-    "FollowsProtocol",
-    "Snapshot",
-    "apply_verdict",
-    "detect_hardened",
-    "detect_published",
-    "local_steps",
-    "optimise",
-    "premix",
-    "warm_up",
-]
+# The third phase: SGD over the pruned graph by an optimiser, with the tracker of the left Perron vector.
+
+
+_PREMIX_PER_NODE = 10  # premixing gives up after this many rounds per node
+_ROUNDING = 1e-6  # tolerance on the sum of a tracker row
+_SETTLED = 1e-12  # relative change of a tracker entry that counts as none
+
+
+def optimise(
+    problem: Problem,
+    network: Network,
+    plan: Plan,
+    theta: Tensor,
+    deviation: Deviation,
+    *,
+    steps: range | None = None,
+    tracker: Tensor | None = None,
+    settled: bool = False,
+    memory: Mapping[str, Tensor] | None = None,
+) -> Iterator[Snapshot]:
+    """Yield the Snapshots of SGD over the pruned graph, by `plan.optimisation.method`. Paper: eq:local_dsgdrs.
+
+    `steps`: rounds of the plan to run, by default all after the warm-up. `tracker`, `settled` and `memory`: from earlier rounds
+    over this network. Mutual pruning leaves doubly stochastic weights, for which the tracker would be 1 / M everywhere: there
+    is none, nor is there one for a method that does not use it.
+    """
+    nodes, settings, method = network.nodes, plan.optimisation, plan.optimisation.method
+    samples = all_samples(problem, nodes)
+    first, rounds = plan.warm_up_steps, plan.steps - plan.warm_up_steps
+    steps = range(first, plan.steps) if steps is None else steps
+    if tracker is None and method.tracked and not plan.doubly_stochastic:
+        tracker, settled = premix(network, settings, step=steps.start)
+    mixer = _Mixer(network, plan, deviation, tracker, settled=settled, dtype=theta.dtype)
+    memory = {} if memory is None else memory
+    for step, chosen in draw_batches(samples.warm_up, samples.sizes, nodes, settings.batch, plan.seed, steps):
+        rate = settings.step_size.at(step - first, rounds)
+        mixer.begin(step, rate, round_of(problem, nodes, chosen, plan, step, rate))
+        gradient = deviation.gradients(problem.gradient(theta, nodes, chosen), nodes, GRADIENT, step)
+        theta, memory = method.update(theta, gradient, memory, mixer)
+        acted = (mixer.capped, mixer.floored, mixer.share, mixer.far_out)
+        state = {"tracker": mixer.tracker, "settled": settled, "memory": memory}
+        yield Snapshot(step + 1, "optimisation", theta, mixer.inbox, *acted, **state)  # type: ignore[arg-type]
+        mixer.inbox = None  # frees the messages before those of the next round arrive
+
+
+def round_of(problem: Problem, nodes: Tensor, chosen: Tensor, plan: Plan, step: int, rate: float) -> Round:
+    """What a rule may know of a round in which nodes use the samples `chosen` [B, s]."""
+
+    def losses(vectors: Tensor, wanted: Tensor, receivers: Tensor | None = None) -> Tensor:
+        if receivers is None:
+            return problem.losses(vectors, nodes, chosen, wanted)
+        return problem.losses(vectors, nodes[receivers], chosen[receivers], wanted)
+
+    return Round(step, plan.steps, losses, rate, plan.seed, nodes)
+
+
+def mixing_by_rule(network: Network, plan: Plan) -> Tensor:
+    """Mask [B] of the nodes that keep the warm-up rule as their mixing: with fewer than `panel.few` neighbours.
+
+    So few can be judged in part only: medians and spreads of them say little, and what is missed must not be averaged.
+    """
+    panel = None if plan.detector is None else plan.detector.panel
+    if panel is None or panel.few is None or not plan.doubly_stochastic or plan.warm_up.rule.plain:
+        return torch.zeros_like(network.nodes, dtype=torch.bool)
+    return network.arcs.sum(1) < panel.few
+
+
+class _Mixer:
+    """The rounds of one optimisation: the MixingRound of optimisers, and what it did for the Snapshot."""
+
+    def __init__(
+        self,
+        network: Network,
+        plan: Plan,
+        deviation: Deviation,
+        tracker: Tensor | None,
+        *,
+        settled: bool,
+        dtype: torch.dtype,
+    ) -> None:
+        self._network, self._plan, self._deviation = network, plan, deviation
+        self._settings, self._nodes = plan.optimisation, network.nodes
+        factor = None if plan.watch is None else plan.watch.fuse
+        # One clipping per topic: each remembers the arcs of its last round.
+        self._clipping = None if factor is None else (SelfCentredClipping(factor), SelfCentredClipping(factor))
+        self.tracker, self._settled = tracker, settled
+        self.adapt_first = self._settings.order == "adapt-then-combine"
+        self._step, self._rate, self._dtype = 0, 0.0, dtype
+        by_rule = mixing_by_rule(network, plan)
+        # The same on all ranks, since rules are collective there; a node of its own asks nobody.
+        alone = not getattr(network, "collective", True)
+        self._by_rule = by_rule[:, None] if (bool(by_rule.any()) if alone else network.count(by_rule)) else None
+        self._round = Round()
+        self.inbox: Inbox | None = None
+        self.share: Tensor | None = None
+        self.far_out: Tensor | None = None
+        self.capped = self.floored = torch.zeros_like(self._nodes, dtype=torch.bool)
+
+    def begin(self, step: int, rate: float, context: Round) -> None:
+        """Start a round with a step size."""
+        self._step, self._rate, self._round, self.share, self.far_out = step, rate, context, None, None
+
+    def mix(self, theta: Tensor) -> Tensor:
+        self.inbox, self.tracker, _ = self._exchange(theta, None)
+        mixture = self.inbox.average()
+        if self._clipping is not None:
+            self.share, self.far_out = self._clipping[0](self.inbox)
+            mixture = fused(self.inbox, self.share)
+        return self._kept(self.inbox, mixture)
+
+    def mix_both(self, theta: Tensor, directions: Tensor, *, push: bool = False) -> tuple[Tensor, Tensor]:
+        sent = directions / (1 + self._pushed[1])[:, None].to(directions) if push else directions
+        self.inbox, self.tracker, inbox = self._exchange(theta, sent)
+        assert inbox is not None
+        both = self.inbox.average(), inbox.average()
+        if push:  # sums of what was pushed; clipping would lose some of it
+            taken = (inbox.heard & inbox.from_node(self._pushed[0])).to(inbox.weight)
+            both = both[0], Mixture(torch.ones_like(inbox.self_weight), taken)
+        if self._clipping is not None:
+            self.share, self.far_out = self._clipping[0](self.inbox)
+            share = self.share if push else self._clipping[1](inbox)[0]
+            both = fused(self.inbox, self.share), both[1] if push else fused(inbox, share)
+        return self._kept(self.inbox, both[0]), self._kept(inbox, both[1], parameters=False)
+
+    def local_steps(self, *, limited: bool = True) -> Tensor:
+        steps, self.capped, self.floored = local_steps(
+            self.tracker, self._nodes, self._rate, self._settings, self._network.size, limited=limited
+        )
+        return steps[:, None].to(self._dtype)
+
+    def rescaling(self) -> Tensor:
+        size, usual = self._network.size, self._usual or 1.0
+        rate = usual if self._settings.convention == "mean" else usual / size
+        steps, self.capped, self.floored = local_steps(self.tracker, self._nodes, rate, self._settings, size)
+        return (steps / usual)[:, None].to(self._dtype)
+
+    def usual_steps(self, spread: float) -> Tensor:
+        steps = torch.full((len(self._nodes), 1), self._usual, dtype=torch.float64, device=self._nodes.device)
+        if spread:
+            draw = stream(self._plan.seed, "step sizes", node=self._nodes, device=self._nodes.device)
+            steps = steps * (1 + spread * (2 * draw.uniform(1) - 1))
+        return steps.to(self._dtype)
+
+    @property
+    def _usual(self) -> float:
+        """Step size for the mean gradient of all nodes."""
+        return self._rate * (self._network.size if self._settings.convention == "paper" else 1)
+
+    @cached_property
+    def _pushed(self) -> tuple[Tensor, Tensor]:
+        """Mask of the arcs along which directions are pushed to nodes held here [B, P], and number of receivers of each [B].
+
+        Nodes push to neighbours that hear them and that they hear: what they push to a node that they cut would be lost.
+        """
+        graph = getattr(self._network, "graph", None)
+        allowed = "any other on a network that does not know who hears whom"
+        require(isinstance(graph, Graph), "optimisation.method", type(self._settings.method).__name__, allowed)
+        assert isinstance(graph, Graph)
+        return graph.mutual[self._nodes], graph.count(graph.mutual)[self._nodes].to(torch.float64)
+
+    def _kept(self, inbox: Inbox, mixture: Mixture, *, parameters: bool = True) -> Tensor:
+        """Mixed vectors, or what Byzantine nodes keep in their place."""
+        averaged, mixed = self._clipping is None, inbox.mix(mixture)
+        if self._by_rule is not None and parameters:
+            averaged, rule = False, self._plan.warm_up.rule
+            mixed = torch.where(self._by_rule, rule(inbox.with_weight(), self._round).to(mixed), mixed)
+        return self._deviation.keep(inbox, mixed, self._nodes, averaged=averaged, step=self._step)
+
+    def _exchange(self, theta: Tensor, directions: Tensor | None) -> tuple[Inbox, Tensor | None, Inbox | None]:
+        """Inbox of parameters, the tracker after the round, unchanged once it has settled, and inbox of directions.
+
+        Paper: eq:eupdate.
+        """
+        topics = {PARAMETERS: theta}
+        if directions is not None:
+            topics[DIRECTION] = directions
+        mixes_tracker = not self._settled and self.tracker is not None
+        if mixes_tracker and self.tracker is not None:
+            topics[TRACKER] = self.tracker
+        inboxes = dict(zip(topics, self._network.exchange(self._step, topics), strict=True))
+        tracker = self.tracker
+        if mixes_tracker:
+            trackers = inboxes[TRACKER].accept_rows(_is_distribution)
+            tracker = trackers.mix(trackers.average())
+        return inboxes[PARAMETERS], tracker, inboxes.get(DIRECTION)
+
+
+def _is_distribution(rows: Tensor) -> Tensor:
+    """Mask [J] of rows that can be a tracker: no negative entry, sum one."""
+    return (rows.amin(1) >= -_ROUNDING) & ((rows.sum(1) - 1).abs() <= _ROUNDING)
+
+
+def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tensor, bool]:
+    """Tracker [B, M] after rounds of y_i <- sum_j W_ij y_j from y_i = e_i, without data, and whether it has settled.
+
+    With `premix_rounds` = None, rounds continue until no [y_i]_i changes (entries tending to zero are compared with the floor),
+    so that eq:eupdate would not change it later. Without premixing, the first local steps would be divided by W_ii instead of
+    v_i, up to a hundred times too long. Paper: eq:eupdate, thm:main0 (Y_0 = A^t0).
+
+    A network of many nodes may know the limit of premixing: then only the entries [y_i]_i [B] are returned. Collective.
+    """
+    wanted = how.premix_rounds if how.method.premixed else 0
+    if wanted is None and isinstance(network, KnowsTrackerLimit) and (entries := network.tracker_limit(step)) is not None:
+        return entries, True
+    # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
+    nodes = network.nodes
+    tracker = torch.zeros(len(nodes), network.size, dtype=torch.float64, device=nodes.device)
+    tracker.scatter_(1, nodes[:, None], 1.0)
+    floor = how.min_weight / network.size
+    limit = _PREMIX_PER_NODE * network.size if wanted is None else wanted
+    for _ in range(limit):
+        (inbox,) = network.exchange(step, {PREMIX: tracker})
+        inbox = inbox.accept_rows(_is_distribution)
+        mixed = inbox.mix(inbox.average())
+        before, after = tracker.gather(1, nodes[:, None]), mixed.gather(1, nodes[:, None])
+        tracker = mixed
+        unchanged = bool(((after - before).abs() <= _SETTLED * before.clamp_min(floor)).all())
+        if wanted is None and network.all_agree(unchanged):
+            return tracker, True
+    return tracker, False
+
+
+def local_steps(
+    tracker: Tensor | None, nodes: Tensor, rate: float, how: Optimisation, size: int, *, limited: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Step size per node, whether it was capped, and whether its tracker entry was floored, each [B].
+
+    `limited`: by the cap on local steps and the floor under the tracker.
+    """
+    entry = _entries(tracker, nodes, size)
+    floor, cap = (how.min_weight / size, how.max_local_step) if limited else (0.0, math.inf)
+    steps = rate / entry.clamp_min(floor)
+    if how.convention == "mean":
+        steps = steps / size
+    return steps.clamp_max(cap), steps > cap, entry < floor
+
+
+def _entries(tracker: Tensor | None, nodes: Tensor, size: int) -> Tensor:
+    """Tracker entry [y_i]_i of each node [B]; 1 / size without a tracker."""
+    if tracker is None:
+        return torch.full((len(nodes),), 1 / size, dtype=torch.float64, device=nodes.device)
+    return tracker if tracker.ndim == 1 else tracker.gather(1, nodes[:, None]).squeeze(1)

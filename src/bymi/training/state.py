@@ -1,16 +1,49 @@
-"""State between rounds, for resuming, and snapshots of rounds, for observers."""
+"""State between rounds, for resuming and for rolling back, and snapshots of rounds, for observers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from bymi.core.errors import is_integer, require
 from bymi.core.inbox import Inbox
 from bymi.core.network import Network
-from bymi.detection import KeptStates, Suspensions, UpdateHistory, Verdict
+from bymi.detection import Suspensions, UpdateHistory, Verdict
+
+KEPT = 4
+"""States that a node keeps for a rollback."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptStates:
+    """Parameters after the last detections, oldest first, and the length of the mean gradient that was claimed there."""
+
+    theta: Tensor  # [B, k, D]
+    mean_claim: Tensor  # [B, k]
+
+    @staticmethod
+    def blank(theta: Tensor) -> KeptStates:
+        """None, before the first detection of nodes at theta [B, D]."""
+        return KeptStates(theta[:, None][:, :0], theta.new_zeros(len(theta), 0, dtype=torch.float64))
+
+    def add(self, theta: Tensor, mean_claim: Tensor, most: int = KEPT) -> KeptStates:
+        """With one more state, theta [B, D] and mean_claim [B], and the last `most` of all."""
+        states = torch.cat([self.theta, theta[:, None]], 1), torch.cat([self.mean_claim, mean_claim[:, None]], 1)
+        return KeptStates(*(part[:, -most:] for part in states))
+
+    @property
+    def best(self) -> Tensor:
+        """The state of each node with the shortest mean claim [B, D].
+
+        Not simply the last one: attackers found in one window may have poisoned the state after it.
+        """
+        length = torch.where(torch.isfinite(self.mean_claim), self.mean_claim, torch.inf)
+        # Of equal ones the latest.
+        index = self.theta.shape[1] - 1 - length.flip(1).argmin(1)
+        return self.theta[torch.arange(len(index), device=index.device), index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,6 +128,3 @@ class Snapshot:
     stopped: bool = False  # early stopping: the run ends here
     state: State | None = None  # to resume after this round
     counts: RoundCounts | None = None
-
-
-__all__ = ["RoundCounts", "Snapshot", "State"]
