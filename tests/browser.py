@@ -56,3 +56,15 @@ def requests_of(driver: Any) -> list[str]:
     """The addresses that the browser has asked for since the last call."""
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+def assert_fits(driver: Any) -> None:
+    """Nothing of the page that is shown is wider than a phone, or than A4 when printed, where nothing scrolls."""
+    for media, width in (("screen", 390), ("print", 703)):
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media})
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": media == "screen"}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        driver.execute_script("dispatchEvent(new Event(arguments[0]))", "beforeprint" if media == "print" else "afterprint")
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= width, media
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -125,7 +125,7 @@ def test_plain_progress_is_a_line_every_ten_seconds() -> None:
     lines = err.getvalue().splitlines()
     assert len(lines) == 2
     assert lines[0] == (
-        "bymi: 110 of 1000 rounds, 11 rounds/s, 1 min 21 s left; "
+        "bymi: 110 of 1000 rounds, 10 rounds/s, 1 min 29 s left; "
         "DSGD seed 3: warm-up, round 40 of 500, gap 1.2e-02, 7 flagged, 2 not heard"
     )
     assert (clock(7500), clock(59.2)) == ("2 h 5 min", "59 s")

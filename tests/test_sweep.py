@@ -15,11 +15,12 @@ import bymi as package
 from bymi.distributed.host import Host
 from bymi.experiment import load
 from bymi.experiment.sweep import load_sweep, read_list
+from bymi.report.results_text import means_text
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import SWEEP, mean_and_deviation
 from bymi.runs.runner import dealt
 from bymi.runs.time_estimate import estimate_seconds
-from tests.browser import browser, needs_browser, requests_of
+from tests.browser import assert_fits, browser, needs_browser, requests_of
 from tests.commands import FINISHES, bymi, dates_in, mistake
 
 WORDS = (*FINISHES, "method=drsgd-bymi", "warm_up.rule=[balance,ios]", "attack=[ipm:a=2.0, gradient]", "seeds=2")
@@ -104,6 +105,23 @@ def test_the_same_command_runs_nothing_again(swept: Path) -> None:
     assert "8 runs: 8 complete, 0 to do" in answer.words
 
 
+def test_json_has_a_run_per_line_in_the_order_of_the_lists(swept: Path) -> None:
+    answer = bymi("sweep", *WORDS, "--jobs", 1, "--out", swept, "--json")
+    rows = [json.loads(line) for line in answer.out.splitlines()]
+    assert [(row["warm_up.rule"], row["attack"], row["seed"]) for row in rows] == [
+        (rule, attack, seed) for rule in ("balance", "ios") for attack in ("ipm:a=2.0", "gradient") for seed in (0, 1)
+    ]
+    assert "8 runs, 2 per row" in answer.err
+
+
+@pytest.mark.parametrize("width", [60, 140])
+def test_means_fit_the_width_with_whole_numbers(swept: Path, width: int) -> None:
+    table = package.results(swept)
+    text = means_text(table, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert all(f"{row['gap']:.1e} +- {row['gap_sd']:.1e}" in text for row in table.over_seeds())
+
+
 def test_a_failed_run_is_a_row(tmp_path: Path) -> None:
     words = (*FINISHES, "method=drsgd-bymi", "attack=[silent, out-of-distribution]", "seeds=1", "--out", tmp_path / "out")
     answer = bymi("sweep", *words, "--jobs", 1)
@@ -162,3 +180,4 @@ def test_the_page_of_a_sweep_works_in_a_browser(swept: Path, tmp_path: Path) -> 
         driver.find_element("css selector", "[data-filter=summary-table]").send_keys("ios")
         script = "return [...document.querySelectorAll('#summary-table tbody tr')].filter(row => !row.hidden).length"
         assert driver.execute_script(script) == 4
+        assert_fits(driver)

@@ -28,6 +28,7 @@ from bymi.commands.options import (
     Timeout,
     Track,
 )
+from bymi.commands.printing import own_command
 from bymi.commands.running import bar, run_specs
 from bymi.core.errors import BymiError, InputError, StorageError, require, system_refusal
 from bymi.core.files import refuse_link
@@ -131,7 +132,8 @@ def run(
         for folder in folders:
             _print_line(console, f"Folder: {folder}")
         alone = {path.parent for path in out.glob(f"*/{store.SUMMARY}")} == set(folders)
-        _print_line(console, f"Report: bymi report {out if alone else ' '.join(map(str, folders))}")
+        which = out if alone else " ".join(map(str, folders))
+        _print_line(console, f"For a report page: {own_command()} report {which} --open")
     # Under torchrun an exit code would mean that a rank has failed, and restart the run.
     raise typer.Exit(worst(summary["outcome"] for summary in summaries) if group is None else 0)
 

@@ -10,6 +10,7 @@ FEW = 8
 
 def few_neighbours(folders: list[Path]) -> str | None:
     """Advice if an honest node of a run with a detection has fewer than FEW neighbours, else None."""
+    from bymi.commands.printing import own_command
     from bymi.core.errors import BymiError
     from bymi.runs import run_folder as store
     from bymi.runs.detection_log import PER_NODE
@@ -27,5 +28,5 @@ def few_neighbours(folders: list[Path]) -> str | None:
             level = spec["detection"]["fdr_level"]
             asked = f"--nodes {len(nodes['neighbours'])} --degree {max(1, least)} --ratio {spec['byzantine_ratio']:g}"
             said = f"Some honest nodes have only {least} neighbours, few to tell who is Byzantine."
-            return f"{said} What to expect: bymi plan {asked} --fdr-level {level:g}"
+            return f"{said} What to expect: {own_command()} plan {asked} --fdr-level {level:g}"
     return None

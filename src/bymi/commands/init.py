@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bymi.commands.printing import print_line
+from bymi.commands.printing import own_command, print_line
 from bymi.core.errors import require
 
 TEMPLATE = """\
@@ -55,7 +55,7 @@ def init(
     require(path.suffix == ".toml", "FILE", str(path), "a name that ends in .toml")
     require(force or not path.exists(), "FILE", str(path), "a file that is not there yet, or --force")
     files.write_bytes(path, TEMPLATE.format(name=path.name).encode())
-    print_line(f"Wrote {path}. Next: bymi run {path}")
+    print_line(f"Wrote {path}. Next: {own_command()} run {path}")
 
 
 def register(app: typer.Typer) -> None:

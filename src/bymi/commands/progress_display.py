@@ -22,10 +22,11 @@ class Display:
     """Shows the progress of runs: `advance` counts rounds, `watch` says where one run stands."""
 
     def __init__(self, runs: int, rounds: int, *, hidden: bool = False) -> None:
-        self._rounds, self._done = rounds, 0
+        self._rounds, self._done, self._before = rounds, 0, 0
         self._hidden = hidden or rounds == 0
         self._latest: dict[int, Any] = {}
-        self._start = self._said = time.monotonic()
+        self._said = time.monotonic()
+        self._start: float | None = None  # when the first rounds were counted
         console = Console(stderr=True)
         self._live: Live | None = None
         if console.is_terminal and not self._hidden:
@@ -56,15 +57,21 @@ class Display:
         return Group(self._bar, *lines)
 
     def advance(self, index: int, rounds: int) -> None:
-        """Count rounds of a run."""
+        """Count rounds of a run. The clock starts with the first ones, so that starting workers is no slow round."""
         self._done += rounds
+        if self._start is None:
+            self._start, self._before = time.monotonic(), self._done
         if self._live is not None:
-            speed = self._done / max(1e-9, time.monotonic() - self._start)
-            self._bar.update(self._task, advance=rounds, speed=f"{speed:.0f}/s")
+            self._bar.update(self._task, advance=rounds, speed=f"{self._speed():.0f}/s")
         elif not self._hidden and time.monotonic() - self._said >= LINE_EVERY:
             self._said = time.monotonic()
             sys.stderr.write(self.line() + "\n")
             sys.stderr.flush()
+
+    def _speed(self) -> float:
+        """Rounds per second since the first ones were counted."""
+        seconds = 0.0 if self._start is None else time.monotonic() - self._start
+        return (self._done - self._before) / seconds if seconds > 0 else 0.0
 
     def watch(self, index: int, status: Any) -> None:
         """Note where a run stands."""
@@ -73,10 +80,9 @@ class Display:
 
     def line(self) -> str:
         """Where all runs stand, in one line."""
-        seconds = max(1e-9, time.monotonic() - self._start)
-        speed = self._done / seconds
-        left = f"{clock((self._rounds - self._done) / speed)} left" if speed else "time left unknown"
-        share = f"{self._done} of {self._rounds} rounds, {speed:.0f} rounds/s, {left}"
+        speed = self._speed()
+        left = f"{speed:.0f} rounds/s, {clock((self._rounds - self._done) / speed)} left" if speed else "time left unknown"
+        share = f"{self._done} of {self._rounds} rounds, {left}"
         if not self._latest:
             return f"bymi: {share}"
         return f"bymi: {share}; {where(list(self._latest.values())[-1])}"

@@ -16,6 +16,7 @@ def report(
     figures: Annotated[
         Path | None, typer.Option("--figures", help="Folder for figures in a paper's style: PNG, SVG and PDF.")
     ] = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """Write one self-contained HTML page of a run, of several runs side by side, or of a sweep."""
     from bymi.report.page import write_page
@@ -26,6 +27,11 @@ def report(
         from bymi.report.paper_figures import write_figures
 
         print_line(f"Figures: {len(write_figures(runs, figures))} files in {figures}")
+    if show:
+        import webbrowser
+
+        if not webbrowser.open(output.resolve().as_uri()):
+            print_line(f"No browser was found; open {output.resolve().as_uri()}")
 
 
 def register(app: typer.Typer) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from bymi.commands.options import (
+    AsJson,
     CheckpointEvery,
     DataFolder,
     Device,
@@ -53,6 +54,7 @@ def sweep(
     imports: Imports = False,
     timeout: Timeout = 60.0,
     quiet: Quiet = False,
+    as_json: AsJson = False,
     track: Track = None,
 ) -> None:
     """Run every combination of settings and seeds, then write results.csv and report.html. The same command resumes it."""
@@ -83,10 +85,12 @@ def sweep(
     table = results(out)
     table.to_csv(out / "results.csv")
     write_page([out], out / "report.html")
+    if as_json:
+        _print_rows(table)
     if not quiet:
-        _print_means(table)
-        print_line(f"Results: {out / 'results.csv'}")
-        print_line(f"Report: {out / 'report.html'}")
+        _print_means(table, error=as_json)
+        print_line(f"Results: {out / 'results.csv'}", error=as_json)
+        print_line(f"Report: {out / 'report.html'}", error=as_json)
     failed = [run for run in plan.runs if run.error] + list(errors)
     if failed:
         print_line(
@@ -146,8 +150,7 @@ def results_command(
     if parquet is not None:
         table.to_parquet(parquet)
     if as_json:
-        for row in table:
-            print(json.dumps(row, allow_nan=False))
+        _print_rows(table)
         return
     _print_means(table)
     for path in (csv, parquet):
@@ -155,12 +158,17 @@ def results_command(
             print_line(f"Wrote {path}")
 
 
-def _print_means(table: Any) -> None:
+def _print_rows(table: Any) -> None:
+    """Print every run as JSON, an object per line."""
+    for row in table:
+        print(json.dumps(row, allow_nan=False))
+
+
+def _print_means(table: Any, *, error: bool = False) -> None:
     """Print a row per setting: mean and deviation over seeds of the main measures."""
     from bymi.report.results_text import means_text
 
-    shown = console()
-    print_line(means_text(table, shown.width))
+    print_line(means_text(table, console(error=error).width), error=error)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""What the columns of tables mean, in one line each: for the terminal and for report pages."""
+"""What columns of tables and reasons of flags mean, in one line each: for the terminal and for report pages."""
 
 from __future__ import annotations
 
@@ -15,6 +15,27 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "core_size": ("core", "nodes in the largest strongly connected component after pruning"),
 }
 """Name and meaning by key of summary.json."""
+
+
+REASONS: dict[str, str] = {
+    "score": "its two half gradients lie off the centre in the same direction, beyond the threshold",
+    "not heard": "no usable answer, so it cannot be judged",
+    "absurd": "its gradients are many times longer than those of others",
+    "duplicate": "its gradients repeat those of others",
+    "inconsistent": "its two halves differ too much, or too little, for two samples of its data",
+    "too good": "its gradients are closer to the centre than a sample can be",
+    "extreme score": "a score far beyond the threshold",
+    "direction": "its gradients, or those of a group with it, are shifted along one direction",
+    "fuse": "its parameters were far out, or missing, in too many rounds",
+    "drift": "its parameters were far from those of others for long",
+    "deed": "its updates do not follow from the gradients that it claimed",
+    "serving time": "suspended by an earlier detection",
+    "alike": "the noise in its halves resembles that of others",
+    "far": "its gradients are farther off than data of another distribution explain",
+    "backward": "its gradients point against the mean gradient",
+    "joint update": "its updates, or those of a group with it, are shifted along one direction",
+}
+"""What each reason of a flag says about a neighbour."""
 
 
 def meanings(keys: Iterable[str]) -> list[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import statistics
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -14,11 +15,11 @@ from bymi.core import files
 from bymi.core.errors import BymiError, InputError, require
 from bymi.report import tables
 from bymi.report.figures import describe
-from bymi.report.meanings import meanings
+from bymi.report.meanings import REASONS, meanings
 from bymi.report.page_data import measures_of, rank, run_data
-from bymi.report.sweep_data import SHOWN, sweep_data
+from bymi.report.sweep_data import SHOWN, sweep_data, varied_settings
 from bymi.runs import run_folder as store
-from bymi.runs.results_table import ListedRun, ResultsTable, find_runs, table_of
+from bymi.runs.results_table import ListedRun, ResultsTable, find_runs, flatten, table_of
 
 DETAILED = 8
 """Runs up to which a page shows the detections of each; a page of more is an overview."""
@@ -67,7 +68,7 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
         "version": bymi.__version__,
         "title": _title(main, data["sweep"]),
         "count": f"{len(runs)} runs" if len(runs) > 1 else "1 run",
-        "outcome": _overview(table) if is_sweep and not detailed else outcome(main, ended),
+        "outcome": _overview(table, data["sweep"]) if is_sweep and not detailed else outcome(main, ended),
         "remarks": [line for run in detailed for line in tables.remarks(run.summary or {})],
         "tiles": [] if main is None or (is_sweep and not detailed) else _tiles(main, ended),
         "sections": sections,
@@ -77,6 +78,7 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
         "detailed": bool(detailed),
         "detections": has_detections,
         "nodes": has_nodes,
+        "reasons": _reasons(data["runs"]),
         "repeat": [_repeat(run) for run in ended[-_REPEATED:]],
         "repeat_note": f"{len(ended) - _REPEATED} more runs have their spec.json in their folders."
         if len(ended) > _REPEATED
@@ -193,25 +195,28 @@ def _failed(run: ListedRun, columns: int) -> list[str]:
 
 
 def _sweep_table(table: ResultsTable) -> dict[str, Any]:
-    """A row per run: settings, the measures that the overview shows, the outcome, and why a run failed."""
+    """A row per run: settings, the measures that the overview shows, the outcome, and why runs failed if any did."""
     shown = [key for key, _, _ in SHOWN if key in table.measures]
     names = {key: heading for heading, key in tables.COLUMNS}
-    settings = [key for key in table.settings if key == "seed" or len({repr(row[key]) for row in table}) > 1 or key == "method"]
+    settings = [*(varied_settings(table) or ["method"]), "seed"]
+    failed = any(row["outcome"] != "finished" for row in table)
     rows = []
     for row in table:
         cells = [tables.cell(key, row[key]) for key in settings]
         cells += [tables.cell(key, row[key]) if key in names else _plain(key, row[key]) for key in shown]
         why = "" if row["outcome"] == "finished" else str(row["sentence"] or "")
-        rows.append([*cells, str(row["outcome"]), why])
+        rows.append([*cells, str(row["outcome"]), *([why] if failed else [])])
+    words = [at for at, key in enumerate(settings) if key != "seed"]
     return {
         "title": "All runs",
-        "headings": [*settings, *[names.get(key, _SHORT.get(key, key)) for key in shown], "outcome", "why"],
-        "rows": rows,
-        "words": [
-            *[i for i, key in enumerate(settings) if key != "seed"],
-            len(settings) + len(shown),
-            len(settings) + len(shown) + 1,
+        "headings": [
+            *settings,
+            *[names.get(key, _SHORT.get(key, key)) for key in shown],
+            "outcome",
+            *(["why"] if failed else []),
         ],
+        "rows": rows,
+        "words": [*words, len(settings) + len(shown), len(settings) + len(shown) + 1],
         "main": -1,
         "legend": meanings(shown),
         "searchable": True,
@@ -223,16 +228,36 @@ def _plain(key: str, value: Any) -> str:
     return "-" if value is None else f"{100 * value:.1f}" if share else f"{value:.3g}"
 
 
-def _overview(table: ResultsTable) -> str:
-    """One sentence on a sweep."""
+def _reasons(runs: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Reasons that occur in detections of these runs, with their meanings."""
+    used = {name for run in runs for name in run.get("reasons_used", ())}
+    return [(name, meaning) for name, meaning in REASONS.items() if name in used]
+
+
+def _overview(table: ResultsTable, sweep: dict[str, Any]) -> str:
+    """Two sentences on a sweep: how many runs finished, and the range of their main measure."""
     finished = sum(row["outcome"] == "finished" for row in table)
     settings = len({tuple(repr(row[key]) for key in table.settings if key != "seed") for row in table})
     seeds = len({row["seed"] for row in table})
     rest = len(table) - finished
     other = f"; {rest} did not finish: see why in the table" if rest else ""
-    return (
-        f"{len(table)} runs of {settings} settings with {seeds} {'seeds' if seeds > 1 else 'seed'}: {finished} finished{other}."
-    )
+    counts = f"{settings} settings with {seeds} {'seeds' if seeds > 1 else 'seed'}"
+    return f"{len(table)} runs of {counts}: {finished} finished{other}.{_range(sweep)}"
+
+
+def _range(sweep: dict[str, Any]) -> str:
+    """The smallest and the largest median of the main measure, with their settings; empty for fewer than two settings."""
+    measure = _measure({one["key"]: True for one in sweep["measures"]})
+    groups: dict[str, list[float]] = {}
+    for row in sweep["rows"]:
+        if measure is not None and row["values"][measure[0]] is not None:
+            groups.setdefault(" with ".join(row["settings"]), []).append(row["values"][measure[0]])
+    if measure is None or len(groups) < 2:
+        return ""
+    key, name = measure
+    medians = {group: statistics.median(values) for group, values in groups.items()}
+    low, high = min(medians, key=medians.__getitem__), max(medians, key=medians.__getitem__)
+    return f" Their median {name} goes from {_value(key, medians[low])} ({low}) to {_value(key, medians[high])} ({high})."
 
 
 def _repeat(run: ListedRun) -> dict[str, Any]:
@@ -253,9 +278,7 @@ def _repeat(run: ListedRun) -> dict[str, Any]:
         "command": "bymi.train(...)  # with the settings below" if own else f"bymi run {name}",
         "spec": text,
         "environment": [(key, value) for key, value in environment.items()],
-        "summary": [
-            (key, json.dumps(value) if isinstance(value, (dict, list)) else value) for key, value in (run.summary or {}).items()
-        ],
+        "summary": [(key, value) for key, value in flatten(run.summary or {}).items() if value is not None],
     }
 
 

@@ -43,12 +43,12 @@ _CROWDED = 12  # neighbours per node from which on a drawing by forces is a ball
 _SPRINGS = 400  # nodes up to which a drawing by forces is tried
 
 
-def rank(run: ListedRun) -> tuple[int, str, int]:
+def rank(run: ListedRun) -> tuple[int, str]:
     """Baselines first, the hardened method last, as the terminal shows them."""
     kinds = ("dsgd", "rule", "published", "drsgd-bymi")
     method = (run.spec or {}).get("method")
     method = method[0] if isinstance(method, list) and method else method
-    return (kinds.index(method) if method in kinds else len(kinds), run.label, run.seed)
+    return (kinds.index(method) if method in kinds else len(kinds), run.label)
 
 
 def run_data(run: ListedRun, graphs: list[dict[str, Any]], budget: int = _PACKED) -> dict[str, Any]:
@@ -171,7 +171,9 @@ def _detections(path: Path, budget: int) -> dict[str, Any]:
     if count < len(packed):
         chosen = sorted({round(index * (len(packed) - 1) / (count - 1)) for index in range(count)})
         packed = [packed[index] for index in chosen]
-    return {"detections": packed, "detections_stored": len(lines), "reasons": lines[0]["reasons"]}
+    names = lines[0]["reasons"]
+    used = [names[code] for code in sorted({code for line in lines for code in line["reason"]})]
+    return {"detections": packed, "detections_stored": len(lines), "reasons": names, "reasons_used": used}
 
 
 def _pack(line: Mapping[str, Any]) -> dict[str, Any]:

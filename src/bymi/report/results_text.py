@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from bymi.report.sweep_data import SHOWN
+from bymi.report.sweep_data import SHOWN, varied_settings
 from bymi.report.tables import COLUMNS
 from bymi.runs.results_table import ResultsTable
 
@@ -17,33 +18,52 @@ def means_text(table: ResultsTable, width: int) -> str:
     means = table.over_seeds()
     kinds = {key: kind for key, _, kind in SHOWN}
     names = {key: heading.removesuffix(" %") for heading, key in COLUMNS}
-    settings = [key for key in table.settings if key != "seed"]
+    settings = varied_settings(table) or ["method"]
     shown = [key for key in _MAIN if any(row.get(key) is not None for row in means)]
-    headings = [*settings, "runs", "not finished", *[_heading(names.get(key, key), kinds.get(key)) for key in shown]]
+    counts = ["runs"] if len({row["runs"] for row in means}) > 1 else []
+    counts += ["not_finished"] if any(row["not_finished"] for row in means) else []
+    headings = [*settings, *[key.replace("_", " ") for key in counts]]
+    headings += [_heading(names.get(key, key), kinds.get(key)) for key in shown]
     rows = [
         [
-            *[_plain(row[key]) for key in settings],
-            str(row["runs"]),
-            str(row["not_finished"]),
+            *[_plain(row[key]) for key in [*settings, *counts]],
             *[_pair(row[key], row[f"{key}_sd"], kinds.get(key)) for key in shown],
         ]
         for row in means
     ]
-    note = "mean +- standard deviation over seeds"
-    widths = [max(len(heading), *(len(row[i]) for row in rows)) for i, heading in enumerate(headings)]
+    each = "" if counts[:1] == ["runs"] else f", {means[0]['runs']} per row"
+    note = f"{len(table)} runs{each}" + ("" if len(table) == len(means) else ", mean +- standard deviation over seeds")
+    widths = [max(map(len, [*heading.split(), *[row[at] for row in rows]])) for at, heading in enumerate(headings)]
     if sum(widths) + 2 * len(widths) <= width:
-        lines = [_line(headings, widths), _line(["-" * one for one in widths], widths), *[_line(row, widths) for row in rows]]
+        lines = [
+            *_folded(headings, widths),
+            _line(["-" * one for one in widths], widths),
+            *[_line(row, widths) for row in rows],
+        ]
         return "\n".join([*lines, note])
-    blocks = []
-    for row in rows:
-        values = [f"{heading} {value}" for heading, value in zip(headings, row, strict=True) if value != "-"]
-        lines = [""]
-        for value in values:
-            if lines[-1] and len(lines[-1]) + 3 + len(value) > width:
-                lines.append("  ")
-            lines[-1] += ("   " if lines[-1].strip() else "") + value
-        blocks.append("\n".join(lines))
-    return "\n\n".join([*blocks, note])
+    return "\n\n".join([*[_block(headings, row, len(settings), width) for row in rows], note])
+
+
+def _folded(headings: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Lines of headings, folded at blanks and ending on the same line."""
+    folded = [textwrap.wrap(heading, width) for heading, width in zip(headings, widths, strict=True)]
+    height = max(map(len, folded))
+    return [_line([([""] * (height - len(one)) + one)[at] for one in folded], widths) for at in range(height)]
+
+
+def _block(headings: Sequence[str], row: Sequence[str], settings: int, width: int) -> str:
+    """The settings on one line, then the values, on as many lines as they need."""
+    lines = textwrap.wrap(
+        ", ".join(f"{heading} {value}" for heading, value in zip(headings, row[:settings], strict=False)), width
+    )
+    line = ""
+    for heading, value in zip(headings[settings:], row[settings:], strict=True):
+        pair = f"{heading} {value}"
+        if line and len(line) + 3 + len(pair) > width:
+            lines.append(line)
+            line = ""
+        line = f"{line}   {pair}" if line else f"  {pair}"
+    return "\n".join([*lines, line])
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:

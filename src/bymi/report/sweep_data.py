@@ -36,12 +36,7 @@ def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]
     """Settings, measures, a row per run and a band per setting and measure."""
     axes = [key for key in table.settings if key != "seed"]
     values = {key: _in_order({_text(row[key]) for row in table}) for key in axes}
-    varied = [key for key in axes if len(values[key]) > 1]
-    others = [key for key in varied if key != "method"]
-    if len({(*(_text(row[key]) for key in others), row["method"]) for row in table}) == len(
-        {tuple(_text(row[key]) for key in others) for row in table}
-    ):
-        varied = others  # the other settings say which method it is
+    varied = varied_settings(table)
     shown = [{"key": key, "name": name, "kind": kind} for key, name, kind in SHOWN if key in table.measures]
     known = {one["key"] for one in shown}
     shown += [
@@ -70,6 +65,14 @@ def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]
         "rows": rows,
         **_bands(runs, rows),
     }
+
+
+def varied_settings(table: ResultsTable) -> list[str]:
+    """Settings in which runs differ, but for the seed; the method only where the others do not say which one it is."""
+    varied = [key for key in table.settings if key != "seed" and len({repr(row[key]) for row in table}) > 1]
+    others = [key for key in varied if key != "method"]
+    told = {tuple(repr(row[key]) for key in others) for row in table}
+    return others if len({(*(repr(row[key]) for key in others), row["method"]) for row in table}) == len(told) else varied
 
 
 def _bands(runs: Sequence[ListedRun], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -144,18 +144,23 @@ def table_of(runs: Sequence[ListedRun]) -> ResultsTable:
 
 
 def find_runs(folders: Sequence[Path]) -> list[ListedRun]:
-    """All runs in these folders, sorted by name within each; a folder without any is an InputError."""
+    """All runs in these folders, those of a sweep in its order, others by method and seed.
+
+    A folder without any is an InputError.
+    """
     found: dict[Path, ListedRun] = {}
     for folder in folders:
         require(folder.is_dir(), "folder", str(folder), "a run folder, or a folder of them")
-        before = len(found)
-        paths = [folder] if (folder / store.SUMMARY).exists() else sorted(_below(folder))
         listed = _read_sweep(folder)
-        for path in paths:
-            found.setdefault(path.resolve(), _read_run(path, listed.pop(path.name, None)))
-        for name, entry in listed.items():
-            found.setdefault((folder / name).resolve(), entry)
-        require(len(found) > before or len(folders) > 1, "folder", str(folder), "a run folder, or a folder with some inside")
+        paths = [folder] if (folder / store.SUMMARY).exists() else _below(folder)
+        runs = [_read_run(path, listed.get(path.name)) for path in paths]
+        there = {run.folder.name for run in runs}
+        runs += [entry for name, entry in listed.items() if name not in there]
+        require(bool(runs) or len(folders) > 1, "folder", str(folder), "a run folder, or a folder with some inside")
+        places = {name: place for place, name in enumerate(listed)}
+        runs.sort(key=lambda run: (places.get(run.folder.name, len(places)), run.label, run.seed, run.folder.name))
+        for run in runs:
+            found.setdefault(run.folder.resolve(), run)
     return list(found.values())
 
 

@@ -103,3 +103,7 @@ byId("theme").addEventListener("click", () => {
   root.dataset.theme = now === "dark" ? "light" : "dark";
   document.dispatchEvent(new Event("redraw"));
 });
+
+let themeOnScreen;  // paper is light: charts that are pictures are drawn again for it
+addEventListener("beforeprint", () => { themeOnScreen = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; document.dispatchEvent(new Event("redraw")); });
+addEventListener("afterprint", () => { if (themeOnScreen) document.documentElement.dataset.theme = themeOnScreen; else delete document.documentElement.dataset.theme; document.dispatchEvent(new Event("redraw")); });

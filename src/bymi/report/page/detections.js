@@ -124,12 +124,25 @@ function readMatrix(event) {
   byId("matrix-readout").textContent = `Node ${sender} (${graph.bad[sender] ? "Byzantine" : "honest"}) ${what} node ${receiver} (${graph.bad[receiver] ? "Byzantine" : "honest"}).`;
 }
 
+const SUSPENDED = "serving time";
+function flaggedBefore(run, arc) {  // the detection that flagged a neighbour which is suspended since
+  for (let index = view.detection - 1; index >= 0; index--) {
+    const one = unpack(run, index);
+    if (one.flags[arc] && run.reasons[one.reasons[arc]] !== SUSPENDED) return one;
+  }
+  return null;
+}
+
 function drawScores() {
   const { run, graph, detection } = current(), node = view.node, from = graph.offset[node], list = graph.neighbours[node];
   const limit = detection.threshold[node], scored = list.some((_, i) => !Number.isNaN(detection.scores[from + i]));
   if (!view.axis) view.axis = detection.statistics && limit === null ? "statistic" : "score";
-  const axis = detection.statistics ? view.axis : "score", source = axis === "score" ? detection.scores : detection.statistics;
-  const rows = list.map((sender, i) => ({ sender, value: source[from + i], flagged: detection.flags[from + i], cut: detection.cuts[from + i], reason: run.reasons[detection.reasons[from + i]], score: detection.scores[from + i], statistic: detection.statistics ? detection.statistics[from + i] : NaN, bad: graph.bad[sender] }));
+  const axis = detection.statistics ? view.axis : "score";
+  const rows = list.map((sender, i) => {
+    const arc = from + i, reason = run.reasons[detection.reasons[arc]], first = reason === SUSPENDED ? flaggedBefore(run, arc) : null, told = first || detection;
+    const statistic = told.statistics ? told.statistics[arc] : NaN, score = told.scores[arc];
+    return { sender, score, statistic, value: axis === "score" ? score : statistic, flagged: detection.flags[arc], cut: detection.cuts[arc], first, reason: first ? `${run.reasons[first.reasons[arc]]} at round ${first.step}` : reason, bad: graph.bad[sender] };
+  });
   const controls = byId("node-controls"), input = el("input", { type: "number", min: 0, max: graph.neighbours.length - 1, value: node, id: "node-number", onchange: () => select(Number(input.value)) });
   clear(controls).append(el("label", {}, "Node", input));
   if (detection.statistics) controls.append(choice("Height", [["score", "score"], ["statistic", "statistic of the test"]], axis, (value) => { view.axis = value; drawScores(); }));
@@ -158,12 +171,14 @@ function drawScores() {
     });
     picture.append(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, `neighbours, lowest ${axis} first`));
     box.append(picture);
-    if (drawn.length < rows.length) box.append(el("p", { class: "note" }, `${rows.length - drawn.length} neighbours have no number at this detection: flagged before, or not heard.`));
+    const earlier = drawn.filter((row) => row.first).length, missing = rows.length - drawn.length;
+    const said = [earlier ? `${earlier} neighbours are suspended since an earlier detection and shown with its numbers.` : "", missing ? `${missing} neighbours have no number: flagged before, or not heard.` : ""].filter(Boolean);
+    if (said.length) box.append(el("p", { class: "note" }, said.join(" ")));
   } else box.append(el("p", { class: "note" }, "No numbers at this detection: see the reasons below."));
   setRows(byId("neighbours"), rows.map((row) => {
     const kind = kindOf(row.bad, row.flagged);
     return el("tr", { class: "pick", tabindex: 0, onclick: () => select(row.sender), onkeydown: (event) => { if (event.key === "Enter") select(row.sender); } },
-      el("td", {}, row.sender), el("td", { class: "text" }, row.bad ? "Byzantine" : "honest"), el("td", { class: "text" }, kind === "kept" ? "kept" : CLASSES[kind][0].replace(/^.*, /, "")),
+      el("td", {}, row.sender), el("td", { class: "text" }, row.bad ? "Byzantine" : "honest"), el("td", { class: "text" }, (kind === "kept" ? "kept" : CLASSES[kind][0].replace(/^.*, /, "")) + (row.first ? ", suspended" : "")),
       el("td", { class: "text" }, row.reason), el("td", {}, num(row.score)), el("td", {}, num(row.statistic)), el("td", { class: "text" }, row.cut ? "cut" : "kept"));
   }));
 }

@@ -8,9 +8,10 @@ if (byId("sweep")) {
   const show = (value) => (measure().kind === "share" ? percent(value) : num(value));
   const others = () => axes.map((_, index) => index).filter((index) => index !== state.down && index !== state.across);
   const fits = (row) => others().every((axis) => state.only[axis] === undefined || state.only[axis] === "" || at(row, axis) === state.only[axis]);
-  const position = (value, low, high) => {
-    if (measure().kind === "log" && low > 0) return Math.log(high) === Math.log(low) ? 0.5 : (Math.log(value) - Math.log(low)) / (Math.log(high) - Math.log(low));
-    return high === low ? 0.5 : (value - low) / (high - low);
+  const position = (value, low, high) => {  // on the colour scale, which spans a decade or a tenth at least: small differences look small
+    const log = measure().kind === "log" && low > 0, f = log ? Math.log10 : (x) => x;
+    const span = Math.max(f(high) - f(low), log ? 1 : measure().kind === "share" ? 0.1 : 1);
+    return 0.5 + (f(value) - (f(low) + f(high)) / 2) / span;
   };
 
   function drawHeat() {
@@ -31,9 +32,10 @@ if (byId("sweep")) {
         if (!numbers.length) return el("td", {}, list.length ? list[0].outcome : "-");
         const middle = median(numbers), share = Math.max(0, Math.min(1, position(middle, low, high)));
         const title = `${numbers.length} runs${bad ? `, ${bad} not finished` : ""}`;
-        return el("td", { title, style: `background: color-mix(in srgb, #08306b ${(share * 100).toFixed(0)}%, #fdf3d8); color: ${share > 0.42 ? "#fff" : "#111"}` }, show(middle),
+        return el("td", { title, style: `background: color-mix(in srgb, #08306b ${(share * 100).toFixed(0)}%, #fdf3d8); color: ${share > 0.62 ? "#fff" : "#111"}` }, show(middle),
           el("small", {}, numbers.length > 1 ? `${show(Math.min(...numbers))} to ${show(Math.max(...numbers))}` : "", bad ? ` · ${bad} not finished` : ""));
       })))));
+    byId("heat-measure").textContent = `${measure().name}.`;
     clear(byId("heat")).append(table);
   }
 
