@@ -146,25 +146,41 @@ def test_without_its_launcher_no_rank_is_left(tmp_path: Path) -> None:
         assert "the launcher is gone" in job.launcher.communicate()[1]
 
 
+_FAILING = """
+import os
+from bymi import cli, runs  # what forked ranks share
+from bymi.distributed import group
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, get_args_parser
+import sys
+
+swap = group.Group.swap
+
+def fail(self, rows, counts, coming, name):
+    early = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < 10
+    if self.rank == 1 and early and "in round 2" in self.moment: os._exit(9)
+    if not early and self.moment.startswith(("in round 0", "in round 1")): os._exit(8)  # that is stored
+    return swap(self, rows, counts, coming, name)
+
+if __name__ == "__main__":
+    group.Group.swap = fail
+    group._PATIENCE = 0.2  # a rank that is gone reports nothing
+    words = ["--nproc-per-node=2", "--max-restarts=10", "--start-method=fork", "--monitor-interval=0.02"]
+    words += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "bymi"]  # what torchrun takes on one machine
+    config, _, _ = config_from_args(get_args_parser().parse_args(words))
+    elastic_launch(config, cli.main)()
+"""
+
+
 def test_torchrun_restarts_with_gloo_and_goes_on_with_the_same_numbers(tmp_path: Path) -> None:
     """Restarted ranks find the store of those before, with their addresses, and must not take them for those of the living.
 
-    Ten times in a row.
+    Ten times in a row. The agent of torchrun forks its ranks here, so that torch is imported once.
     """
     spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=rule"]
-    code = (
-        "import os, sys; from bymi.distributed.group import Group; from bymi.cli import main; swap = Group.swap\n"
-        "def fail(self, rows, counts, coming, name):\n"
-        "    early = int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 10\n"
-        "    if self.rank == 1 and early and 'in round 2' in self.moment: os._exit(9)\n"
-        "    if not early and self.moment.startswith(('in round 0', 'in round 1')): os._exit(8)  # that is stored\n"
-        "    return swap(self, rows, counts, coming, name)\n"
-        "Group.swap = fail; main()\n"
-    )
-    (tmp_path / "failing.py").write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "10"]
+    (tmp_path / "failing.py").write_text(_FAILING)
     words = [str(tmp_path / "failing.py"), "run", *spec, "--checkpoint-every", "1", "--out", str(tmp_path / "ranks")]
-    done = subprocess.run([*command, *words], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr.count("no word from rank 1") == 10
     assert bymi("run", *spec, "--out", str(tmp_path / "alone")).code == 0
