@@ -1,10 +1,13 @@
-"""Rules at scale: `python benchmarks/rules.py` prints a table and writes benchmarks/results/rules.json.
+"""Rules at scale: `python benchmarks/rules.py` prints a table and writes benchmarks/results/rules-cpu.json.
 
 One round of each rule for 150 nodes, each hearing about half of the others, with vectors of 61,706 coordinates (LeNet) in
-float32, on one thread, in processor seconds, with the peak of memory above that before. Beside it, where there is one, the
-literal transcription of tests/reference for one node times 150, and ByzFL's aggregator for one neighbourhood times 150, both on
-the same numbers. UBAR is with its losses: 7,400 of LeNet on 32 samples. `--device cuda` measures rules alone, in wall-clock
-seconds after a warm-up.
+float32: processor seconds and wall-clock seconds, and the peak of memory above that before. On a machine that does other work
+wall-clock seconds say little; the load is in the JSON. Beside it, where there is one, the literal transcription of
+tests/reference for one node times 150, and ByzFL's aggregator for one neighbourhood times 150, both on the same numbers and in
+processor seconds. UBAR is with its losses: 7,400 of LeNet on 32 samples.
+
+`--device cuda` measures rules alone, in wall-clock seconds after a warm-up, and the number of times that the host waits for the
+device. It needs torch, numpy and networkx only.
 """
 
 from __future__ import annotations
@@ -13,24 +16,28 @@ import argparse
 import importlib
 import importlib.util
 import json
+import os
 import resource
 import sys
 import time
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 
-from bymi import RULES, LocalNetwork, ModuleProblem, Round, Shards
-from bymi.core.topic import PARAMETERS
-from bymi.core.topology import ErdosRenyi
-from bymi.problems.models import lenet
-from bymi.report.tables import plain_table
-from bymi.runs.run_folder import environment
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+
+from bymi import RULES, LocalNetwork, ModuleProblem, Round, Shards  # noqa: E402
+from bymi.aggregation import WeightedRule  # noqa: E402
+from bymi.core.topic import PARAMETERS  # noqa: E402
+from bymi.core.topology import ErdosRenyi  # noqa: E402
+from bymi.problems.models import lenet  # noqa: E402
+from bymi.runs.run_folder import environment  # noqa: E402
 
 NODES, DIM, BATCH = 150, 61_706, 32
 SKIPPED = {
@@ -39,6 +46,7 @@ SKIPPED = {
     "bravo-saga": "as drsa",
     "bravo-lsvrg": "as drsa",
 }
+LIMITS = {"cpu": {"ubar": 3.0, "weights": 0.5, "coordinates": 8.0}, "cuda": {"ubar": 0.015, "weights": 0.003}}
 CHAINS = ("nnm+krum", "bucketing+krum", "nnm+trimmed-mean")
 LITERAL = (
     "average",
@@ -83,23 +91,48 @@ def byzfl() -> Any:
     return importlib.import_module("byzfl.aggregators")
 
 
-def spent(work: Callable[[], object], device: str, repeat: int) -> float:
-    """Seconds of one call: processor time on a CPU, wall-clock time on a GPU, the least of a few."""
+def spent(work: Callable[[], object], device: str, repeat: int) -> tuple[float, float]:
+    """Processor and wall-clock seconds of one call, the least of a few; on a GPU after a warm-up."""
     if device == "cuda":
         work()
+        torch.cuda.synchronize()
     times = []
     for _ in range(repeat):
-        if device == "cuda":
-            torch.cuda.synchronize()
-        start = time.perf_counter() if device == "cuda" else time.process_time()
+        start = time.process_time(), time.perf_counter()
         work()
         if device == "cuda":
             torch.cuda.synchronize()
-        times.append((time.perf_counter() if device == "cuda" else time.process_time()) - start)
-    return min(times)
+        times.append((time.process_time() - start[0], time.perf_counter() - start[1]))
+    return min(used for used, _ in times), min(passed for _, passed in times)
 
 
-def measure(names: list[str], device: str, repeat: int) -> list[dict[str, Any]]:
+def waits(work: Callable[[], object]) -> int:
+    """How often the host waits for the GPU in one call."""
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        work()
+    torch.cuda.set_sync_debug_mode("default")
+    return sum("synchron" in str(one.message) for one in caught)
+
+
+def kind(name: str) -> str:
+    """Which limit applies."""
+    rule = RULES[name.rpartition("+")[2]]
+    return "ubar" if name == "ubar" else "weights" if issubclass(rule, WeightedRule) else "coordinates"
+
+
+def profile(work: Callable[[], object]) -> str:
+    """The kernels of one call that take longest."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as made:
+        work()
+        torch.cuda.synchronize()
+    return str(made.key_averages().table(sort_by="cuda_time_total", row_limit=15, max_name_column_width=60))
+
+
+def measure(names: list[str], device: str, repeat: int, profiled: list[str]) -> list[dict[str, Any]]:
+    """One row per rule."""
     graph = ErdosRenyi(0.5).draw(NODES, seed=0)
     random = torch.Generator().manual_seed(0)
     vectors = (torch.randn(1, DIM, generator=random) + 0.1 * torch.randn(NODES, DIM, generator=random)).to(device)
@@ -126,14 +159,21 @@ def measure(names: list[str], device: str, repeat: int) -> list[dict[str, Any]]:
             (inbox,) = LocalNetwork(graph).exchange(0, {PARAMETERS: vectors})
             return rule(inbox, Round(1, 10, losses, nodes=nodes))
 
-        row: dict[str, Any] = {"rule": name, "seconds": spent(work, device, repeat)}
-        row["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        used, passed = spent(work, device, repeat)
+        row: dict[str, Any] = {"rule": name, "kind": kind(name), "processor_seconds": used, "seconds": passed}
+        if device == "cuda":
+            row["waits"] = waits(work)
+        else:
+            row["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        if device == "cuda" and name in profiled:
+            print(name, profile(work), flush=True)
         if device == "cpu" and name in LITERAL:
-            row["times_literal"] = NODES * spent(lambda name=name: literal(name, hood), "cpu", 1) / row["seconds"]  # type: ignore[misc]
+            row["times_literal"] = NODES * spent(lambda name=name: literal(name, hood), "cpu", 1)[0] / used  # type: ignore[misc]
         if peer is not None and name in BYZFL:
             aggregator = BYZFL[name](peer, int(np.ceil(0.35 * (len(hood) - 1))))
             vectors_of_one = hood.astype(np.float32)
-            row["times_byzfl"] = NODES * spent(lambda a=aggregator, v=vectors_of_one: a(v.copy()), "cpu", 1) / row["seconds"]  # type: ignore[misc]
+            one = spent(lambda a=aggregator, v=vectors_of_one: a(v.copy()), "cpu", 1)[0]  # type: ignore[misc]
+            row["times_byzfl"] = NODES * one / used
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
     return rows
@@ -156,23 +196,31 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rules", nargs="*", default=[*(name for name in RULES if name not in SKIPPED), *CHAINS])
     parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--profile", nargs="*", default=[], help="rules whose kernels to show (cuda)")
+    parser.add_argument("--out", type=Path, default=None)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = measure(given.rules, given.device, given.repeat)
-    data = {"command": "python benchmarks/rules.py", "device": given.device, "environment": environment(), "rows": rows}
-    place = given.out / ("rules.json" if given.device == "cpu" else "rules-cuda.json")
+    torch.set_num_threads(given.threads)
+    before = os.getloadavg()[0]
+    rows = measure(given.rules, given.device, given.repeat, given.profile)
+    data = {
+        "command": "python benchmarks/rules.py",
+        "device": given.device,
+        "threads": given.threads,
+        "load": {"before": before, "after": os.getloadavg()[0], "cores": os.cpu_count()},
+        "limits": LIMITS[given.device],
+        "environment": environment(),
+        "rows": rows,
+    }
+    place = given.out or ROOT / "benchmarks" / "results" / f"rules-{given.device}.json"
+    place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(json.dumps(data, indent=1) + "\n")
-    shown = [
-        [
-            row["rule"],
-            f"{1000 * row['seconds']:.1f}",
-            f"{row['megabytes']:.0f}",
-            *(f"{row[key]:.0f}" if key in row else "" for key in ("times_literal", "times_byzfl")),
-        ]
-        for row in rows
-    ]
-    Console().print(plain_table(["rule", "milliseconds", "MB", "times the literal code", "times ByzFL"], shown))
+    columns = ("processor_seconds", "seconds", "waits", "megabytes", "times_literal", "times_byzfl")
+    print(" " * 18 + "".join(f"{name:>19}" for name in columns))
+    for row in rows:
+        limit = LIMITS[given.device].get(row["kind"], float("inf"))
+        late = f"  above {limit} s" if row["seconds"] > limit else ""
+        print(f"{row['rule']:<18}" + "".join(f"{row[name]:>19.4g}" if name in row else " " * 19 for name in columns) + late)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import torch
 torch.set_num_threads(1)
 
 if "PYTEST_DEBUG_TEMPROOT" not in os.environ and os.access("/dev/shm", os.W_OK):
-    os.environ["PYTEST_DEBUG_TEMPROOT"] = "/dev/shm"  # run folders are flushed to disk file by file: in memory that costs nothing
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = (
+        "/dev/shm"  # run folders are flushed to disk file by file: in memory that costs nothing
+    )
 
 
 _LONG = (

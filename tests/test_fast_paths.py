@@ -7,14 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import Adversary, Graph
+from bymi import RULES, Adversary, ErdosRenyi, Graph, LocalNetwork, Round
+from bymi.aggregation import CAF
+from bymi.aggregation.filtering import top_eigenpair
 from bymi.attacks.gradient import Zero
 from bymi.attacks.message import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.core import message_usage as usage
 from bymi.core.inbox import Inbox
-from bymi.core.linalg import inner_of_both, join, lower_median, norms_surely_below
+from bymi.core.limits import LIMITS
+from bymi.core.linalg import ascending, inner_of_both, join, lower_median, norms_surely_below
 from bymi.core.neighbour_lists import PerArcLists
 from bymi.core.streams import _FIRST, _SECOND, _mix, stream
+from bymi.core.topic import PARAMETERS
 from bymi.detection.robust_statistics import median
 
 _WORD = 1 << 64
@@ -137,3 +141,54 @@ def test_products_of_two_halves_are_those_of_each_pair(dim: int) -> None:
     one, two = (rows.double() - origin.double() for rows in (left, right))
     for found, plain in zip(inner_of_both(left, right, origin), (one @ one.T, two @ two.T, one @ two.T), strict=True):
         torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-6)  # beside a row of 1e4 in each coordinate
+
+
+@pytest.mark.parametrize("name", ["ios", "faba", "filtering", "caf", "geometric-median", "nnm+ios"])
+def test_rules_decide_alike_where_the_host_does_not_look(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forms for accelerators, here on a CPU: common and separate products, outliers near, far and absurdly far."""
+    random = torch.Generator().manual_seed(3)
+    vectors = torch.randn(40, 300, generator=random, dtype=torch.float64)
+    for row, factor in enumerate((2.0, 2.0, 30.0, 1e3, 1e5)):
+        vectors[7 * row] += factor
+    network = LocalNetwork(ErdosRenyi(0.6).draw(40, seed=1))
+    found = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(LIMITS, "looked_at", devices)
+        (inbox,) = network.exchange(0, {PARAMETERS: vectors})
+        found.append(RULES[name]()(inbox, Round(1, 10)))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+def test_the_top_eigenpair_is_that_of_a_decomposition(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of matrices with equal eigenvalues, of one point, and of zeros; there only the eigenvalue equation has to hold."""
+    random = torch.Generator().manual_seed(5)
+    points = torch.randn(6, 40, 90, generator=random, dtype=torch.float64)
+    points[3], points[4, 1:], points[5] = torch.eye(40, 90), 0.0, 0.0
+    matrices = points @ points.mT
+    values = torch.linalg.eigvalsh(matrices)[:, -1:]
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(LIMITS, "looked_at", devices)
+        value, vector = top_eigenpair(matrices)
+        torch.testing.assert_close(value, values, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close((matrices @ vector[:, :, None]).squeeze(2), value * vector, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sorting_is_that_of_torch_in_any_dimension(dtype: torch.dtype) -> None:
+    values = torch.randn(3, 17, 5, generator=torch.Generator().manual_seed(2), dtype=dtype)
+    values[1, 4, 2], values[0, 3, 1] = torch.nan, torch.inf
+    for dim in (0, 1, -1):
+        torch.testing.assert_close(ascending(values, dim), values.sort(dim).values, rtol=0, atol=0, equal_nan=True)
+
+
+def test_threads_change_no_bit() -> None:
+    """A filter of sets of many points goes over threads in batches that do not depend on their number."""
+    points = torch.randn(40, 50, 80, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    valid = torch.rand(40, 50, generator=torch.Generator().manual_seed(5)) < 0.9
+    before, found = torch.get_num_threads(), []
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found.append(CAF().weights(points @ points.mT, valid))
+    torch.set_num_threads(before)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])

@@ -20,13 +20,15 @@ from bymi.aggregation.local_gradient import LocalGradient, MiniBatch
 from bymi.aggregation.vectors import Vectors, are_vectors, inbox_of, stacked
 from bymi.core.errors import require
 from bymi.core.inbox import Inbox, Mixture, Round
-from bymi.core.linalg import VectorStack
+from bymi.core.linalg import VectorStack, ascending, on_host
 from bymi.core.named_parts import Checked
 from bymi.core.neighbourhoods import Need, Neighbourhoods, of_members, of_sets, over_rows, reduce_members
 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
 
-_ENTRIES = 1 << 23  # entries of the largest temporary of a batched rule: 64 MB in float64
+_ENTRIES = 1 << 20  # entries of a block of coordinates on a CPU, which fits its cache
+_ENTRIES_AT_ONCE = 1 << 23  # the same on a GPU: few large kernels
+_TURNS = 4  # on an accelerator, turns between two looks at what is left to do
 _TIE = 1e-9  # relative difference below which two values are equal
 
 
@@ -172,7 +174,7 @@ class CoordinateRule(Rule):
         """The rule's value over sets of rows `at` [b, n], as vectors [b, D]."""
 
         def value(block: Tensor) -> Tensor:
-            ordered = torch.where(valid[:, :, None], block, torch.inf).sort(dim=1).values
+            ordered = ascending(torch.where(valid[:, :, None], block, torch.inf), 1)
             return self.reduce(ordered, valid.sum(1, keepdim=True))
 
         return _by_blocks(rows.vectors, at, value)
@@ -201,7 +203,8 @@ class OwnCoordinateRule(Rule):
 def _by_blocks(vectors: Tensor, at: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
     """Vectors [b, D] that `value` computes from blocks of coordinates [b, n, c] of the rows `at` [b, n]."""
     output = torch.empty(len(at), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
-    step = max(1, _ENTRIES // max(1, at.numel()))
+    entries = _ENTRIES if vectors.device.type == "cpu" else _ENTRIES_AT_ONCE
+    step = max(1, entries // max(1, at.numel()))
     for start in range(0, vectors.shape[1], step):
         output[:, start : start + step] = value(vectors[:, start : start + step][at])
     return output
@@ -239,6 +242,11 @@ def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) ->
     tied = among & ~below & (masked <= last + room)
     left = (count - below.sum(1, keepdim=True)).double() / tied.sum(1, keepdim=True).clamp_min(1)
     return (below + tied * left) * (count > 0)
+
+
+def waits(turn: int, held: Tensor) -> bool:
+    """Whether to look in this turn if all sets are done: not in every turn where the host has to wait for an accelerator."""
+    return on_host(held) or turn % _TURNS == _TURNS - 1
 
 
 def squared_distances(gram: Tensor) -> Tensor:

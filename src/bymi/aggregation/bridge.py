@@ -14,6 +14,7 @@ from bymi.aggregation.krum import Krum
 from bymi.aggregation.median import Median
 from bymi.aggregation.trimmed_mean import trimmed
 from bymi.core.inbox import Round
+from bymi.core.linalg import ascending
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class BridgeT(OwnCoordinateRule):
         check_tolerance(self.share, self.f, below=0.5)
 
     def update(self, own: Tensor, messages: Tensor, heard: Tensor, round: Round) -> Tensor:
-        ordered = torch.where(heard[:, :, None], messages, torch.inf).sort(dim=1).values
+        ordered = ascending(torch.where(heard[:, :, None], messages, torch.inf), 1)
         count = heard.sum(1, keepdim=True)
         trim = tolerated(self.share, self.f, count, count // 2)
         left = count - 2 * trim

@@ -13,6 +13,7 @@ from bymi.aggregation.krum import nearest_sums
 from bymi.aggregation.meamed import mean_about
 from bymi.aggregation.median import middle
 from bymi.core.inbox import Inbox, Round
+from bymi.core.linalg import ascending
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Bulyan(Rule):
             rows = torch.cat([kept, inbox.own[receiver, None]]) if bool(selected.own[receiver] > 0) else kept
             count = torch.tensor([[len(rows)]], device=rows.device)
             heard = torch.tensor([[len(messages)]], device=rows.device)
-            ordered = rows.sort(dim=0).values[None]
+            ordered = ascending(rows, 0)[None]
             output[receiver] = self.second_stage(ordered, count, self._number(heard))[0]
         return output
 

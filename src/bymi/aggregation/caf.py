@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, check_tolerance, tolerated
-from bymi.aggregation.filtering import spread_of_points, spread_of_products
+from bymi.aggregation.base import SetRule, check_tolerance, tolerated, waits
+from bymi.aggregation.filtering import by_size, spread_of_points, spread_of_products
+from bymi.core.linalg import on_host
 from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 
@@ -31,29 +33,31 @@ class CAF(SetRule):
         check_tolerance(self.share, self.f, below=0.5)
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
-        return self._filter(gram, valid, points=False)
+        return by_size(lambda some, there: self._filter(spread_of_products, some, there), gram, valid)
 
     def weights_in(self, hood: Neighbourhoods) -> Tensor:
         if hood.points is None:
             return super().weights_in(hood)
-        return self._filter(hood.points, hood.valid, points=True)
+        return self._filter(spread_of_points, hood.points, hood.valid)
 
-    def _filter(self, cloud: Tensor, valid: Tensor, *, points: bool) -> Tensor:
-        spread = spread_of_points if points else spread_of_products
+    def _filter(self, spread: Callable[[Tensor, Tensor], Tensor], cloud: Tensor, valid: Tensor) -> Tensor:
         count = valid.sum(1)
         goal = (count - 2 * tolerated(self.share, self.f, count - 1, (count - 1) // 2)).to(torch.float64)
         weight = valid.to(torch.float64)
         best, least = weight / weight.sum(1, keepdim=True), torch.full_like(goal, torch.inf)
-        for _ in range(cloud.shape[1]):  # every step removes at least one point
-            active = (weight.sum(1) > goal).nonzero().flatten()
-            if not len(active):
+        looked_at = on_host(cloud)
+        for turn in range(cloud.shape[1]):  # every step removes at least one point
+            active = weight.sum(1) > goal
+            if waits(turn, cloud) and not bool(active.any()):
                 break
-            held = weight[active]
-            tau = spread(cloud[active], held).square()
+            some = active.nonzero().flatten() if looked_at else slice(None)
+            held, go_on = weight[some], active[some]
+            tau = spread(cloud[some], held).square()
             value, peak = (held * tau).sum(1) / held.sum(1), tau.amax(1, keepdim=True)
-            better = value < least[active]
-            best[active] = torch.where(better[:, None], held / held.sum(1, keepdim=True), best[active])
-            least[active] = torch.where(better, value, least[active])
+            better = go_on & (value < least[some])
+            best[some] = torch.where(better[:, None], held / held.sum(1, keepdim=True), best[some])
+            least[some] = torch.where(better, value, least[some])
             left = held * (1 - tau / torch.where(peak > 0, peak, 1.0))
-            weight[active] = torch.where(peak > 0, left, 0.0)  # all points coincide: done
+            left = torch.where(peak > 0, left, 0.0)  # all points coincide: done
+            weight[some] = torch.where(go_on[:, None], left, held)
         return best

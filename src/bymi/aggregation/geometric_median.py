@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule
+from bymi.aggregation.base import SetRule, waits
 from bymi.core.errors import require
-from bymi.core.linalg import lower_median
+from bymi.core.linalg import lower_median, on_host
 
 _FAR = 1e3  # usual distances: for points within this, converged weights suffice
 _SURELY = 2.5  # times the longest: above the distance of any two points, with room for rounding
@@ -40,12 +40,17 @@ class GeometricMedian(SetRule):
         longest = (gram.diagonal(dim1=1, dim2=2) * valid).amax(1, keepdim=True).clamp_min(0.0).sqrt()
         floor, known = _SURELY * self.smoothing * longest, False
         settled = torch.zeros_like(valid[:, :1])
-        for _ in range(self.iterations):
+        if not on_host(gram):  # to ask for it would take longer
+            floor, known = self._floor(gram, valid), True
+        for turn in range(self.iterations):
             distance = self._dist2(weight, gram, valid).sqrt()
             if not known and bool((valid & (distance <= floor)).any()):
                 floor, known = self._floor(gram, valid), True
             pull = valid / torch.maximum(distance, floor)
             update = pull / pull.sum(1, keepdim=True)
+            if not waits(turn, gram):
+                weight = torch.where(settled, weight, update)
+                continue
             change = (update - weight).abs()
             converged = change.amax(1, keepdim=True) <= self.tolerance
             if bool((converged & ~settled).any()):

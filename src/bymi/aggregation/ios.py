@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bymi.aggregation.base import NeighbourhoodRule, check_tolerance, tolerated
 from bymi.core.inbox import Round
+from bymi.core.linalg import on_host
 from bymi.core.neighbourhoods import Neighbourhoods
 
 _FAR = 1e4  # ratio of squared distances from which sums are recomputed: products have lost 4 of their 16 digits
@@ -41,10 +42,34 @@ class IOS(NeighbourhoodRule):
 def scissor(hood: Neighbourhoods, mixing: Tensor, quota: Tensor) -> Tensor:
     """Weights of neighbourhoods [b, n] after the removal of `quota` [b] neighbours, from those before, `mixing` [b, n]."""
     assert hood.gram is not None
-    # Many tiny steps on small matrices: microseconds each on a CPU, dominated by launches on an accelerator.
-    gram, neighbours = hood.gram.to("cpu"), hood.neighbours.to("cpu")
-    size = torch.where(neighbours, gram.diagonal(dim1=-2, dim2=-1), -torch.inf)
-    return _remove(mixing.to("cpu", copy=True), size, gram, quota.to("cpu")).to(mixing.device)
+    size = torch.where(hood.neighbours, hood.gram.diagonal(dim1=-2, dim2=-1), -torch.inf)
+    remove = _remove if on_host(mixing) else remove_afresh
+    return remove(mixing.clone(), size, hood.gram, quota)
+
+
+def remove_afresh(weight: Tensor, size: Tensor, gram: Tensor, quota: Tensor) -> Tensor:
+    """`_remove` with sums computed in every turn, for an accelerator: few kernels, and no decision on the host but the first.
+
+    Receivers are in order of their quota, so that those which still remove are the first ones.
+    """
+    order = quota.argsort(descending=True, stable=True)
+    left = quota[order].tolist()  # the one wait for the device
+    weight, size = weight[order], size[order]
+    gram = gram if gram.ndim == 2 else gram[order]
+    for turn in range(left[0] if left else 0):
+        some = sum(turn < number for number in left)
+        held, sizes = weight[:some], size[:some]
+        # total |x_r - mean|^2 up to a constant: total |x_r|^2 - 2 <sum w x, x_r>
+        reach = held.sum(1, keepdim=True) * sizes
+        reach = (
+            reach.addmm_(held, gram, alpha=-2)
+            if gram.ndim == 2
+            else torch.baddbmm(reach[:, None], held[:, None], gram[:some], alpha=-2).squeeze(1)
+        )
+        farthest = reach.argmax(1, keepdim=True)
+        held.scatter_(1, farthest, 0.0)
+        sizes.scatter_(1, farthest, -torch.inf)
+    return torch.empty_like(weight).index_copy_(0, order, weight)
 
 
 def _remove(weight: Tensor, size: Tensor, gram: Tensor, quota: Tensor) -> Tensor:

@@ -36,9 +36,10 @@ def mean_about(ordered: Tensor, centre: Tensor, count: Tensor, number: Tensor) -
     They are consecutive: of all windows of that length, the one whose farther end is nearest.
     """
     places = torch.arange(ordered.shape[1], device=ordered.device)
-    ends = (places + number - 1).clamp_max(ordered.shape[1] - 1)[:, :, None].expand_as(ordered)
-    reach = torch.maximum(centre[:, None] - ordered, ordered.gather(1, ends) - centre[:, None])
-    inside = (places + number <= count)[:, :, None]
-    start = torch.where(inside, reach, torch.inf).argmin(1, keepdim=True)
+    starts = places[: 1 + int((count - number).max())]
+    first = ordered[:, : len(starts)]
+    ends = (starts + number - 1)[:, :, None].expand_as(first)
+    reach = torch.maximum(centre[:, None] - first, ordered.gather(1, ends.clamp_max(len(places) - 1)) - centre[:, None])
+    start = reach.masked_fill((starts + number > count)[:, :, None], torch.inf).argmin(1, keepdim=True)
     chosen = (places[:, None] >= start) & (places[:, None] < start + number[:, :, None])
     return torch.where(chosen, ordered, torch.zeros_like(ordered)).sum(1) / number

@@ -23,6 +23,8 @@ class Limits:
     remote_vectors: int = 1 << 23  # own vectors of receivers in other processes
     copied_models: int = 1 << 28  # parameters of models copied for a batched call
 
+    looked_at: tuple[str, ...] = ("cpu",)  # devices whose values a loop looks at in every turn; for others the host would wait
+
     # Rows of large graphs that are sharded by coordinate over processes, instead of sent to their receivers.
     sharded_rows: int = 1 << 24  # rows of all nodes from which they are
     sharded_dim: int = 128  # coordinates up to which they are not

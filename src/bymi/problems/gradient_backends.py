@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from bymi.core.limits import LIMITS
+from bymi.core.threads import one_torch_thread
 from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
 
@@ -70,7 +71,7 @@ class Loop:
         self._workers = [Models(copy.deepcopy(models.model), models.loss) for _ in range(threads)]
         # Always through the pool, so that each row is computed with one torch thread and has the same bits, whatever `threads`
         # is.
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradients", initializer=_one_thread)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="gradients", initializer=one_torch_thread)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         output = theta.new_empty(theta.shape)  # contiguous, even where the rows of theta are one expanded row
@@ -242,8 +243,3 @@ def exact() -> _Exact:
 def _on(device: torch.device) -> AbstractContextManager[object]:
     """A context in which `device` is the current GPU; graphs and kernels go there."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.get_num_threads()  # torch sets a thread's number when it is first read
