@@ -29,10 +29,10 @@ from bymi.core.graph import Graph
 from bymi.core.topic import PARAMETERS
 from bymi.netdemo.demo import _free_ports, prepare, run_demo
 from bymi.node.identity import certificate_der, read_identity, write_identity
+from bymi.node.loop_thread import LoopThread
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.roster import Limits, Member
 from bymi.node.session import Session, Setting
-from bymi.node.transport import LoopThread
 from bymi.report.tables import plain_table
 from bymi.runs.run_folder import environment
 

@@ -60,27 +60,26 @@ class HostilePeer:
         loop_thread().wait(self._server.stop(0))
 
 
-def call(
-    endpoint: str,
-    method: str,
-    content: bytes,
-    *,
-    server: int,
-    key: bytes | None = None,
-    certificate: bytes | None = None,
-    plain: bool = False,
-    timeout: float = 2.0,
-    times: int | None = None,
+def channel_to(
+    endpoint: str, *, server: int, key: bytes | None = None, certificate: bytes | None = None, plain: bool = False
 ) -> Any:
-    """The answer to a call with any certificate or none, or the gRPC error; with `times`, of so many calls at once."""
+    """A channel of its own to a node, with any certificate or none."""
 
     async def make() -> Any:
         options = [("grpc.ssl_target_name_override", HOST_NAME), ("grpc.use_local_subchannel_pool", 1)]
         if plain:
-            channel = grpc.aio.insecure_channel(endpoint, options=options)
-        else:
-            credentials = grpc.ssl_channel_credentials(identity_of(server).certificate, key, certificate)
-            channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
+            return grpc.aio.insecure_channel(endpoint, options=options)
+        credentials = grpc.ssl_channel_credentials(identity_of(server).certificate, key, certificate)
+        return grpc.aio.secure_channel(endpoint, credentials, options=options)
+
+    return loop_thread().wait(make())
+
+
+def call(endpoint: str, method: str, content: bytes, *, timeout: float = 2.0, times: int | None = None, **access: Any) -> Any:
+    """The answer to a call over a channel of its own, or the gRPC error; with `times`, of so many calls at once."""
+    channel = channel_to(endpoint, **access)
+
+    async def make() -> Any:
         try:
             answers = [_answer(channel.unary_unary(f"/{SERVICE}/{method}"), content, timeout) for _ in range(times or 1)]
             found = await asyncio.gather(*answers)

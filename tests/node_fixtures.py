@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,13 @@ def paced_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """Squared error that takes 10 ms without work: rounds as slow as those of real models, so that others can catch up."""
     time.sleep(0.01)
     return nnf.mse_loss(outputs, targets)
+
+
+def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
 
 
 class Running:

@@ -14,10 +14,10 @@ import torch
 
 from bymi.core.graph import Graph, MatrixGraph
 from bymi.node.identity import Identity, certificate_der, new_identity
+from bymi.node.loop_thread import LoopThread
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.roster import Limits, Member
 from bymi.node.session import Session, Setting
-from bymi.node.transport import LoopThread
 
 LIMITS = Limits(deadline=20.0, start_wait=20.0)
 

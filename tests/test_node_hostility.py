@@ -7,7 +7,8 @@ import json
 import resource
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import grpc
@@ -19,14 +20,16 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bymi import Adversary, Graph, LocalNetwork, Plan, Snapshot, drsgd_bymi
 from bymi.attacks import SimulatedAdversary
-from bymi.node import wire
-from bymi.node.identity import HOST_NAME, new_identity
+from bymi.node import tls_front, wire
+from bymi.node.identity import HOST_NAME, fingerprint_of, new_identity
 from bymi.node.roster import Limits
 from bymi.node.session import COMMIT
-from bymi.node.wire import ASK, GET, NONCE, Tag, commitment, encode
+from bymi.node.tls_front import TLSFront
+from bymi.node.wire import ASK, GET, NONCE, PIECE, SERVICE, Refused, Tag, commitment, encode, join_pieces
 from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.training.plan import Optimisation, WarmUp
-from tests.hostile_peer import HostilePeer, call, words
+from tests.hostile_peer import HostilePeer, _answer, call, channel_to, words
+from tests.node_fixtures import wait_until
 from tests.peer_networks import Nodes, identity_of, loop_thread
 from tests.test_node_same_numbers import side_by_side as run_all
 
@@ -126,6 +129,36 @@ def test_an_endless_stream(peers: list[HostilePeer], expected: torch.Tensor) -> 
     check(rows, expected)
     assert {event["peer"] for event in nodes.events} == {HOSTILE}
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
+
+
+PIECES: dict[str, tuple[list[int], str]] = {
+    "none": ([], "0"),
+    "one": ([7], "7"),
+    "two": ([PIECE, 3], str(PIECE + 3)),
+    "a short one before the last": ([PIECE - 1, 1], "pieces of other lengths"),
+    "an empty one": ([PIECE, 0], "pieces of other lengths"),
+    "one byte at a time": ([1] * 10**6, "pieces of other lengths"),
+    "without end": ([PIECE] * 10**6, "too large"),
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+def test_pieces_are_counted_while_they_come(name: str) -> None:
+    lengths, outcome = PIECES[name]
+    taken = 0
+
+    async def parts() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for length in lengths:
+            taken += 1
+            yield bytes(length)
+
+    try:
+        said = str(len(asyncio.run(join_pieces(parts(), 3 * PIECE))))
+    except Refused as refused:
+        said = refused.reason
+    assert said == outcome
+    assert taken <= 4
 
 
 def test_a_staller_costs_two_deadlines(peers: list[HostilePeer], expected: torch.Tensor) -> None:
@@ -256,7 +289,7 @@ def test_a_copied_commitment_is_useless(peers: list[HostilePeer]) -> None:
 
 def ask(nodes: Nodes, point: torch.Tensor, asker: int = HOSTILE, timeout: float = 2.0) -> Any:
     identity = identity_of(asker)
-    content = wire.frame(RUN, Tag("question", 0, 0), encode({"point": point}))
+    content = wire.frame(RUN, Tag("question", 0, 0)) + encode({"point": point})
     return call(nodes.endpoints[0], ASK, content, server=0, key=identity.key, certificate=identity.certificate, timeout=timeout)
 
 
@@ -314,22 +347,79 @@ def minted(issuer_key: bytes, issuer: bytes) -> tuple[bytes, bytes]:
     return secret, certificate.public_bytes(serialization.Encoding.PEM)
 
 
+def refused_connections(nodes: Nodes, count: int) -> list[tuple[Any, str]]:
+    """Neighbour and reason of the first `count` connections that were refused; each has an address, and is counted."""
+    wait_until(lambda: nodes.sessions[0].transport.refused_connections.total() >= count, 10)
+    told = [event for event in nodes.events if event["event"] == "refused connection"]
+    assert all(event["address"].startswith("127.0.0.1:") for event in told)
+    assert nodes.sessions[0].transport.refused_connections == Counter(event["reason"] for event in told)
+    return [(event["peer"], event["reason"]) for event in told]
+
+
 def test_strangers_are_refused() -> None:
-    """Another key, no certificate, no TLS, a certificate in another's name that a neighbour signed: none gets an answer."""
-    stranger = new_identity()
+    """Another key, no certificate, a certificate in another's name that a neighbour signed, no TLS, a server with another key.
+
+    None gets an answer, and each connection is in the log, with a reason and an address.
+    """
+    stranger, known = new_identity(), identity_of(1)
     forged = minted(identity_of(HOSTILE).key, identity_of(HOSTILE).certificate)
+    status = words(kind="status")
     with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
-        there = nodes.endpoints[0]
-        for key, certificate in ((stranger.key, stranger.certificate), (None, None), forged):
-            refused = call(there, GET, words(kind="status"), server=0, key=key, certificate=certificate)
-            assert refused.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.PERMISSION_DENIED)
-        assert call(there, GET, words(kind="status"), server=0, plain=True).code() == grpc.StatusCode.UNAVAILABLE
-        # One with the right key that calls a server with the wrong one hangs up.
-        identity = identity_of(1)
-        wrong = call(there, GET, words(kind="status"), server=1, key=identity.key, certificate=identity.certificate)
-        assert wrong.code() == grpc.StatusCode.UNAVAILABLE
-        right = call(there, GET, words(kind="status"), server=0, key=identity.key, certificate=identity.certificate)
-        assert right == b"0"
+        there, session = nodes.endpoints[0], nodes.sessions[0]
+        for (key, certificate), reason in (
+            ((stranger.key, stranger.certificate), "unknown certificate"),
+            ((None, None), "no certificate"),
+            (forged, "unknown certificate"),
+        ):
+            nodes.events.clear()
+            session.transport.refused_connections.clear()
+            refused = call(there, GET, status, server=0, key=key, certificate=certificate)
+            assert refused.code() == grpc.StatusCode.UNAVAILABLE
+            assert set(refused_connections(nodes, 1)) == {(None, reason)}
+        for plain, server, reason in ((True, 0, "no TLS"), (False, 1, "hung up")):
+            nodes.events.clear()
+            session.transport.refused_connections.clear()
+            refused = call(there, GET, status, server=server, key=known.key, certificate=known.certificate, plain=plain)
+            assert refused.code() == grpc.StatusCode.UNAVAILABLE
+            assert set(refused_connections(nodes, 1)) == {(None, reason)}
+        assert session.transport.refusals == Counter()  # no call of any of them came so far
+        assert call(there, GET, status, server=0, key=known.key, certificate=known.certificate) == b"0"
+
+
+def test_a_certificate_authority_among_the_neighbours_is_one_neighbour() -> None:
+    """A neighbour whose certificate may sign others is one identity: what it signs passes TLS, and not the fingerprint."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "authority")])
+    own = x509.load_pem_x509_certificate(identity_of(1).certificate)
+    authority = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, own.not_valid_before_utc, own.not_valid_after_utc)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, encoding = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    signed = minted(key.private_bytes(pem, encoding, serialization.NoEncryption()), authority.public_bytes(pem))
+    refused: list[tuple[str, str, int | None, str | None]] = []
+    der = authority.public_bytes(serialization.Encoding.DER)
+    front = TLSFront(identity_of(0), {fingerprint_of(der): 1}, der, lambda *given: refused.append(given))
+    port = loop_thread().wait(_listen(front))
+    answer = call(f"127.0.0.1:{port}", GET, words(), server=0, key=signed[0], certificate=signed[1])
+    loop_thread().wait(front.close())
+    assert answer.code() == grpc.StatusCode.UNAVAILABLE
+    assert refused[0][0] == "unknown certificate"
+    assert str(refused[0][3]).startswith("fingerprint ")
+
+
+async def _listen(front: TLSFront) -> int:
+    return front.listen("127.0.0.1:0", 9)
+
+
+def test_the_port_behind_the_front_answers_nobody_else() -> None:
+    """Another program of this machine that finds the gRPC server on loopback is refused, and that is counted."""
+    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+        transport = nodes.sessions[0].transport
+        answer = call(f"127.0.0.1:{transport._front._behind}", GET, words(kind="status"), server=0, plain=True)
+        assert answer.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert transport.refusals == {"not through TLS": 1}
 
 
 REQUESTS: dict[str, tuple[bytes, grpc.StatusCode]] = {
@@ -341,7 +431,8 @@ REQUESTS: dict[str, tuple[bytes, grpc.StatusCode]] = {
     "a text for a round": (words(step="1"), grpc.StatusCode.INVALID_ARGUMENT),
     "another word": (words(more=1), grpc.StatusCode.INVALID_ARGUMENT),
     "a long kind": (words(kind="x" * 65), grpc.StatusCode.INVALID_ARGUMENT),
-    "a long request": (b"\xff\xff" + bytes(70_000), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    "a long request": (b"\xff\xff" + bytes(70_000), grpc.StatusCode.INVALID_ARGUMENT),
+    "a request longer than a piece": (bytes(PIECE + 1), grpc.StatusCode.RESOURCE_EXHAUSTED),
     "a message of the future": (words(step=5), grpc.StatusCode.UNAVAILABLE),
 }
 
@@ -353,6 +444,9 @@ def test_requests_that_are_not_as_they_should_be() -> None:
         for name, (content, code) in REQUESTS.items():
             assert call(nodes.endpoints[0], GET, content, **access).code() == code, name
         assert call(nodes.endpoints[0], ASK, words(), **access).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(nodes.endpoints[0], "Put", words(), **access).code() == grpc.StatusCode.UNIMPLEMENTED
+        # All are counted but the last of the list, which may come true.
+        assert nodes.sessions[0].transport.refusals.total() == len(REQUESTS) - 1 + 2
         assert f"{'1' * 64}" in next(event["detail"] for event in nodes.events if event["reason"] == "another run id")
 
 
@@ -392,9 +486,32 @@ def test_silent_connections_and_a_clock_that_jumps(monkeypatch: pytest.MonkeyPat
         finally:
             for one in silent:
                 one.close()
-        assert nodes.events == []
+        assert set(refused_connections(nodes, 200)) == {(None, "hung up")}
+        assert {event["event"] for event in nodes.events} == {"refused connection"}
     check(rows, reference)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
+
+
+def test_connections_beyond_the_limits_displace_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A silent connection is dropped after a while, or for a later one; so is the oldest of a neighbour that has too many."""
+    monkeypatch.setattr(tls_front, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(tls_front, "_HANDSHAKES", 4)
+    known = identity_of(1)
+    access: dict[str, Any] = {"server": 0, "key": known.key, "certificate": known.certificate}
+    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+        silent = [socket.create_connection(("127.0.0.1", nodes.ports[0])) for _ in range(6)]
+        assert set(refused_connections(nodes, 2)) == {(None, "silent")}  # two were dropped at once
+        assert call(nodes.endpoints[0], GET, words(kind="status"), **access) == b"0"
+        assert set(refused_connections(nodes, 6)) == {(None, "silent")}
+        for one in silent:
+            one.close()
+        channels = [channel_to(nodes.endpoints[0], **access) for _ in range(6)]
+        method = f"/{SERVICE}/{GET}"
+        for channel in channels:
+            assert loop_thread().wait(_answer(channel.unary_unary(method), words(kind="status"), 2.0)) == b"0"
+        assert refused_connections(nodes, 8)[6:] == [(1, "too many connections")] * 2
+        for channel in channels:
+            loop_thread().wait(channel.close())
 
 
 class Proxy:

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -29,15 +28,8 @@ from bymi.training.state import Snapshot
 from tests.browser import browser, needs_browser, requests_of
 from tests.commands import bymi
 from tests.idx_files import write_idx
-from tests.node_fixtures import INPUTS, MODEL, PACED, Running, entries, write_nodes
+from tests.node_fixtures import INPUTS, MODEL, PACED, Running, entries, wait_until, write_nodes
 from tests.peer_networks import loop_thread
-
-
-def wait_until(holds, seconds: float = 30.0) -> None:  # type: ignore[no-untyped-def]
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def get(run: NodeRun, path: str, **headers: str) -> bytes:

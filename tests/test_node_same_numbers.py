@@ -97,3 +97,19 @@ def test_same_numbers(method: str, rule: str) -> None:
             flagged += int(one.verdict.flagged[:-1, -1].sum())
     assert expected[-1].step == STEPS
     assert flagged >= NODES - 1  # every node found the last one
+
+
+def test_messages_in_several_pieces() -> None:
+    """Parameters, sealed halves and questions of more than a piece each: the numbers of the simulator."""
+    graph, dim = Graph.from_hears(~torch.eye(3, dtype=torch.bool)), 150_000
+    shard = linear_shard(torch.arange(3), samples=6, dim=dim, seed=1)
+    plan = Plan.paper(2, 1, identification=4, detection={"point": "receiver"}, optimisation=Optimisation(premix_rounds=1))
+
+    def work(network: Network, plan: Plan) -> list[Snapshot]:
+        return list(drsgd_bymi(linear_problem(shard, seed=1), network, plan))
+
+    expected = work(LocalNetwork(graph), plan)[-1]
+    with Nodes(graph, dim=dim) as nodes:
+        parts = [row[-1] for row in side_by_side(nodes.networks, plan, work)]
+        assert nodes.events == []
+    torch.testing.assert_close(torch.cat([part.theta for part in parts]), expected.theta, rtol=0, atol=1e-12)

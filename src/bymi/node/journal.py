@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,16 @@ from bymi.core.errors import InputError
 from bymi.core.files import opened
 
 LOG, AUDIT = "log.jsonl", "audit.jsonl"
-AUDITED = frozenset(
-    {"start", "end", "stopped", "verdict", "refused call", "refused message", "reused message", "missing message"}
-    | {"suspected", "readmitted", "ban", "pardon", "behind", "checkpoint", "checkpoint failed", "restored"}
+OTHERS = frozenset(
+    {"refused connection", "refused call", "refused message", "reused message", "missing message", "suspected", "readmitted"}
 )
+"""Events that others can cause at will."""
+
+AUDITED = OTHERS | {"start", "end", "stopped", "verdict", "ban", "pardon", "behind", "checkpoint failed", "restored"}
 """Events that the audit log has as well."""
 
-_WINDOW, _LINES = 10.0, 20  # seconds, and lines per event, neighbour and reason in these
+_LINES = 20  # per event of others, neighbour and reason, in a window of time
+_WINDOW, _LONGEST = 10.0, 3600.0  # seconds of the first window; each one that was full doubles the next
 _FIRST = "0" * 64
 _TEXT = 300  # characters of a text in a line
 _LINE = 1 << 16  # bytes of a line that is read
@@ -29,7 +35,8 @@ _LINE = 1 << 16  # bytes of a line that is read
 class Journal:
     """Writes events to both logs. It never raises: a full disk must not end a run, and is counted.
 
-    A neighbour can cause events at will, so equal ones are limited in number; the next line says how many were left out.
+    Events that others can cause are limited in number, else they could fill the disk. The next line of the kind, and the last
+    one of the run, say how many were left out.
     """
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -38,25 +45,24 @@ class Journal:
         self.counts: Counter[str] = Counter()
         self._log, self._audit, self._node = folder / LOG, folder / AUDIT, node
         self._lock = threading.Lock()
-        self._window = time.monotonic()
-        self._lines: Counter[tuple[object, ...]] = Counter()
-        self._left_out: Counter[tuple[object, ...]] = Counter()
+        self._windows: dict[tuple[object, ...], _Window] = {}
+        for path in (self._log, self._audit):
+            _cut_unfinished_line(path)
         self._previous = _last_hash(self._audit)
 
     def tell(self, event: str, **fields: Any) -> None:
         """Write one event, with its fields that are not None."""
         fields = {key: _short(value) for key, value in fields.items() if value is not None}
-        key = (event, fields.get("peer"), fields.get("reason"))
         with self._lock:
             self.counts[event] += 1
-            if time.monotonic() - self._window > _WINDOW:
-                self._window, self._lines = time.monotonic(), Counter()
-            self._lines[key] += 1
-            if self._lines[key] > _LINES:
-                self._left_out[key] += 1
-                return
-            if more := self._left_out.pop(key, 0):
-                fields["left_out_before"] = more
+            if event in OTHERS:
+                window = self._windows.setdefault((event, fields.get("peer"), fields.get("reason")), _Window())
+                if not window.admit(time.monotonic()):
+                    return
+                if window.left_out:
+                    fields["left_out_before"], window.left_out = window.left_out, 0
+            if event in ("end", "stopped"):
+                fields["left_out"] = sum(window.left_out for window in self._windows.values())
             entry = {"time": round(time.time(), 3), "node": self._node, "event": event, **fields}
             self._append(self._log, json.dumps(entry))
             if event in AUDITED:
@@ -66,17 +72,57 @@ class Journal:
                     self._previous = digest
 
     def _append(self, path: Path, line: str) -> bool:
+        """Write a line whole, or not at all; returns whether it was written."""
+        content = line.encode() + b"\n"
         try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+            with path.open("ab", buffering=0) as file:
+                length = file.seek(0, os.SEEK_END)
+                try:
+                    written = file.write(content)
+                except OSError:
+                    written = 0
+                if written != len(content):  # the disk is full
+                    file.truncate(length)
+                    self.failures += 1
+                return written == len(content)
         except OSError:
             self.failures += 1
             return False
+
+
+@dataclass(eq=False)
+class _Window:
+    """Lines of one kind that were written and left out lately."""
+
+    start: float = -math.inf
+    seconds: float = _WINDOW
+    lines: int = 0
+    left_out: int = 0
+
+    def admit(self, now: float) -> bool:
+        """Whether one more line is written."""
+        if now - self.start > self.seconds:
+            full = self.lines >= _LINES
+            self.seconds = min(2 * self.seconds, _LONGEST) if full else _WINDOW
+            self.start, self.lines = now, 0
+        if self.lines >= _LINES:
+            self.left_out += 1
+            return False
+        self.lines += 1
         return True
 
 
 def _short(value: Any) -> Any:
     return value[:_TEXT] if isinstance(value, str) else value
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    """Remove what follows the last line end of a log: a line that a crash of the machine has cut short."""
+    if path.exists():
+        with path.open("rb+") as file:
+            end = file.seek(0, os.SEEK_END)
+            start = file.seek(max(0, end - _LINE))
+            file.truncate(start + file.read().rfind(b"\n") + 1)
 
 
 def _last_hash(path: Path) -> str:

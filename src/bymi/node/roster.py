@@ -28,7 +28,7 @@ from bymi.training.plan import Plan
 
 PROTOCOL = 1
 LARGEST_DIM = 1 << 26
-"""Most parameters of a model: a message is one piece and is held in memory."""
+"""Most parameters of a model: a message is held in memory."""
 
 _LIMIT = 1 << 24  # bytes of a roster file
 _MOST_NODES, _MOST_STEPS = 4096, 10**7

@@ -25,13 +25,13 @@ from bymi.detection import REASONS
 from bymi.node import node_checkpoints as checkpoints
 from bymi.node.identity import read_identity
 from bymi.node.journal import Journal
+from bymi.node.loop_thread import LoopThread
 from bymi.node.node_file import NodeFile, read_node_file
 from bymi.node.own_data import LOSSES, OwnProblem, describe, is_object, load_model, load_object, load_samples
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.roster import Roster, read_roster
 from bymi.node.session import BehindError, Session, Setting
 from bymi.node.status_server import StatusServer
-from bymi.node.transport import LoopThread
 from bymi.node.wire import encode
 from bymi.problems import Shards
 from bymi.runs.state_schema import StateShape

@@ -17,16 +17,19 @@ from torch import Tensor
 
 from bymi.core.graph import MatrixGraph
 from bymi.node.identity import Identity
+from bymi.node.loop_thread import LoopThread
 from bymi.node.outbox import GoneError, Message
 from bymi.node.peer import Peer
 from bymi.node.roster import Limits, Member
-from bymi.node.transport import LoopThread, Miss, Sizes, Tell, Transport
+from bymi.node.transport import Miss, Tell, Transport
 from bymi.node.wire import (
     ASK,
+    COMMITMENT,
     GET,
     NONCE,
     STATUS,
     WORDS_LIMIT,
+    Body,
     Expected,
     Refused,
     Request,
@@ -41,8 +44,11 @@ from bymi.node.wire import (
 
 QUESTION, ANSWER, COMMIT, REACHED = "question", "answer", "commitment of ", "reached "
 _BUDGET = 16  # largest bodies that a neighbour may pull between two messages of this node
-_DIGITS = 10
+_DIGITS = 10  # of a round number
 _POLL = 0.01  # seconds
+
+
+Answer = Body | Miss | Refused
 
 
 class BehindError(Exception):
@@ -88,16 +94,15 @@ class Session:
         self.senders: list[int] = graph.hears[node].nonzero().flatten().tolist()
         self.peers = {number: Peer(number, member.name, limits.strikes) for number, member in members.items()}
         largest = {"a": (setting.dtype, setting.dim), "b": (setting.dtype, setting.dim), "c": (torch.float64, graph.size)}
-        sizes = Sizes(body_limit(largest) + NONCE, body_limit({"point": (setting.dtype, setting.dim)}) + WORDS_LIMIT + 2)
         self.transport = Transport(
             setting.identity,
             members,
             setting.run_id,
-            sizes,
             tell,
             self._on_question,
             hold=2 * limits.deadline,
-            budget=_BUDGET * sizes.body,
+            budget=_BUDGET * (body_limit(largest) + NONCE),
+            question=body_limit({"point": (setting.dtype, setting.dim)}) + WORDS_LIMIT + 2,
         )
         self.step = 0
         self.started = False  # all neighbours were heard once, or waited for long enough
@@ -182,27 +187,26 @@ class Session:
         """
         self._exchanges[tag.kind] += 1
         self._last = tag
+        limit = body_limit(expected)
         if sealed:
-            bodies = self.loop.wait(self._swap_sealed(tag, bytes(body), senders))
+            bodies = self.loop.wait(self._swap_sealed(tag, bytes(body), senders, limit))
         else:
-            bodies = self.loop.wait(self._swap(tag, body, senders))
+            bodies = self.loop.wait(self._swap(tag, body, senders, limit))
         if level:
             self._require_level(bodies)
         return {number: self._read(number, tag, answer, expected, reuse=reuse) for number, answer in bodies.items()}
 
-    def _require_level(self, bodies: Mapping[int, bytes | Miss | Refused]) -> None:
+    def _require_level(self, bodies: Mapping[int, Answer]) -> None:
         """Raise a BehindError if more than half of the senders have passed the round."""
         ahead = [miss.step for miss in bodies.values() if isinstance(miss, Miss) and miss.reason == "gone"]
         steps = [step for step in ahead if step is not None]
         if 2 * len(steps) > len(self.senders):
             raise BehindError(int(statistics.median_low(steps)))
 
-    def _read(
-        self, number: int, tag: Tag, answer: bytes | Miss | Refused, expected: Expected, *, reuse: bool
-    ) -> dict[str, Tensor] | None:
+    def _read(self, number: int, tag: Tag, answer: Answer, expected: Expected, *, reuse: bool) -> dict[str, Tensor] | None:
         """The vectors of one answer; those of an earlier one where none came in time; None for none that can be used."""
         peer, exchange = self.peers[number], self._exchanges[tag.kind]
-        if isinstance(answer, bytes):
+        if isinstance(answer, Body):
             try:
                 vectors = decode(answer, expected)
                 if not all(is_finite(vector) for vector in vectors.values()):
@@ -228,22 +232,20 @@ class Session:
         self.tell(event, peer=number, reason=answer.reason, kind=tag.kind, step=tag.step)
         return earlier
 
-    async def _swap(
-        self, tag: Tag, body: bytes | dict[int, bytes], senders: Sequence[int]
-    ) -> dict[int, bytes | Miss | Refused]:
+    async def _swap(self, tag: Tag, body: bytes | dict[int, bytes], senders: Sequence[int], limit: int) -> dict[int, Answer]:
         self.transport.outbox.publish(tag, body)
-        return await self._pull_level(tag, senders)
+        return await self._pull_level(tag, senders, limit)
 
-    async def _pull_level(self, tag: Tag, senders: Sequence[int]) -> dict[int, bytes | Miss | Refused]:
+    async def _pull_level(self, tag: Tag, senders: Sequence[int], limit: int) -> dict[int, Answer]:
         """Answers of senders, once other neighbours have reached this point, too, or their time is over."""
         reached = Tag(REACHED + tag.kind, tag.step, tag.number)
         self.transport.outbox.publish(reached, b"1")
         others = [number for number in self.senders if number not in senders]
-        answers, _ = await asyncio.gather(self._pull(tag, senders), self._pull(reached, others))
+        answers, _ = await asyncio.gather(self._pull(tag, senders, limit), self._pull(reached, others, 1))
         self.started = True
         return answers
 
-    async def _swap_sealed(self, tag: Tag, body: bytes, senders: Sequence[int]) -> dict[int, bytes | Miss | Refused]:
+    async def _swap_sealed(self, tag: Tag, body: bytes, senders: Sequence[int], limit: int) -> dict[int, Answer]:
         """Commitments of all, then openings. Nothing is opened before all commitments are here or their time is over."""
         opening = os.urandom(NONCE) + body
         mine = commitment(self.setting.run_id, tag, self.setting.identity.fingerprint, opening)
@@ -251,18 +253,18 @@ class Session:
         before = Tag(COMMIT + tag.kind, tag.step, tag.number)
         self.transport.outbox.publish(before, mine, keep=2)
         try:
-            committed = await self._pull_level(before, senders)
+            committed = await self._pull_level(before, senders, COMMITMENT)
         finally:
             message.opened.set()
-        return await self._open(tag, committed)
+        return await self._open(tag, committed, limit)
 
-    async def _open(self, tag: Tag, committed: Mapping[int, bytes | Miss | Refused]) -> dict[int, bytes | Miss | Refused]:
+    async def _open(self, tag: Tag, committed: Mapping[int, Answer], limit: int) -> dict[int, Answer]:
         """Bodies of the senders that committed to one, checked; others stay as they are."""
-        known = {number: answer for number, answer in committed.items() if isinstance(answer, bytes)}
-        opened = await self._pull(tag, list(known))
+        known = {number: answer for number, answer in committed.items() if isinstance(answer, Body)}
+        opened = await self._pull(tag, list(known), limit + NONCE)
         bodies = {**committed, **opened}
         for number, opening in opened.items():
-            if isinstance(opening, bytes):
+            if isinstance(opening, Body):
                 sender = self.setting.members[number].fingerprint
                 try:
                     bodies[number] = open_commitment(opening, known[number], self.setting.run_id, tag, sender)
@@ -271,53 +273,53 @@ class Session:
         return bodies
 
     async def _pull(
-        self, tag: Tag, senders: Sequence[int], method: str = GET, body: bytes = b""
-    ) -> dict[int, bytes | Miss | Refused]:
-        """Answers of senders, all called at once."""
-        answers = await asyncio.gather(*(self._fetch(self.peers[number], tag, method, body) for number in senders))
+        self, tag: Tag, senders: Sequence[int], limit: int, method: str = GET, body: bytes = b""
+    ) -> dict[int, Answer]:
+        """Answers of senders, of `limit` bytes at most, all called at once."""
+        answers = await asyncio.gather(*(self._fetch(self.peers[number], tag, limit, method, body) for number in senders))
         return dict(zip(senders, answers, strict=True))
 
-    async def _fetch(self, peer: Peer, tag: Tag, method: str, body: bytes) -> bytes | Miss | Refused:
+    async def _fetch(self, peer: Peer, tag: Tag, limit: int, method: str, body: bytes) -> Answer:
         """One answer, waited for up to two deadlines if the neighbour says that it is alive, one if it is silent."""
         if peer.banned:
             return Miss("banned")
         if peer.suspected:
             if method == GET and peer.probe_due():
-                self._probe(peer, tag)
+                self._probe(peer, tag, limit)
             return Miss("suspected")
         limits, loop = self.setting.limits, asyncio.get_running_loop()
         if not self.started and tag.step == 0:
             end = loop.time() + limits.start_wait
             while (left := end - loop.time()) > 0:
-                answer = await self.transport.fetch(peer.number, method, tag, left, body)
-                if isinstance(answer, bytes) or not answer.late:
+                answer = await self.transport.fetch(peer.number, method, tag, left, limit, body)
+                if isinstance(answer, Body) or not answer.late:
                     break
         else:
             for _ in range(2):
-                answer = await self.transport.fetch(peer.number, method, tag, limits.deadline, body)
-                if isinstance(answer, bytes) or not answer.late:
+                answer = await self.transport.fetch(peer.number, method, tag, limits.deadline, limit, body)
+                if isinstance(answer, Body) or not answer.late:
                     break
                 if peer.strike():
                     self.tell("suspected", peer=peer.number, reason=answer.reason, step=tag.step)
                     break
                 if answer.reason != "pending":
                     break
-        if isinstance(answer, bytes):
+        if isinstance(answer, Body):
             peer.in_time()
             return answer
         if answer.step is not None:
             peer.step = answer.step
-        return Refused(answer.reason) if answer.reason == "too large" else answer
+        return Refused(answer.reason) if answer.refused else answer
 
-    def _probe(self, peer: Peer, tag: Tag) -> None:
+    def _probe(self, peer: Peer, tag: Tag, limit: int) -> None:
         """Look in the background whether a suspect answers within a full deadline."""
         if peer.number in self._probed:
             return
 
         async def probe() -> None:
             try:
-                answer = await self.transport.fetch(peer.number, GET, tag, self.setting.limits.deadline)
-                if isinstance(answer, bytes) or answer.reason == "gone":
+                answer = await self.transport.fetch(peer.number, GET, tag, self.setting.limits.deadline, limit)
+                if isinstance(answer, Body) or answer.reason == "gone":
                     peer.readmit()
                     self.tell("readmitted", peer=peer.number, step=tag.step)
             finally:
@@ -350,16 +352,16 @@ class Session:
             self.loop.call(questions.message.opened.set)
             return {}
         self._exchanges[ANSWER] += 1
-        bodies = self.loop.wait(self._ask(tag, questions, encode({"point": point})))
+        bodies = self.loop.wait(self._ask(tag, questions, encode({"point": point}), body_limit(expected)))
         answers = Tag(ANSWER, tag.step, tag.number)
         return {number: self._read(number, answers, answer, expected, reuse=False) for number, answer in bodies.items()}
 
-    async def _ask(self, tag: Tag, questions: _Questions, body: bytes) -> dict[int, bytes | Miss | Refused]:
+    async def _ask(self, tag: Tag, questions: _Questions, body: bytes, limit: int) -> dict[int, Answer]:
         try:
-            committed = await self._pull(tag, self.senders, ASK, body)
+            committed = await self._pull(tag, self.senders, COMMITMENT, ASK, body)
         finally:
             questions.message.opened.set()
-        return await self._open(Tag(ANSWER, tag.step, tag.number), committed)
+        return await self._open(Tag(ANSWER, tag.step, tag.number), committed, limit)
 
     async def _on_question(self, asker: int, request: Request) -> bytes:
         """The commitment to the answer to a question. Each neighbour may ask one question per detection."""
@@ -401,9 +403,9 @@ class Session:
         """Rounds in which neighbours say they are, of those that answer in time."""
         tag = Tag(STATUS, 0, 0)
 
-        async def collect() -> list[bytes | Miss]:
+        async def collect() -> list[Body | Miss]:
             peers = [number for number in self.senders if not self.peers[number].banned]
-            return await asyncio.gather(*(self.transport.fetch(number, GET, tag, seconds) for number in peers))
+            return await asyncio.gather(*(self.transport.fetch(number, GET, tag, seconds, _DIGITS) for number in peers))
 
-        found = [answer for answer in self.loop.wait(collect()) if isinstance(answer, bytes)]
-        return [int(text) for text in found if text.isdigit() and len(text) <= _DIGITS]
+        found = [bytes(answer) for answer in self.loop.wait(collect()) if isinstance(answer, Body)]
+        return [int(text) for text in found if text.isdigit()]

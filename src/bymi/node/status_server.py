@@ -82,6 +82,7 @@ def status_of(run: NodeRun) -> dict[str, Any]:
         "done": progress.done,
         "seconds": round(time.monotonic() - progress.started, 1),
         "refused_calls": dict(session.transport.refusals),
+        "refused_connections": dict(session.transport.refused_connections),
         "log_failures": run.journal.failures,
         "peers": peers,
     }
@@ -118,8 +119,9 @@ def metrics_of(status: dict[str, Any]) -> str:
     )
     rows = [({"peer": peer["name"], "event": event}, float(count)) for peer in peers for event, count in peer["counts"].items()]
     add("peer_events_total", "counter", "Messages heard, missing, reused, refused; deadlines missed.", rows)
-    refused = [({"reason": reason}, float(count)) for reason, count in status["refused_calls"].items()]
-    add("refused_calls_total", "counter", "Calls of others that were refused.", refused)
+    for what in ("calls", "connections"):
+        refused = [({"reason": reason}, float(count)) for reason, count in status[f"refused_{what}"].items()]
+        add(f"refused_{what}_total", "counter", f"{what.capitalize()} of others that were refused.", refused)
     return "\n".join(lines) + "\n"
 
 

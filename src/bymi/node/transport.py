@@ -4,85 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from bymi.core.errors import InputError
-from bymi.node.identity import HOST_NAME, Identity, certificate_der, fingerprint_of, pem_of
+from bymi.node.identity import HOST_NAME, Identity, pem_of
 from bymi.node.outbox import GoneError, Outbox
 from bymi.node.roster import Member
-from bymi.node.wire import ASK, GET, SERVICE, STATUS, Refused, Request, Tag, frame, read_frame
+from bymi.node.tls_front import HANDSHAKE, Caller, TLSFront
+from bymi.node.wire import ASK, GET, PIECE, SERVICE, STATUS, Body, Refused, Request, Tag, frame, join_pieces, pieces, read_frame
 
-T = TypeVar("T")
 Tell = Callable[..., None]
 """Reports an event: its name, then fields."""
 
-_AT_ONCE = 8  # calls of one neighbour that wait at a time
-_HANDSHAKE = 5000  # milliseconds for a TLS handshake: silent connections are dropped after these
+_AT_ONCE = 8  # calls of one neighbour at a time
 _SHARE, _LEAST = 0.1, 0.05  # of the time left, and seconds, by which a server answers before the caller's deadline
 _RETRY = 0.05  # seconds between attempts while a neighbour cannot be reached
 _METADATA = 4096  # bytes of metadata of a call
 _AT = re.compile(r"(pending|gone) at (\d{1,10})")
+_PORT = re.compile(r"ipv4:127\.0\.0\.1:(\d{1,5})")
 _TARGET = "grpc.ssl_target_name_override"
-
-
-class LoopThread:
-    """A thread with an event loop, for any number of nodes in this process."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.waiting = False  # a caller of `wait` has nothing to lose by an interruption
-        self._thread = threading.Thread(target=self._run, name="bymi node loop", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.close()
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs in the loop."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            self.waiting = True
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-        finally:
-            self.waiting = False
-
-    def call(self, work: Callable[..., Any], *given: Any) -> None:
-        """Call a function in the loop, soon."""
-        self.loop.call_soon_threadsafe(work, *given)
-
-    def close(self) -> None:
-        """End the loop and the thread."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Bytes of the largest body that is sent to a neighbour, and of the largest question."""
-
-    body: int
-    question: int
 
 
 @dataclass(frozen=True)
 class Miss:
-    """Why there is no message. `step`: the round in which the neighbour says it is; `late`: a deadline has passed."""
+    """Why there is no message. `step`: the round in which the neighbour says it is.
+
+    `late`: a deadline has passed. `refused`: something came that could not be a message.
+    """
 
     reason: str
     step: int | None = None
     late: bool = False
+    refused: bool = False
 
 
 Answerer = Callable[[int, Request], Awaitable[bytes]]
@@ -96,26 +54,28 @@ class Transport:
         identity: Identity,
         members: Mapping[int, Member],
         run_id: str,
-        sizes: Sizes,
         tell: Tell,
         answer: Answerer,
         *,
         hold: float,
         budget: int,
+        question: int,
     ) -> None:
         """`members`: neighbours by number. `hold`: longest time for which a call waits here.
 
-        `budget`: bytes that a neighbour may pull between two messages of this node.
+        `budget`: bytes that a neighbour may pull between two messages of this node. `question`: bytes of the longest question.
         """
         self.outbox = Outbox()
         self.banned: set[int] = set()
-        self.refusals: Counter[str] = Counter()
-        self._identity, self._run_id, self._sizes, self._tell, self._answer = identity, run_id, sizes, tell, answer
-        self._hold, self._budget = hold, budget
+        self.refusals: Counter[str] = Counter()  # of calls, by reason
+        self.refused_connections: Counter[str] = Counter()
+        self._identity, self._run_id, self._tell, self._answer = identity, run_id, tell, answer
+        self._hold, self._budget, self._question = hold, budget, question
         self._members = dict(members)
-        self._by_fingerprint = {member.fingerprint: number for number, member in members.items()}
-        self._by_certificate: dict[bytes, int] = {}
-        self._waiting: Counter[int] = Counter()
+        prints = {member.fingerprint: number for number, member in members.items()}
+        certificates = b"".join(member.certificate for member in members.values())
+        self._front = TLSFront(identity, prints, certificates, self._on_refused_connection)
+        self._running: Counter[int] = Counter()  # calls of each neighbour
         self._served: Counter[int] = Counter()
         self._served_since = -1
         self.pulled: dict[int, Tag] = {}  # what each neighbour has pulled last
@@ -125,32 +85,18 @@ class Transport:
 
     async def start(self, listen: str) -> int:
         """Listen at HOST:PORT; returns the port."""
-        roots = b"".join(pem_of(member.certificate) for member in self._members.values())
-        credentials = grpc.ssl_server_credentials(
-            [(self._identity.key, self._identity.certificate)], root_certificates=roots, require_client_auth=True
-        )
         options = [
-            ("grpc.max_receive_message_length", self._sizes.question),
+            ("grpc.max_receive_message_length", PIECE),
             ("grpc.max_concurrent_streams", 2 * _AT_ONCE),
             ("grpc.max_metadata_size", _METADATA),
             ("grpc.absolute_max_metadata_size", _METADATA),
-            ("grpc.server_handshake_timeout_ms", _HANDSHAKE),
             ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options)
-        methods = {
-            GET: grpc.unary_unary_rpc_method_handler(self._on_get),
-            ASK: grpc.unary_unary_rpc_method_handler(self._on_ask),
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-        try:
-            port = int(self._server.add_secure_port(listen, credentials))
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise InputError(f"listen: got {listen}, allowed: a free HOST:PORT of this machine")
+        self._server.add_generic_rpc_handlers((_Methods(self),))
+        behind = int(self._server.add_insecure_port("127.0.0.1:0"))  # whose callers the front has let in
         await self._server.start()
-        return port
+        return self._front.listen(listen, behind)
 
     def connect(self, number: int, endpoint: str) -> None:
         """Open the channel to a neighbour. Its certificate is the only one that the channel trusts."""
@@ -159,38 +105,43 @@ class Transport:
         )
         options = [
             (_TARGET, HOST_NAME),
-            ("grpc.max_receive_message_length", self._sizes.body),
+            ("grpc.max_receive_message_length", PIECE),
             ("grpc.max_metadata_size", _METADATA),
             ("grpc.absolute_max_metadata_size", _METADATA),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * HANDSHAKE)),  # the time that an attempt has
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.enable_http_proxy", 0),
         ]
         channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
         self._channels[number] = channel
-        for method in (GET, ASK):
-            self._calls[number, method] = channel.unary_unary(f"/{SERVICE}/{method}")
+        self._calls[number, GET] = channel.unary_stream(f"/{SERVICE}/{GET}")
+        # One piece is the answer to a question; as a stream it is read like all others, and no further than its limit.
+        self._calls[number, ASK] = channel.stream_stream(f"/{SERVICE}/{ASK}")
 
     async def close(self) -> None:
         """Close all channels and the server."""
         for channel in self._channels.values():
             await channel.close()
+        await self._front.close()
         if self._server is not None:
             await self._server.stop(0)
 
     # What this node asks of others.
 
-    async def fetch(self, number: int, method: str, tag: Tag, seconds: float, body: bytes = b"") -> bytes | Miss:
-        """Bytes of a neighbour's message, waited for up to a deadline; a Miss if it does not come."""
-        request = frame(self._run_id, tag, body)
-        call, loop = self._calls[number, method], asyncio.get_running_loop()
+    async def fetch(self, number: int, method: str, tag: Tag, seconds: float, limit: int, body: bytes = b"") -> Body | Miss:
+        """Bytes of a neighbour's message, `limit` at most, waited for up to a deadline; a Miss if it does not come."""
+        head = frame(self._run_id, tag)
+        start, loop = self._calls[number, method], asyncio.get_running_loop()
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0:
+            call = start(head if method == GET else _question(head, body), timeout=left, wait_for_ready=True)
             try:
-                answer: bytes = await call(request, timeout=left, wait_for_ready=True)
-                return answer
+                return await join_pieces(call, limit)
+            except Refused as refused:
+                call.cancel()
+                return Miss(refused.reason, refused=True)
             except grpc.aio.AioRpcError as problem:
                 miss = _miss_of(problem)
                 if miss is not None:
@@ -200,32 +151,45 @@ class Transport:
 
     # What others ask of this node.
 
-    async def _on_get(self, content: bytes, context: Any) -> bytes:
-        number, request = await self._admit(content, context)
-        if request.tag.kind == STATUS:
-            return str(self.outbox.step).encode()
+    # Requests are read as streams: a call is admitted before its first byte is read.
+
+    async def on_get(self, content: AsyncIterable[bytes], context: Any) -> None:
+        """Answer a `Get`."""
+        number = await self._admit(context)
         try:
-            self._waiting[number] += 1
-            body = await self.outbox.wait_for(request.tag, number, self._patience(context))
+            self._running[number] += 1
+            async for piece in content:
+                request = await self._read(piece, number, context)
+                break
+            else:  # gRPC has refused a piece that is too long
+                await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "too large", number)
+            if request.tag.kind == STATUS:
+                body = str(self.outbox.step).encode()
+            else:
+                body = await self.outbox.wait_for(request.tag, number, self._patience(context))
+            if self._served_since != self.outbox.published:
+                self._served, self._served_since = Counter(), self.outbox.published
+            self._served[number] += len(body)
+            if self._served[number] > self._budget:
+                await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "over its byte budget", number)
+            async with asyncio.timeout(self._hold):
+                for piece in pieces(body):
+                    await context.write(piece)
+            self.pulled[number] = request.tag
         except TimeoutError:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"pending at {self.outbox.step}")
         except GoneError:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"gone at {self.outbox.step}")
         finally:
-            self._waiting[number] -= 1
-        if self._served_since != self.outbox.published:
-            self._served, self._served_since = Counter(), self.outbox.published
-        self._served[number] += len(body)
-        if self._served[number] > self._budget:
-            await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "over its byte budget", number)
-        self.pulled[number] = request.tag
-        return body
+            self._running[number] -= 1
 
-    async def _on_ask(self, content: bytes, context: Any) -> bytes:
-        number, request = await self._admit(content, context)
+    async def on_ask(self, content: AsyncIterable[bytes], context: Any) -> bytes:
+        """The answer to an `Ask`."""
+        number = await self._admit(context)
         try:
-            self._waiting[number] += 1
+            self._running[number] += 1
             async with asyncio.timeout(self._patience(context)):
+                request = await self._read(await join_pieces(content, self._question), number, context)
                 return await self._answer(number, request)
         except TimeoutError:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"pending at {self.outbox.step}")
@@ -234,7 +198,13 @@ class Transport:
         except Refused as refused:
             await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refused.reason, number)
         finally:
-            self._waiting[number] -= 1
+            self._running[number] -= 1
+        raise AssertionError("abort raises")
+
+    async def on_other(self, content: AsyncIterable[bytes], context: Any) -> bytes:
+        """Refuse a call of any other method."""
+        number = await self._admit(context)
+        await self._refuse(context, grpc.StatusCode.UNIMPLEMENTED, "no such method", number)
         raise AssertionError("abort raises")
 
     def _patience(self, context: Any) -> float:
@@ -243,42 +213,63 @@ class Transport:
         left = self._hold if left is None else min(left, self._hold)
         return float(max(0.0, left - max(_LEAST, _SHARE * left)))
 
-    async def _admit(self, content: bytes, context: Any) -> tuple[int, Request]:
-        """Number of the caller and its request; aborts the call of anyone else, and any call that is not as it should be."""
-        status = grpc.StatusCode
-        number = self._caller(context)
-        if number is None or number in self.banned:
-            await self._refuse(context, status.PERMISSION_DENIED, "not a neighbour" if number is None else "banned", number)
-        assert number is not None
-        if self._waiting[number] >= _AT_ONCE:
-            await self._refuse(context, status.RESOURCE_EXHAUSTED, "too many calls at a time", number)
+    async def _admit(self, context: Any) -> int:
+        """Number of the caller; aborts the call of anyone else, and any call beyond those allowed at a time."""
+        status, caller = grpc.StatusCode, self._caller(context)
+        if caller is None:  # another program on this machine, since nobody else reaches the port
+            await self._refuse(context, status.PERMISSION_DENIED, "not through TLS", None)
+        assert caller is not None
+        if caller.number in self.banned:
+            await self._refuse(context, status.PERMISSION_DENIED, "banned", caller.number)
+        if self._running[caller.number] >= _AT_ONCE:
+            await self._refuse(context, status.RESOURCE_EXHAUSTED, "too many calls at a time", caller.number)
+        return caller.number
+
+    async def _read(self, content: Body, number: int, context: Any) -> Request:
+        """The request in a call; aborts the call if it is not as it should be, or of another run."""
         try:
             request = read_frame(content)
         except Refused as refused:
-            await self._refuse(context, status.INVALID_ARGUMENT, refused.reason, number)
+            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, refused.reason, number)
         if request.run != self._run_id:
             ids = f"another run id, {request.run[:64]!r}, not {self._run_id}"
-            await self._refuse(context, status.FAILED_PRECONDITION, "another run id", number, ids)
-        return number, request
+            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run id", number, ids)
+        return request
 
-    def _caller(self, context: Any) -> int | None:
-        """Number of the neighbour with the certificate of the connection: its fingerprint counts, no name in it."""
-        (certificate,) = context.auth_context().get("x509_pem_cert") or (b"",)
-        number = self._by_certificate.get(certificate)
-        if number is None:
-            try:
-                print_of = fingerprint_of(certificate_der(certificate, "peer"))
-            except InputError:
-                return None
-            number = self._by_fingerprint.get(print_of)
-            if number is not None:
-                self._by_certificate[certificate] = number
-        return number
+    def _caller(self, context: Any) -> Caller | None:
+        """The neighbour at the other end of the connection that a call came in by."""
+        port = _PORT.fullmatch(context.peer())
+        return None if port is None else self._front.caller(int(port[1]))
 
     async def _refuse(self, context: Any, code: Any, reason: str, number: int | None, text: str | None = None) -> None:
         self.refusals[reason] += 1
-        self._tell("refused call", peer=number, reason=reason, detail=text, address=str(context.peer())[:80])
+        caller = self._caller(context)
+        address = str(context.peer())[:80] if caller is None else caller.address
+        self._tell("refused call", peer=number, reason=reason, detail=text, address=address)
         await context.abort(code, text or reason)
+
+    def _on_refused_connection(self, reason: str, address: str, number: int | None, detail: str | None) -> None:
+        self.refused_connections[reason] += 1
+        self._tell("refused connection", peer=number, reason=reason, detail=detail, address=address)
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """The methods of the service, and a refusal for all others."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._methods = {
+            f"/{SERVICE}/{GET}": grpc.stream_stream_rpc_method_handler(transport.on_get),
+            f"/{SERVICE}/{ASK}": grpc.stream_unary_rpc_method_handler(transport.on_ask),
+        }
+        self._other = grpc.stream_unary_rpc_method_handler(transport.on_other)
+
+    def service(self, handler_call_details: Any) -> Any:
+        return self._methods.get(handler_call_details.method, self._other)
+
+
+async def _question(head: bytes, body: bytes) -> AsyncIterator[bytes]:
+    for piece in pieces(body, head):
+        yield piece
 
 
 def _miss_of(problem: Any) -> Miss | None:
@@ -293,5 +284,5 @@ def _miss_of(problem: Any) -> Miss | None:
     if code == status.NOT_FOUND and said:
         return Miss("gone", step)
     if code == status.RESOURCE_EXHAUSTED and "larger than max" in str(problem.details()):
-        return Miss("too large")
+        return Miss("too large", refused=True)
     return Miss(f"refused us: {code.name.lower().replace('_', ' ')}")
