@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from bymi.experiment import load, run, run_all
+from bymi.report.tables import COLUMNS, cells
 
 
-def test_two_seeds_of_the_default_experiment(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests, so that a run that two of them need is made once."""
+    return tmp_path_factory.mktemp("runs")
+
+
+def test_the_table_in_the_readme_is_what_the_command_prints(out: Path) -> None:
+    """All cells but the seconds, which come last."""
+    assert COLUMNS[-1][1] == "seconds"
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (shown,) = [block for block in re.findall(r"```text\n(.*?)```", readme, re.DOTALL) if "FDP" in block]
+    lines = [line.split()[:-1] for line in shown.splitlines()]
+    for summary in run_all(load(None).expand(), out, jobs=1):
+        assert isinstance(summary, dict)
+        assert cells(summary)[:-1] in lines
+
+
+def test_two_seeds_of_the_default_experiment(out: Path) -> None:
     """The hardened profile: all attackers found, hardly an honest edge lost, and a smaller gap than the published method's."""
-    for summary in run_all([load(None, ["method=drsgd-bymi"], seed) for seed in range(2)], tmp_path, jobs=1):
+    for summary in run_all([load(None, ["method=drsgd-bymi"], seed) for seed in range(2)], out, jobs=1):
         assert summary["pa"] == 1.0
         assert summary["worst_edge_loss"] < 0.05
         assert summary["core_byzantine"] == 0
@@ -21,10 +40,10 @@ def test_two_seeds_of_the_default_experiment(tmp_path: Path) -> None:
         assert summary["detections"] == 11
 
 
-def test_five_seeds_of_scenario_a_as_published(tmp_path: Path) -> None:
+def test_five_seeds_of_scenario_a_as_published(out: Path) -> None:
     """Paper, section 5.1, Scenario A: all attackers found, none in the core, gap below 1e-4, plain DSGD far off."""
-    bymi = run_all([load(None, ["profile=paper", "method=drsgd-bymi"], seed) for seed in range(5)], tmp_path, jobs=1)
-    dsgd = run_all([load(None, ["method=dsgd"], seed) for seed in range(5)], tmp_path, jobs=1)
+    bymi = run_all([load(None, ["profile=paper", "method=drsgd-bymi"], seed) for seed in range(5)], out, jobs=1)
+    dsgd = run_all([load(None, ["method=dsgd"], seed) for seed in range(5)], out, jobs=1)
     assert sum(summary["gap"] < 1e-4 for summary in bymi) >= 4
     assert all(summary["pa"] == 1.0 for summary in bymi)
     assert all(summary["core_byzantine"] == 0 and summary["core_closed"] for summary in bymi)

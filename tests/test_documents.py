@@ -1,4 +1,4 @@
-"""The snippets of README and docs run, and the numbers in the README are those of the run it shows.
+"""The snippets of README and docs run, and commands, files and names on their pages exist.
 
 Some are run in small: make as a dry run, since it runs this suite; `bymi reproduce` and runs on images with small networks, the
 latter on small images.
@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
-from bymi.experiment import Spec, load, read_spec, run_all
+from bymi.cli import app
+from bymi.experiment import Spec, load, read_spec
+from bymi.experiment.sweep import load_sweep
 from bymi.paper import study_images as images
 from bymi.paper import study_scenarios as studies
-from bymi.report.tables import COLUMNS, cells
+from bymi.report import figures
 from tests.commands import TINY, bymi
 from tests.idx_files import write_image_set
 from tests.test_architecture import ROWS
@@ -36,6 +39,8 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
+
+BY_HAND = [page for page in PAGES if page.name != "CHANGELOG.md" and "results" not in page.parts]
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -56,13 +61,13 @@ def test_python_snippets_run(
 
 
 PAGES_WITH_COMMANDS = ("tutorial.md", "real-data.md", "detect.md", "level.md", "from-byzfl.md", "report.md", "sweep.md")
-SHELL = [
-    line
+SHELL = {  # by their words, since pages share some
+    tuple(shlex.split(line, comments=True)): None
     for page in (ROOT / "README.md", *(ROOT / "docs" / name for name in PAGES_WITH_COMMANDS))
     for block in blocks(page.read_text(), "sh")
     for line in block.splitlines()
     if line.strip()
-]
+}
 SMALL_IMAGES = (
     *("nodes=8", "graph.p=0.9", "steps=6", "data.samples=24", "data.identification=8"),
     *("warm_up.steps=3", "warm_up.batch=4", "optimisation.batch=4"),
@@ -76,9 +81,9 @@ def small_images(given: dict[str, Any]) -> Spec:
     return read_spec({**given, **changes, **sample, "warm_up": {**given["warm_up"], "steps": 3, "batch": 4}})
 
 
-@pytest.mark.parametrize("line", SHELL)
-def test_shell_lines_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = shlex.split(line, comments=True)
+@pytest.mark.parametrize("line", SHELL, ids=" ".join)
+def test_shell_lines_run(line: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = list(line)
     if words[0] == "make":  # the suite itself runs under make: see what make would do
         told = subprocess.run([*words[:1], "--dry-run", "--always-make", *words[1:]], cwd=ROOT, capture_output=True, text=True)
         assert told.returncode == 0, told.stderr
@@ -97,6 +102,10 @@ def test_shell_lines_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if words[2] == "digits":
             pytest.importorskip("sklearn", reason="digits need scikit-learn")
         words += SMALL_IMAGES
+    elif words[1] == "run":
+        words += ["nodes=24", "steps=60"]
+    if words[1:] != ["run", "nodes=24", "steps=60", "nodes=24", "steps=60"]:  # one run draws its figures; the others do without
+        monkeypatch.setattr(figures, "save", lambda *_: [])
     monkeypatch.setattr(images, "read_spec", small_images)
     if words[1] == "reproduce":  # the same grid of runs, each of them small
         monkeypatch.setattr(studies, "read_spec", lambda given: read_spec({**given, "nodes": 24, "steps": 40}))
@@ -112,22 +121,51 @@ def test_shell_lines_run(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert answer.out
 
 
+def commands_in(page: Path) -> list[list[str]]:
+    """Words after `bymi` of all commands on a page: in code spans, in blocks and in indented lines."""
+    text = page.read_text()
+    spans = re.findall(r"`([^`\n]+)`", text)
+    lines = [line for block in re.findall(r"```(?:sh)?\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    lines += re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    found = [
+        re.match(r"(?:torchrun .*-m |cd \S+ && |\.venv/bin/)?bymi ([a-z]+(?:[ -].*)?)$", one.strip())
+        for one in [*spans, *lines]
+    ]
+    return [shlex.split(one[1].split("   ")[0], comments=True) for one in found if one is not None]
+
+
+def test_commands_that_pages_name_exist_with_their_options_and_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "examples")  # whose own_parts.toml a page names
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    tree: Any = typer.main.get_command(app)
+    count = 0
+    for page in BY_HAND:
+        for words in commands_in(page):
+            count += 1
+            command, given = tree, list(words)
+            while given and hasattr(command, "commands"):
+                assert given[0] in command.commands, f"{page.name}: bymi {' '.join(words)}"
+                command = command.commands[given.pop(0)]
+            options = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+            assert {word for word in given if word.startswith("-")} <= options, f"{page.name}: bymi {' '.join(words)}"
+            if words[0] == "run" and not {"my.toml", "spec.toml", "my-set"} & set(words):
+                source = [word for word in given[:1] if "=" not in word and not word.startswith("-")]
+                load(
+                    source[0] if source else None, [word for word in given if "=" in word and not word.startswith("-")]
+                ).expand()
+    assert count > 80
+
+
 def test_toml_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for text in blocks(README, "toml"):
         Path("my.toml").write_text(text)
         answer = bymi("run", "my.toml", "steps=100", "--jobs", 1)
         assert answer.code == 0, answer
-
-
-def test_the_table_in_the_readme_is_what_the_command_prints(tmp_path: Path) -> None:
-    """All cells but the seconds, which come last."""
-    assert COLUMNS[-1][1] == "seconds"
-    (shown,) = [block for block in blocks(README, "text") if "FDP" in block]
-    lines = [line.split()[:-1] for line in shown.splitlines()]
-    for summary in run_all(load(None).expand(), tmp_path, jobs=1):
-        assert isinstance(summary, dict)
-        assert cells(summary)[:-1] in lines
+    for page in BY_HAND:
+        for text in blocks(page.read_text(), "toml"):
+            Path("my.toml").write_text(text)
+            assert load_sweep("my.toml", []).specs, page
 
 
 def test_the_verdict_on_the_page_of_detect_is_what_its_snippet_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,7 +255,6 @@ def test_the_page_of_benchmarks_shows_the_figures_measured() -> None:
         assert f"bymi {measured(name)['environment']['bymi']}, torch" in page.split(f"results/{name}.json")[1][:60]
 
 
-BY_HAND = [page for page in PAGES if page.name != "CHANGELOG.md" and "results" not in page.parts]
 SOURCE = ROOT / "src" / "bymi"
 ENTRY_POINTS = {
     *("bymi.rules", "bymi.attacks", "bymi.tasks", "bymi.topologies", "bymi.partitions", "bymi.thresholds", "bymi.optimisers"),

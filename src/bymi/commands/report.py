@@ -30,7 +30,7 @@ def report(
     if show:
         import webbrowser
 
-        if not webbrowser.open(output.resolve().as_uri()):
+        if not webbrowser.open_new_tab(output.resolve().as_uri()):
             print_line(f"No browser was found; open {output.resolve().as_uri()}")
 
 
