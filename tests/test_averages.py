@@ -12,7 +12,7 @@ from bymi.core.list_graph import ListGraph
 from bymi.core.streams import stream
 from bymi.distributed.gathered_rounds import whole_rounds
 from bymi.experiment import load
-from bymi.runs.model_averages import Average, look
+from bymi.runs.evaluators import Average, look
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import sharded_run
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from bymi.core.streams import stream
-from bymi.detection.centralised_detectors import farthest_from_krum, least_by_zeno, removed_by_faba, rmdp_bh
+from bymi.paper.centralised_detectors import farthest_from_krum, least_by_zeno, removed_by_faba, rmdp_bh
 
 
 def rows(seed: int, bad: int = 4, shift: float = 6.0) -> torch.Tensor:

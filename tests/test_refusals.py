@@ -25,9 +25,9 @@ from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import memory_estimate as footprint
+from bymi.runs import parallel_runs, runner
 from bymi.runs import run_folder as store
 from bymi.runs import run_on_ranks as ranks
-from bymi.runs import runner
 from bymi.runs import simulate as course
 from bymi.runs.resolved_spec import write_resolved_specs
 from tests.commands import TINY, bymi, only_line
@@ -312,7 +312,7 @@ def test_several_processes_share_the_memory(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     for left, jobs in ((100 * total, 8), (4 * total, 2), (total, 1), (None, 8)):
         monkeypatch.setattr(footprint, "available", lambda left=left: left)
-        assert runner._usual_jobs(specs, Host(device="cpu")) == jobs
+        assert parallel_runs._usual_jobs(specs, Host(device="cpu")) == jobs
 
 
 def test_one_run_that_is_too_large_leaves_the_others_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

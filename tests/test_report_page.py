@@ -17,7 +17,7 @@ from bymi.detection import REASONS
 from bymi.report import meanings
 from bymi.report.page_data import halves, phases, run_data, step_factors
 from bymi.runs import run_folder as store
-from bymi.runs.detection_log import DETECTIONS, PER_NODE
+from bymi.runs.metrics import DETECTIONS, PER_NODE
 from bymi.runs.results_table import find_runs
 from tests.browser import assert_fits, browser, needs_browser, requests_of
 from tests.commands import bymi, mistake

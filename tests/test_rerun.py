@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from bymi.distributed.host import Host
-from bymi.experiment import load, run, run_all, steps_to_do
+from bymi.experiment import load, run, run_all
 from bymi.runs import __main__ as runs_command
 from bymi.runs import run_folder as store
-from bymi.runs import runner, write_resolved_specs
+from bymi.runs import runner, steps_to_do, write_resolved_specs
 from tests.commands import bymi
 
 WORDS = ("profile=paper", "method=dsgd", "nodes=12", "steps=20", "data.dim=3", "data.samples=20", "record_every=5")
@@ -143,8 +143,8 @@ def test_no_checkpoint_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_many_are_made_again(tmp_path: Path) -> None:
     first_run(tmp_path)
     other = load(None, list(WORDS), 1)
-    assert steps_to_do([SPEC, other], tmp_path) == 20
-    assert steps_to_do([SPEC, other], tmp_path, again=True) == 40
+    assert steps_to_do([SPEC.resolved, other.resolved], tmp_path) == 20
+    assert steps_to_do([SPEC.resolved, other.resolved], tmp_path, again=True) == 40
     results = run_all([SPEC, other], tmp_path, jobs=2, again=True)
     assert all(isinstance(result, dict) and "mark" not in result for result in results)
     assert run_all([SPEC, other], tmp_path) == results

@@ -11,8 +11,8 @@ import torch
 
 from bymi import BymiError
 from bymi.experiment import Spec, load, run, run_all
+from bymi.runs import parallel_runs, runner
 from bymi.runs import run_folder as store
-from bymi.runs import runner
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.run_setup import set_up_run
 from tests.commands import TINY, dates_in, start
@@ -132,7 +132,7 @@ class Sweep:
         self.told = {jobs: [0] * len(self.specs) for jobs in (1, 2)}
         self.results = {jobs: run_all(self.specs, self.out[jobs], jobs=jobs, progress=self.teller(jobs)) for jobs in (1, 2)}
 
-    def teller(self, jobs: int) -> runner.Progress:
+    def teller(self, jobs: int) -> parallel_runs.Progress:
         def tell(index: int, steps: int) -> None:
             self.told[jobs][index] += steps
 

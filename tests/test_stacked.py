@@ -12,9 +12,8 @@ from torch.nn import functional as nnf
 from bymi.core.errors import InputError
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.problems import stacked_layers as stacked
-from bymi.problems.cpu_pooling import LargestOfFour, MaxPool, four_places
 from bymi.problems.gradient_backends import Loop, Loss, Models
-from bymi.problems.stacked_layers import Stacked
+from bymi.problems.stacked_layers import LargestOfFour, MaxPool, Stacked, four_places
 from tests.modules import TOLERANCE, Fork, Scaled, assert_close, draw, mlp, plain_gradient, strided, with_layer
 
 ROWS, SAMPLES = 7, 5

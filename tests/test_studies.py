@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from bymi import InputError
-from bymi.experiment import load, run_all, steps_to_do
+from bymi.experiment import load, run_all
 from bymi.paper import page_default as default
 from bymi.paper import page_scenarios as report
 from bymi.paper.find_study import find_study
@@ -20,6 +20,7 @@ from bymi.paper.study_scenarios import Study, build_study
 from bymi.paper.write_study import show
 from bymi.report.tables import terminal_table
 from bymi.runs import run_folder as store
+from bymi.runs import steps_to_do
 from tests.commands import FINISHES
 
 
@@ -86,7 +87,7 @@ def test_a_study_resumes_where_it_stopped(small: tuple[Study, Path]) -> None:
     lost.unlink()
     assert len(report.collect(study, folder)) == 8  # one setting has no run: it is missing, not invented
     steps: list[int] = []
-    assert steps_to_do(study.specs, folder) == 40
+    assert steps_to_do([spec.resolved for spec in study.specs], folder) == 40
     run_all(study.specs, folder, jobs=1, progress=lambda index, done: steps.append(done))
     assert kept.stat().st_mtime_ns == before
     assert lost.exists()

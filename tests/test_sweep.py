@@ -17,8 +17,8 @@ from bymi.experiment import load
 from bymi.experiment.sweep import load_sweep, read_list
 from bymi.report.results_text import means_text
 from bymi.runs import run_folder as store
+from bymi.runs.parallel_runs import dealt
 from bymi.runs.results_table import SWEEP, mean_and_deviation
-from bymi.runs.runner import dealt
 from bymi.runs.time_estimate import estimate_seconds
 from tests.browser import assert_fits, browser, needs_browser, requests_of
 from tests.commands import FINISHES, bymi, dates_in, mistake

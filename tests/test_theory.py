@@ -40,9 +40,8 @@ from bymi.runs.convergence_theory import (
     spaced,
     theory_of,
 )
-from bymi.runs.evaluators import LinearEvaluator
+from bymi.runs.evaluators import Average, LinearEvaluator, look
 from bymi.runs.metrics import SUMMARY_KEYS
-from bymi.runs.model_averages import Average, look
 from bymi.runs.run_setup import set_up_run
 from tests.reference import theory as slow
 

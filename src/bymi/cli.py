@@ -122,9 +122,7 @@ def run(
             print(json.dumps({"folder": str(folder), **summary}, allow_nan=False))
     if not quiet:
         console = commands.console(error=as_json)
-        _print_table(console, summaries, figures.describe(specs[0].resolved.values))
-        for line in (line for summary in summaries for line in tables.remarks(summary)):
-            _print_line(console, line)
+        tables.print_runs(console, summaries, figures.describe(specs[0].resolved.values))
         if (advice := few_neighbours(folders)) is not None:
             _print_line(console, advice)
         for path in drawn:
@@ -136,21 +134,6 @@ def run(
         _print_line(console, f"For a report page: {own_command()} report {which} --open")
     # Under torchrun an exit code would mean that a rank has failed, and restart the run.
     raise typer.Exit(worst(summary["outcome"] for summary in summaries) if group is None else 0)
-
-
-def _print_table(console: Console, summaries: list[Any], title: str) -> None:
-    """Print the table of runs, or a block per run where the terminal is too narrow, and what its columns mean."""
-    from bymi.report import tables
-    from bymi.report.meanings import meanings
-
-    table = tables.terminal_table(summaries, title=title)
-    if tables.width_of(table) > console.width:
-        console.print(tables.blocks(summaries, title, console.width), markup=False, highlight=False, soft_wrap=True)
-    else:
-        console.print(table)
-    accuracies = [key for _, key in tables.columns(summaries) if key.startswith("acc")]
-    for name, meaning in meanings(accuracies):
-        _print_line(console, f"{name}: {meaning}")
 
 
 @app.command()

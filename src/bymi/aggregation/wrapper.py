@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bymi.aggregation.vectors import Vectors, inbox_of, stacked
+from bymi.aggregation.base import Vectors, inbox_of, stacked
 from bymi.core.inbox import Inbox, Round
 from bymi.core.named_parts import Checked
 from bymi.core.neighbourhoods import Neighbourhoods

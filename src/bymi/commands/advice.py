@@ -13,7 +13,7 @@ def few_neighbours(folders: list[Path]) -> str | None:
     from bymi.commands.printing import own_command
     from bymi.core.errors import BymiError
     from bymi.runs import run_folder as store
-    from bymi.runs.detection_log import PER_NODE
+    from bymi.runs.metrics import PER_NODE
 
     for folder in folders:
         try:

@@ -25,10 +25,11 @@ def run_specs(
     quiet: bool = False,
 ) -> list[Any]:
     """Results of specs, as `bymi.experiment.run_all` returns them; `where`: execution settings."""
-    from bymi.experiment import run_all, steps_to_do
+    from bymi.experiment import run_all
+    from bymi.runs import steps_to_do
 
     raise_again()
-    todo = steps_to_do(specs, out, again=again)
+    todo = steps_to_do([spec.resolved for spec in specs], out, again=again)
     host = _host(where, specs if todo else [], group, quiet)
     hidden = quiet or (group is not None and group.rank > 0)
     with Display(len(specs), todo, hidden=hidden) as display:

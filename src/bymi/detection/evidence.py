@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -151,18 +150,3 @@ class NeighbourIndex:
         """Write values of the judged entries [b, n] into a matrix like the arcs [B, M]."""
         row, entry = self.judged.nonzero(as_tuple=True)
         into[self.receivers[row], self.nodes[row, entry]] = values[row, entry].to(into.dtype)
-
-
-def pick(products: Tensor, rows: Tensor) -> Tensor:
-    """Products [R, R] of common rows gathered per receiver [b, n, n]."""
-    return products[rows[:, :, None], rows[:, None, :]]
-
-
-def stack(matrices: Sequence[Tensor], size: int) -> Tensor:
-    """Square matrices of different sizes as one stack, padded with zeros."""
-    return torch.stack([torch.nn.functional.pad(m, (0, size - m.shape[1], 0, size - m.shape[0])) for m in matrices])
-
-
-def stack_rows(matrices: Sequence[Tensor], size: int) -> Tensor:
-    """Matrices with different numbers of rows as one stack, padded with zero rows."""
-    return torch.stack([torch.nn.functional.pad(m, (0, 0, 0, size - len(m))) for m in matrices])

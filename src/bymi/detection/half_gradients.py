@@ -21,7 +21,7 @@ from bymi.core.inbox import Inbox
 from bymi.core.linalg import VectorStack, inner, inner_of_both, inner_of_sets, medoid
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
-from bymi.detection.evidence import Evidence, NeighbourIndex, pick, stack, stack_rows
+from bymi.detection.evidence import Evidence, NeighbourIndex
 from bymi.detection.robust_statistics import FEW_DIMENSIONS
 from bymi.detection.update_history import by_kind
 
@@ -150,7 +150,7 @@ class CommonHalfGradients:
         if self._points is not None:
             evidence = _from_points(self._points[0][index], self._points[1][index], valid, seats)
         else:
-            first, second, cross = (pick(products, index) for products in self._products)
+            first, second, cross = (_pick(products, index) for products in self._products)
             evidence = Evidence(first, second, cross, valid, valid & seats.judged)
         if self._zero is not None:
             evidence = replace(evidence, zero=self._zero.at(index))
@@ -249,7 +249,7 @@ class QueriedHalfGradients:
                 run(partial(read, position, reply), numbers=numbers, device=reply.point.device)
         crossed_products, history_products = (
             [
-                stack([by_position[position][kind] for position in sorted(by_position)], size)
+                _stack([by_position[position][kind] for position in sorted(by_position)], size)
                 for kind in range(len(next(iter(by_position.values()))))
             ]
             if by_position
@@ -257,7 +257,7 @@ class QueriedHalfGradients:
             for by_position in (crossed, history_grams)
         )
         if not halves:
-            one, two, cross = (stack([products[position][part] for position in sorted(products)], size) for part in range(3))
+            one, two, cross = (_stack([products[position][part] for position in sorted(products)], size) for part in range(3))
             # The receiver's own row, then |o|^2 behind the padding.
             to_origin = torch.stack(
                 [
@@ -269,7 +269,7 @@ class QueriedHalfGradients:
             evidence = Evidence(one, two, cross, valid, valid & seats.judged, zero=zero)
             return TestInputs(evidence, to_origin, crossed_products, history_products)
         one, two = (
-            stack_rows([halves[position][half] for position in sorted(halves)], size).to(torch.float64) for half in range(2)
+            _stack_rows([halves[position][half] for position in sorted(halves)], size).to(torch.float64) for half in range(2)
         )
         origin, taken = medoid(one, valid)[:, None], seats.taken[:, :, None]
         evidence = _from_points((one - origin) * taken, (two - origin) * taken, valid, seats)
@@ -315,7 +315,7 @@ class _ZeroProducts(NamedTuple):
     @staticmethod
     def stacked(parts: list[_ZeroProducts], size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Those of several receivers, padded with zeros."""
-        one, two = (stack_rows([part[half][:, None] for part in parts], size).squeeze(2) for half in range(2))
+        one, two = (_stack_rows([part[half][:, None] for part in parts], size).squeeze(2) for half in range(2))
         return one, two, torch.stack([part.square for part in parts])
 
 
@@ -355,3 +355,18 @@ def _origin(first: Inbox, second: Inbox) -> Tensor:
 
 def _about(vectors: Tensor, origin: Tensor) -> Tensor:
     return vectors.to(torch.float64) - origin.to(torch.float64)
+
+
+def _pick(products: Tensor, rows: Tensor) -> Tensor:
+    """Products [R, R] of common rows gathered per receiver [b, n, n]."""
+    return products[rows[:, :, None], rows[:, None, :]]
+
+
+def _stack(matrices: Sequence[Tensor], size: int) -> Tensor:
+    """Square matrices of different sizes as one stack, padded with zeros."""
+    return torch.stack([torch.nn.functional.pad(m, (0, size - m.shape[1], 0, size - m.shape[0])) for m in matrices])
+
+
+def _stack_rows(matrices: Sequence[Tensor], size: int) -> Tensor:
+    """Matrices with different numbers of rows as one stack, padded with zero rows."""
+    return torch.stack([torch.nn.functional.pad(m, (0, 0, 0, size - len(m))) for m in matrices])

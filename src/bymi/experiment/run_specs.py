@@ -12,8 +12,8 @@ from bymi.core.errors import is_integer, require
 from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.experiment.spec import Spec
+from bymi.runs.parallel_runs import Progress, Result, Watch
 from bymi.runs.run_on_ranks import run_apart, run_together
-from bymi.runs.runner import Progress, Result, Watch
 
 
 def run(
@@ -39,11 +39,6 @@ def _check(out: object, host: object, again: object, specs: Sequence[object]) ->
     require(isinstance(again, bool), "again", again, "True or False")
     for spec in specs:
         require(isinstance(spec, Spec), "spec", spec, "a Spec, such as bymi.experiment.load() makes")
-
-
-def steps_to_do(specs: Sequence[Spec], out: str | Path, *, again: bool = False) -> int:
-    """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
-    return runs.steps_to_do([spec.resolved for spec in specs], out, again=again)
 
 
 def run_all(

@@ -14,9 +14,9 @@ from torch import Tensor
 from bymi.core.streams import stream
 from bymi.datasets import load_images
 from bymi.detection import identify
-from bymi.detection.centralised_detectors import farthest_from_krum, least_by_zeno, removed_by_faba, rmdp_bh
 from bymi.detection.robust_means import BudgetFilter
 from bymi.detection.scale import MedianDeviation, Projected
+from bymi.paper.centralised_detectors import farthest_from_krum, least_by_zeno, removed_by_faba, rmdp_bh
 from bymi.paper.computed_study import ComputedStudy, paragraph
 from bymi.report.figures import COLOURS
 from bymi.report.tables import markdown_table

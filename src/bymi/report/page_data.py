@@ -17,7 +17,7 @@ import numpy as np
 
 from bymi.core.errors import BymiError
 from bymi.runs import run_folder as store
-from bymi.runs.detection_log import DETECTIONS, PER_NODE
+from bymi.runs.metrics import DETECTIONS, PER_NODE
 from bymi.runs.results_table import ListedRun
 
 MEASURES: tuple[tuple[str, str, bool], ...] = (

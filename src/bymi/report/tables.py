@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from bymi.report.meanings import meanings
 from bymi.runs.outcome import ENDING_CODES
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -56,6 +58,19 @@ def columns(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
 def cells(summary: dict[str, Any], shown: Sequence[tuple[str, str]] | None = None) -> list[str]:
     """One row of the table."""
     return [cell(key, summary.get(key)) for _, key in shown or columns([summary])]
+
+
+def print_runs(console: Console, summaries: Sequence[dict[str, Any]], title: str) -> None:
+    """Print the table of runs, or a block per run where the terminal is too narrow; what its columns mean; and remarks."""
+    table = terminal_table(summaries, title)
+    if width_of(table) > console.width:
+        console.print(blocks(summaries, title, console.width), markup=False, highlight=False, soft_wrap=True)
+    else:
+        console.print(table)
+    accuracies = [key for _, key in columns(summaries) if key.startswith("acc")]
+    lines = [f"{name}: {meaning}" for name, meaning in meanings(accuracies)]
+    for line in [*lines, *(line for summary in summaries for line in remarks(summary))]:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:

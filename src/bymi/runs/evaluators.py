@@ -4,19 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from bymi.core.graph import Core
 from bymi.core.limits import LIMITS
+from bymi.distributed.gathered_rounds import Models
 from bymi.distributed.group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.problems.linear_problem import solve
 from bymi.runs.convergence_theory import Loss
-from bymi.runs.model_averages import Average
+
+
+class Average(NamedTuple):
+    """Average over the nodes in `members`, with equal or given weights."""
+
+    members: Tensor  # [M] bool
+    weights: Tensor | None = None  # [M]
+
+    def of(self, theta: Tensor) -> Tensor:
+        rows = theta[self.members]
+        return rows.mean(0) if self.weights is None else self.weights[self.members].to(rows.dtype) @ rows
+
+
+def look(
+    models: Models, averages: Sequence[Average], among: Tensor, about: Average | None = None
+) -> tuple[list[Tensor], Tensor, Tensor | None]:
+    """Averages of models [D] each, distances of the nodes in `among` [M] to their mean, and a mean squared distance.
+
+    The last is that of the members of `about` to their average. One pass over all blocks of coordinates. Collective.
+    """
+    by_average: list[list[Tensor]] = [[] for _ in averages]
+    distances: Tensor | None = None
+    squares: Tensor | None = None
+    for block in models.blocks():
+        for parts, average in zip(by_average, averages, strict=True):
+            parts.append(average.of(block))
+        rows = block[among]
+        partial = torch.linalg.vector_norm(rows - rows.mean(0), dim=1)
+        distances = partial if distances is None else torch.hypot(distances, partial)
+        if about is not None:
+            square = (block[about.members] - about.of(block)).square().sum(1, dtype=torch.float64).mean()
+            squares = square if squares is None else squares + square
+    assert distances is not None
+    return [torch.cat(parts) for parts in by_average], distances, squares
+
 
 Measures = dict[str, float | None]
 _EVEN = 1e-9  # relative difference of weights that counts as equal

@@ -29,10 +29,9 @@ from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs.convergence_theory import Loss as SmoothLoss
-from bymi.runs.evaluators import Evaluator, Measures, number
+from bymi.runs.evaluators import Average, Evaluator, Measures, number
 from bymi.runs.foreign_parts import sources_of
 from bymi.runs.metrics import SUMMARY_KEYS
-from bymi.runs.model_averages import Average
 from bymi.runs.tasks import Task
 
 Evaluate = Callable[[nn.Module], float | Mapping[str, float]]

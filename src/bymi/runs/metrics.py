@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -12,10 +13,8 @@ from torch import Tensor
 from bymi.core.graph import Core, Graph
 from bymi.detection import REASONS, Verdict
 from bymi.distributed.gathered_rounds import Held, Models
-from bymi.runs import detection_log
 from bymi.runs.convergence_theory import Look, spaced, theory_of
-from bymi.runs.evaluators import Evaluator, ImageEvaluator, number
-from bymi.runs.model_averages import Average, look
+from bymi.runs.evaluators import Average, Evaluator, ImageEvaluator, look, number
 from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
 from bymi.training.state import RoundCounts, Snapshot
 
@@ -307,16 +306,16 @@ class Recorder:
 
     def detection_line(self, step: int) -> bytes:
         """The last detection as a line of detections.jsonl, empty where the graph is too large for it."""
-        if self.verdict is None or self._pruned is None or not detection_log.is_stored(self._graph):
+        if self.verdict is None or self._pruned is None or not is_stored(self._graph):
             return b""
-        return detection_log.detection_line(step, self.verdict, self._graph, self._pruned)
+        return detection_line(step, self.verdict, self._graph, self._pruned)
 
     def per_node(self) -> dict[str, Any] | None:
         """The content of per_node.json, None where the graph is too large for it."""
-        if not detection_log.is_stored(self._graph):
+        if not is_stored(self._graph):
             return None
         counts = {"unheard": self._unheard, "capped": self._capped, "floored": self._floored}
-        return detection_log.per_node_json(self._graph, self._byzantine, self._core, **counts, local_steps=self._local_steps)
+        return per_node_json(self._graph, self._byzantine, self._core, **counts, local_steps=self._local_steps)
 
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The recorder's state as tensors and plain values, for a checkpoint."""
@@ -380,3 +379,71 @@ def _like(parts: Mapping[str, Tensor], name: str, pattern: Tensor) -> Tensor:
     if stored is None or stored.shape != pattern.shape or stored.dtype != pattern.dtype:
         raise ValueError(f"{name} is missing, or not {list(pattern.shape)} of {pattern.dtype}")
     return stored
+
+
+# What a report needs beyond the last verdict: every detection arc by arc, and every node's part in the run.
+#
+# detections.jsonl has one line per detection, per_node.json one list per quantity. Arcs are in one order throughout: receiver
+# by
+# receiver, the neighbours of each as in `neighbours` of per_node.json. Numbers are rounded to four digits. A run with more than
+# `LARGEST_LOG` arcs has neither file.
+
+
+DETECTIONS, PER_NODE = "detections.jsonl", "per_node.json"
+LARGEST_LOG = 200_000
+"""Arcs of the largest graph whose detections are stored."""
+
+
+def is_stored(graph: Graph) -> bool:
+    """Whether a run on this graph stores its detections arc by arc."""
+    return int(graph.hears.sum()) <= LARGEST_LOG
+
+
+def detection_line(step: int, verdict: Verdict, graph: Graph, pruned: Graph) -> bytes:
+    """One line of JSON: thresholds [M], and per arc the score, statistic, reason (an index into `reasons`), flag and cut."""
+    arcs = graph.hears
+    line = {
+        "step": step,
+        "reasons": REASONS,
+        "threshold": [_short(limit) for limit in verdict.threshold.tolist()],
+        "score": [_short(score) for score in verdict.scores[arcs].tolist()],
+        "statistic": [_short(one) for one in verdict.statistic[arcs].tolist()] if verdict.statistic.numel() else None,
+        "reason": verdict.reason[arcs].tolist(),
+        "flagged": _bits(verdict.flagged[arcs]),
+        "cut": _bits(~pruned.hears[arcs]),
+        "filtered_weight": [_short(one) for one in verdict.filtered_weight.tolist()]
+        if verdict.filtered_weight.numel()
+        else None,
+        "guard_acted": verdict.guard_acted.nonzero().flatten().tolist(),
+    }
+    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def per_node_json(
+    graph: Graph, byzantine: Tensor, core: Core | None, *, unheard: Tensor, capped: Tensor, floored: Tensor, local_steps: int
+) -> dict[str, Any]:
+    """Every node's part in the run; `capped` and `floored` are shares of its `local_steps`, `not_heard` counts by sender."""
+    graph = graph.to("cpu")
+    neighbours = []
+    for node, row in enumerate(graph.hears):
+        columns = row.nonzero().flatten()
+        neighbours.append(graph.nodes_at(torch.full_like(columns, node), columns).tolist())
+    return {
+        "byzantine": byzantine.nonzero().flatten().tolist(),
+        "neighbours": neighbours,
+        "not_heard": unheard.tolist(),
+        "core": None if core is None else core.members.nonzero().flatten().tolist(),
+        "perron": None if core is None else [_short(weight) for weight in core.perron.tolist()],
+        "capped": [_short(count / local_steps) for count in capped.tolist()] if local_steps else None,
+        "floored": [_short(count / local_steps) for count in floored.tolist()] if local_steps else None,
+    }
+
+
+def _short(value: float) -> float | None:
+    """Four significant digits, or None (null) for NaN and infinity."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _bits(mask: Tensor) -> str:
+    """A string of 0 and 1, one character per arc."""
+    return bytes((mask.to(torch.uint8) + ord("0")).tolist()).decode()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import platform
 import shutil
@@ -26,8 +25,6 @@ import torch
 import bymi
 from bymi.core import files
 from bymi.core.errors import BymiError, InputError, StorageError
-from bymi.core.graph import Graph
-from bymi.detection import REASONS, Verdict
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.resolved_spec import ResolvedSpec
 
@@ -189,42 +186,6 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-
-
-def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> dict[str, Any]:
-    """Verdicts as JSON values, one entry per receiver: who was flagged and why; `byzantine` [M] is the ground truth."""
-    receivers = []
-    arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
-    graph = graph.to("cpu")
-    all_scores, reasons = verdict.scores.cpu(), verdict.reason.cpu()
-    hardened, statistics = bool(verdict.statistic.numel()), verdict.statistic.cpu()
-    for node, limit in enumerate(limits):
-        places = arcs[node].nonzero().flatten()
-        neighbours = graph.nodes_at(torch.full_like(places, node), places)
-        scores = all_scores[node, places].tolist()
-        entry = {
-            "node": node,
-            "threshold": limit if math.isfinite(limit) else None,
-            "neighbours": neighbours.tolist(),
-            "scores": [_plain(score) for score in scores],
-            "flagged": neighbours[flags[node, places]].tolist(),
-            "reasons": [REASONS[code] for code in reasons[node, places].tolist()],
-        }
-        if hardened:
-            entry["statistics"] = [_plain(value) for value in statistics[node, places].tolist()]
-            entry["filtered_weight"], entry["guard_acted"] = (
-                float(verdict.filtered_weight[node]),
-                bool(verdict.guard_acted[node]),
-            )
-            entry["pull"] = _plain(float(verdict.pull[node]))
-            entry["mixing"] = "rule" if bool(verdict.by_rule[node]) else "average"
-        receivers.append(entry)
-    return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
-
-
-def _plain(value: float) -> float | None:
-    """A JSON number, or None (null)."""
-    return value if math.isfinite(value) else None
 
 
 def read_json(path: Path) -> Any:

@@ -17,8 +17,9 @@ from bymi.distributed.group import Group
 from bymi.distributed.host import Host
 from bymi.distributed.launch import same_everywhere
 from bymi.runs import run_folder as store
+from bymi.runs.parallel_runs import Progress, Result, run_all
 from bymi.runs.resolved_spec import ResolvedSpec
-from bymi.runs.runner import Progress, Result, follow, run, run_all
+from bymi.runs.runner import follow, run
 from bymi.runs.simulate import lay_out
 
 

@@ -1,59 +1,48 @@
-"""Runs one or many resolved specs, in this process or in several; skips those that are complete."""
+"""Runs one resolved spec into its run folder: from its newest checkpoint, with metrics and observers."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import json
+import math
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 import bymi
-from bymi.core.errors import BymiError, OutOfMemoryError, system_refusal
-from bymi.distributed.allocator import keep_memory, let_go
+from bymi.core.errors import system_refusal
+from bymi.core.graph import Graph
+from bymi.core.network import LocalNetwork
+from bymi.detection import REASONS, Verdict
+from bymi.distributed.allocator import let_go
 from bymi.distributed.host import Host, one_thread
-from bymi.distributed.parent_watchdog import die_with_parent
 from bymi.problems import LinearProblem, ModuleProblem
-from bymi.runs import detection_log
-from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
-from bymi.runs.checkpoints import Checkpointer
-from bymi.runs.metrics import Recorder
-from bymi.runs.observers import Observer, Observers, RunStatus, make_observers, status_of
-from bymi.runs.progress import ProgressLog
+from bymi.runs.checkpoints import Checkpointer, Saved
+from bymi.runs.metrics import DETECTIONS, PER_NODE, Recorder
+from bymi.runs.observers import Observer, Observers, RunStatus, make_observers
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup
 from bymi.runs.simulate import Engine, EngineMaker, OneProcess, alone
-from bymi.runs.tasks import TASKS
-from bymi.runs.trained_models import collect, nodes_to_keep, write_models
+from bymi.runs.trained_models import Trained, collect, nodes_to_keep, write_models
 from bymi.training.optimisers import DRSGD
+from bymi.training.phases import apply_verdict
+from bymi.training.state import State
 
-Progress = Callable[[int, int], None]
-"""Called with (index of the spec in the list, steps done since the last call)."""
+MEASURES = ("gap", "acc_scc", "acc_normal", "loss")
+"""Keys of a row of metrics.jsonl of which the first that it has describes the quality of the models."""
 
-Watch = Callable[[int, RunStatus], None]
-"""Called with (index of the spec in the list, where its run stands)."""
-
-Result = dict[str, Any] | BymiError | None
-"""A summary, an error, or None for a run that was not started in time."""
-
-_ON_ONE_GPU = 4  # runs that share one GPU: more gain little and take memory
-_ROOM = 2  # factor on the estimated memory per concurrent run
 _TELL_EVERY = 0.1  # seconds between two progress reports
 _LONG = 1.0  # seconds per round from which on free memory is returned: in shorter rounds that would be noticeable
-_queue: Any = None  # of a worker process only: where it reports its progress
 
 
 def run(
@@ -106,202 +95,11 @@ def _refusals_of(spec: ResolvedSpec) -> Iterator[None]:
         raise refused from None
 
 
-def steps_to_do(specs: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
-    """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
-    return sum(spec["steps"] for spec in specs if again or not store.is_complete(store.folder_of(Path(out), spec)))
-
-
-def run_all(
-    specs: Sequence[ResolvedSpec],
-    out: str | Path,
-    *,
-    jobs: int | None = None,
-    progress: Progress | None = None,
-    host: Host | None = None,
-    until: float | None = None,
-    watch: Watch | None = None,
-) -> list[Result]:
-    """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
-
-    A spec that cannot be run has its error in its place. No run is started after the time `until` (as time.time()). The results
-    do not depend on `jobs`. `watch` is told where each run stands, a few times per second.
-    """
-    out = Path(out)
-    watch = watch or (lambda index, status: None)
-    tell = progress or (lambda index, steps: None)
-    host = host or Host()
-    todo = [i for i, spec in enumerate(specs) if host.again or not store.is_complete(store.folder_of(out, spec))]
-    if todo:  # complete folders can be read where nothing can be written
-        store.prepare(out)
-    results: dict[int, Result] = {index: problem for index in todo if (problem := _too_large(specs[index], host)) is not None}
-    todo = [index for index in todo if index not in results]
-    jobs = min(len(todo), jobs or _usual_jobs([specs[index] for index in todo], host))
-    host = replace(host, threads=host.threads_beside(jobs))
-    if jobs > 1:
-        work = partial(_work, out=out, host=host, until=until)
-        outcomes = _run_in_processes(
-            [specs[index] for index in todo],
-            out,
-            jobs,
-            work,
-            lambda at, news: tell(todo[at], news) if isinstance(news, int) else watch(todo[at], news),
-        )
-        results.update(zip(todo, outcomes, strict=True))
-    else:
-        results.update(
-            (index, _attempt(specs[index], out, partial(tell, index), host, until, partial(watch, index))) for index in todo
-        )
-    return [
-        results[index] if index in results else _attempt(spec, out, partial(tell, index), host, None)
-        for index, spec in enumerate(specs)
-    ]
-
-
-def _too_large(spec: ResolvedSpec, host: Host) -> BymiError | None:
-    """The error of a run that does not fit into memory, before a process is started for it; else None."""
-    try:
-        footprint.check(spec, host)
-    except BymiError as problem:
-        return problem
-    return None
-
-
-def _usual_jobs(specs: Sequence[ResolvedSpec], host: Host) -> int:
-    """One run per core, or a few that share a GPU; no more than fit into memory, with room to spare."""
-    on_gpu = any(host.place(gains=TASKS[spec["data"]["name"]].gains).type == "cuda" for spec in specs)
-    cores = os.cpu_count() or 1
-    memory, largest = footprint.available(), max((sum(footprint.needs(spec).values()) for spec in specs), default=0)
-    fitting = cores if memory is None else max(1, memory // max(1, _ROOM * largest))
-    return min(_ON_ONE_GPU * gpus_of(host) if on_gpu else cores, cores, fitting)
-
-
-def gpus_of(host: Host) -> int:
-    """GPUs that runs may be dealt out to: all that torch sees, or the one that `host.device` names."""
-    return max(1, torch.cuda.device_count()) if host.device in ("auto", "cuda") else 1
-
-
-def dealt(host: Host, spec: ResolvedSpec, index: int) -> Host:
-    """The settings of run number `index` among several: runs on GPUs take them in turn."""
-    if gpus_of(host) == 1 or host.place(gains=TASKS[spec["data"]["name"]].gains).type != "cuda":
-        return host
-    return replace(host, device=f"cuda:{index % gpus_of(host)}")
-
-
-def _run_in_processes(
-    specs: Sequence[ResolvedSpec],
-    out: Path,
-    jobs: int,
-    work: Callable[[int, dict[str, Any]], Result],
-    tell: Callable[[int, int | RunStatus], None],
-) -> list[Result]:
-    """Run specs in `jobs` processes and report their progress."""
-    # Spawned, not forked: a forked child of a process with torch threads may hang.
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_init_worker, initargs=(queue,))
-    before = _stop_on_terminate()
-    try:
-        with _block_interrupts():
-            futures = [pool.submit(work, index, spec.values) for index, spec in enumerate(specs)]
-        waiting: set[Future[Any]] = set(futures)
-        while waiting:
-            _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
-            while not queue.empty():
-                tell(*queue.get())
-        results = [_result_of(future) for future in futures]
-        while not queue.empty():
-            tell(*queue.get())
-        return results
-    except BaseException:
-        workers = list((pool._processes or {}).values())
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join()
-        with suppress(BymiError):
-            store.prepare(out)  # removes their scratch folders
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def _result_of(future: Future[Result]) -> Result:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return OutOfMemoryError("a process that made runs was killed, as happens when memory runs out; try fewer --jobs")
-
-
-def _stop_on_terminate() -> Any:
-    """Treat SIGTERM as an interrupt, so that workers end, too; returns the old handler, None outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, signal.default_int_handler)
-
-
-@contextmanager
-def _block_interrupts() -> Iterator[None]:
-    """Block SIGINT. Processes started in here inherit that: the terminal signals all of them, before they are ready for it."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _init_worker(queue: Any) -> None:
-    global _queue
-    _queue = queue
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals all processes: the parent ends this worker
-    die_with_parent(lambda: None, 1)
-    torch.set_num_threads(1)
-    keep_memory()
-
-
-def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: float | None) -> Result:
-    def put(news: int | RunStatus) -> None:
-        _queue.put((index, news))
-
-    spec = ResolvedSpec(values)
-    return _attempt(spec, out, put, dealt(host, spec, index), until, put)
-
-
-def _attempt(
-    spec: ResolvedSpec,
-    out: Path,
-    tell: Callable[[int], None],
-    host: Host,
-    until: float | None,
-    watch: Callable[[RunStatus], None] | None = None,
-) -> Result:
-    if until is not None and time.time() > until:
-        return None
-    try:
-        return run(spec, out, tell, host, observers=[] if watch is None else [_Watcher(watch)])
-    except BymiError as problem:
-        return problem
-
-
 def _theory(recorder: Recorder, setup: RunSetup) -> dict[str, Any] | None:
     """What the theorem says about a run of its own optimiser; None for others."""
     how = setup.plan.optimisation
     batch = setup.problem.samples if how.batch == "all" else how.batch
     return recorder.theory(batch) if how.method == DRSGD() else None
-
-
-@dataclass(frozen=True)
-class _Watcher(Observer):
-    """Passes the status of a run on."""
-
-    watch: Callable[[RunStatus], None]
-
-    def advanced(self, status: RunStatus) -> None:
-        self.watch(status)
 
 
 def _execute(
@@ -328,12 +126,12 @@ def _execute(
         words = {"version": bymi.__version__, "digest": spec.digest, "mean_of": int(recorder.members.sum())}
         summary.update(write_models(folder, log.trained, setup.problem, words))
     if recorder.verdict is not None:
-        verdict = store.verdict_to_json(recorder.verdict, setup.byzantine, setup.graph)
+        verdict = verdict_to_json(recorder.verdict, setup.byzantine, setup.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
     if log.detections:
-        (folder / detection_log.DETECTIONS).write_bytes(log.detections)
+        (folder / DETECTIONS).write_bytes(log.detections)
     if (per_node := recorder.per_node()) is not None:
-        store.write_json(folder / detection_log.PER_NODE, per_node, indent=None)
+        store.write_json(folder / PER_NODE, per_node, indent=None)
     store.write_json(folder / store.ENVIRONMENT, {**store.environment(), **_where(setup), "ranks": engine.group.size})
     store.write_json(folder / store.SUMMARY, summary)
 
@@ -386,7 +184,7 @@ def _walk(
             now = time.perf_counter()
             if now - reported > _TELL_EVERY:
                 if observers:
-                    status = status_of(spec, snapshot.step, snapshot.phase, log.recorder.last, log.recorder.flagged_nodes)
+                    status = _status_of(spec, snapshot.step, snapshot.phase, log.recorder.last, log.recorder.flagged_nodes)
                     observers.tell(methodcaller("advanced", status))
                 tell(snapshot.step - done)
                 done, reported = snapshot.step, now
@@ -401,7 +199,7 @@ def _walk(
     if observers:
         row = log.recorder.last
         step, phase = row.get("step", spec["steps"]), row.get("phase", "")
-        observers.tell(methodcaller("advanced", status_of(spec, step, phase, row, log.recorder.flagged_nodes, done=True)))
+        observers.tell(methodcaller("advanced", _status_of(spec, step, phase, row, log.recorder.flagged_nodes, done=True)))
     tell(spec["steps"] - done)
     return log
 
@@ -410,3 +208,119 @@ def _where(setup: RunSetup) -> dict[str, Any]:
     """Device and gradient backend of a run, for environment.json."""
     backend = setup.problem.way if isinstance(setup.problem, ModuleProblem) else "closed form"
     return {"device": setup.byzantine.device.type, "gradients": backend}
+
+
+# Progress of a run beside its state: rows measured so far, and time taken.
+
+
+class ProgressLog:
+    """A recorder, the rows that it gave for metrics.jsonl, and the clock."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        states: Sequence[State] | None = None,
+        rows: bytes = b"",
+        seconds: float = 0.0,
+        detecting: float = 0.0,
+        detections: bytes = b"",
+    ) -> None:
+        self.recorder, self.states, self.detecting = recorder, states, detecting
+        self.trained: Trained | None = None  # set when the run has ended
+        self.rows, self.detections = bytearray(rows), bytearray(detections)
+        self._start = time.perf_counter() - seconds
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start
+
+    def add(self, row: dict[str, Any]) -> bytes:
+        """Append a row; returns its line of JSON."""
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        self.rows += line
+        return line
+
+    def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All of it as tensors and plain values, for a checkpoint."""
+        tensors, words = self.recorder.keep()
+        tensors = {**tensors, "rows": _as_tensor(self.rows), "detections": _as_tensor(self.detections)}
+        return tensors, {"recorder": words, "seconds": self.seconds, "detecting": self.detecting}
+
+    @staticmethod
+    def take_up(saved: Saved, scene: RunSetup, recorder: Callable[[], Recorder]) -> ProgressLog:
+        """Continue from a stored round, or raise ValueError. The states may be those of some nodes only."""
+        words, rows = saved.words, saved.tensors.get("rows")
+        times = [words.get("seconds"), words.get("detecting")]
+        if not isinstance(words.get("recorder"), dict) or not all(isinstance(seconds, (int, float)) for seconds in times):
+            raise ValueError("what was measured is missing")
+        if rows is None or rows.dtype != torch.uint8 or not all(isinstance(row, dict) for row in _rows(rows)):
+            raise ValueError("the rows of metrics.jsonl are missing")
+        detections = saved.tensors.get("detections", rows[:0])
+        if detections.dtype != torch.uint8 or not all(isinstance(line, dict) for line in _rows(detections)):
+            raise ValueError("the lines of detections.jsonl are damaged")
+        resumed, judged = recorder(), saved.states[0].judged
+
+        def prune(flagged: Tensor) -> Graph:
+            assert judged is not None
+            network = apply_verdict(LocalNetwork(scene.graph), scene.plan, flagged, scene.adversary, step=judged)
+            assert isinstance(network, LocalNetwork)
+            return network.graph
+
+        resumed.take_up(saved.tensors, words["recorder"], None if judged is None else prune)
+        lines = {"rows": rows.numpy().tobytes(), "detections": detections.numpy().tobytes()}
+        return ProgressLog(resumed, saved.states, **lines, seconds=words["seconds"], detecting=words["detecting"])
+
+
+def _as_tensor(lines: bytearray) -> Tensor:
+    return torch.from_numpy(np.array(lines, dtype=np.uint8))
+
+
+def _rows(stored: Tensor) -> list[Any]:
+    return [json.loads(line) for line in stored.numpy().tobytes().splitlines()]
+
+
+def _status_of(
+    spec: ResolvedSpec, step: int, phase: str, last: dict[str, Any], flagged: int | None, *, done: bool = False
+) -> RunStatus:
+    """The status from the last row of metrics."""
+    measure = next((key for key in MEASURES if last.get(key) is not None), None)
+    value = None if measure is None else last[measure]
+    return RunStatus(
+        spec.label, spec["seed"], step, spec["steps"], phase, measure, value, flagged, last.get("unheard", 0), done
+    )
+
+
+def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> dict[str, Any]:
+    """Verdicts as JSON values, one entry per receiver: who was flagged and why; `byzantine` [M] is the ground truth."""
+    receivers = []
+    arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
+    graph = graph.to("cpu")
+    all_scores, reasons = verdict.scores.cpu(), verdict.reason.cpu()
+    hardened, statistics = bool(verdict.statistic.numel()), verdict.statistic.cpu()
+    for node, limit in enumerate(limits):
+        places = arcs[node].nonzero().flatten()
+        neighbours = graph.nodes_at(torch.full_like(places, node), places)
+        scores = all_scores[node, places].tolist()
+        entry = {
+            "node": node,
+            "threshold": limit if math.isfinite(limit) else None,
+            "neighbours": neighbours.tolist(),
+            "scores": [_plain(score) for score in scores],
+            "flagged": neighbours[flags[node, places]].tolist(),
+            "reasons": [REASONS[code] for code in reasons[node, places].tolist()],
+        }
+        if hardened:
+            entry["statistics"] = [_plain(value) for value in statistics[node, places].tolist()]
+            entry["filtered_weight"], entry["guard_acted"] = (
+                float(verdict.filtered_weight[node]),
+                bool(verdict.guard_acted[node]),
+            )
+            entry["pull"] = _plain(float(verdict.pull[node]))
+            entry["mixing"] = "rule" if bool(verdict.by_rule[node]) else "average"
+        receivers.append(entry)
+    return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
+
+
+def _plain(value: float) -> float | None:
+    """A JSON number, or None (null)."""
+    return value if math.isfinite(value) else None
