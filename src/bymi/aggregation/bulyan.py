@@ -9,7 +9,6 @@ from torch import Tensor
 
 from bymi.aggregation.base import Rule, check_tolerance, smallest, squared_distances, tolerated
 from bymi.aggregation.each_receiver import each_receiver
-from bymi.aggregation.krum import nearest_sums
 from bymi.aggregation.meamed import mean_about
 from bymi.aggregation.median import middle
 from bymi.core.inbox import Inbox, Round
@@ -58,11 +57,17 @@ class Bulyan(Rule):
         assumed = self._number(count - 1)
         wanted, left = count - 2 * assumed, valid.clone()
         dist2 = squared_distances(gram)
+        itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)
+        nearest, order = dist2.masked_fill(itself | ~valid[:, None, :], torch.inf).sort(2)
+        nearest = nearest.masked_fill(nearest.isinf(), 0.0)
         for turn in range(int(wanted.max()) if len(wanted) else 0):
             remaining = left.sum(1, keepdim=True)
-            score = nearest_sums(dist2, left, (remaining - assumed - 2).clamp_min(1))
+            # Krum's scores among those left: the first ones of each order of all.
+            others = left[:, None, :].expand_as(order).gather(2, order)
+            within = others & (others.cumsum(2, dtype=torch.int32) <= (remaining - assumed - 2).clamp_min(1)[:, :, None])
+            score = (nearest * within).sum(2).masked_fill(~left, torch.inf)
             # Two vectors that are nearest to each other have equal scores of one distance: then all distances decide.
             equal = smallest(score, left, torch.ones_like(count)) > 0
-            best = nearest_sums(dist2, left, remaining - 1).masked_fill(~equal, torch.inf).argmin(1, keepdim=True)
+            best = (dist2 * left[:, None, :]).sum(2).masked_fill(~equal, torch.inf).argmin(1, keepdim=True)
             left = left & ~(torch.zeros_like(left).scatter(1, best, True) & (turn < wanted))
         return (valid & ~left).to(torch.float64)

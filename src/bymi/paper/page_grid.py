@@ -83,13 +83,14 @@ def page(data: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-_LINEAR = f"""Linear model, {NODES} nodes, {STEPS} rounds, a share of {RATIO:g} Byzantine nodes, other keys as by default.
+_LINEAR = f"""Linear model, {{nodes}} nodes, {STEPS} rounds, a share of {RATIO:g} Byzantine nodes, other keys as by default.
 Entries are median gaps of the mean model of honest nodes, or of the core; a run in whose core Byzantine nodes remain is
 infiltrated."""
 _SETTINGS = {
-    "misspecified": f"{_LINEAR} In the figure a diverged run is at {_LOST:g}.",
-    "rules": f"""{_LINEAR} *Different*: node optima theta* + 0.3 z_i. Every rule has its default parameters. ByRDiE and BRAVO
-    are left out: the first moves one coordinate per round, the second keeps tables of gradients.""",
+    "misspecified": f"{_LINEAR.format(nodes=NODES['misspecified'])} In the figure a diverged run is at {_LOST:g}.",
+    "rules": f"""{_LINEAR.format(nodes=NODES["rules"])} *Different*: node optima theta* + 0.3 z_i. Every rule has its default
+    parameters, but for MDA: f = 3 on a regular graph of degree 14, where all subsets can be looked at. ByRDiE and BRAVO are
+    left out: the first moves one coordinate per round, the second keeps tables of gradients.""",
     "rules-mnist": "Settings of the recipe mnist. Entries are median accuracies in percent.",
 }
 

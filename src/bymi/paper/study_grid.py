@@ -9,10 +9,12 @@ from typing import Any
 from bymi.aggregation import RULES
 from bymi.core.errors import require
 from bymi.experiment.spec import Spec, read_spec
+from bymi.paper.study_rules_linear import SMALL
 
 RATIO = 0.2
-NODES, STEPS = 100, 600
-_LINEAR: dict[str, Any] = {"nodes": NODES, "steps": STEPS, "byzantine_ratio": RATIO, "record_every": STEPS}
+STEPS = 600
+NODES = {"misspecified": 100, "rules": 60}
+_LINEAR: dict[str, Any] = {"steps": STEPS, "byzantine_ratio": RATIO, "record_every": STEPS}
 ATTACKS: dict[str, dict[str, Any]] = {
     "IPM": {"attack": "ipm"},
     "ALIE": {"attack": "alie"},
@@ -84,7 +86,7 @@ Trial = tuple[str, str, dict[str, Any]]
 
 
 def _misspecified(seeds: range) -> list[Trial]:
-    base = {**_LINEAR, "data": {"name": "linear"}}
+    base = {**_LINEAR, "nodes": NODES["misspecified"], "data": {"name": "linear"}}
     told = {
         f"{rule} {word}": {"method": "rule", "warm_up": {"rule": f"{rule}:share={share}"}}
         for rule in TOLD_RULES
@@ -101,19 +103,16 @@ def _misspecified(seeds: range) -> list[Trial]:
 
 
 def _rules(seeds: range) -> list[Trial]:
-    return [
-        (
-            rule,
-            f"{attack_name}, {data_name}, {method_name}",
-            {**_LINEAR, **attack, **method, "data": {"name": "linear", **data}, "warm_up": {"rule": rule}, "seed": seed},
-        )
-        for rule in RULES
-        if rule not in _REFUSED
-        for data_name, data in DATA.items()
-        for attack_name, attack in ATTACKS.items()
-        for method_name, method in METHODS.items()
-        for seed in seeds
-    ]
+    trials = []
+    for rule in (rule for rule in RULES if rule not in _REFUSED):
+        part, graph = SMALL.get(rule, (rule, "erdos-renyi"))
+        base = {**_LINEAR, "nodes": NODES["rules"], "graph": graph, "warm_up": {"rule": part}}
+        for data_name, data in DATA.items():
+            for attack_name, attack in ATTACKS.items():
+                for method_name, method in METHODS.items():
+                    values = {**base, **attack, **method, "data": {"name": "linear", **data}}
+                    trials += [(rule, f"{attack_name}, {data_name}, {method_name}", {**values, "seed": seed}) for seed in seeds]
+    return trials
 
 
 def _mnist(seeds: range) -> list[Trial]:

@@ -16,7 +16,7 @@ ATTACKS = ("ipm", "gaussian")
 METHODS = {"alone": "rule", "warm-up": "drsgd-bymi"}
 
 _BASE: dict[str, Any] = {"nodes": 60, "steps": 600, "warm_up": {"steps": 60}, "record_every": 300}
-_SMALL = {"mda": ({"name": "mda", "f": 3}, "regular:degree=14")}
+SMALL = {"mda": ({"name": "mda", "f": 3}, "regular:degree=14")}
 """Rules that look at all subsets of a neighbourhood: their setting, and a graph on which they can."""
 
 
@@ -50,6 +50,6 @@ def build_rules_linear(*, seeds: int = 5, fast: bool = False) -> RulesStudy:
 
 
 def _spec(rule: str, attack: str, method: str, seed: int) -> Spec:
-    part, graph = _SMALL.get(rule, (rule, "erdos-renyi"))
+    part, graph = SMALL.get(rule, (rule, "erdos-renyi"))
     warm_up = {**_BASE["warm_up"], "rule": part}
     return read_spec({**_BASE, "method": method, "attack": attack, "seed": seed, "warm_up": warm_up, "graph": graph})
