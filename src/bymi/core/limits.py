@@ -19,6 +19,7 @@ class Limits:
     # Temporaries of rules and detection.
     set_products: int = 1 << 21  # gathered vectors in products of sets: 16 MB
     replies: int = 1 << 25  # replies handled at a time: 128 MB in float32
+    replies_cuda: int = 1 << 28  # the same on a GPU, whose kernels are started one by one: 1 GB, less where memory is short
     replies_alone: int = 1 << 20  # replies to one query from which a CPU handles it alone, within its cache
     remote_vectors: int = 1 << 23  # own vectors of receivers in other processes
     copied_models: int = 1 << 28  # parameters of models copied for a batched call

@@ -337,7 +337,7 @@ class LocalNetwork:
         places = [row.nonzero().flatten() for row in self.arcs.cpu()]
         largest = 1 + max(len(row) for row in places)
         alone = points.device.type == "cpu" and largest * points.shape[1] >= LIMITS.replies_alone
-        size = 1 if alone else max(1, LIMITS.replies // (largest * points.shape[1]))
+        size = 1 if alone else max(1, _replies_at_a_time(points.device) // (largest * points.shape[1]))
         for batch in self.nodes[who].split(size):
             columns = [places[node].to(batch) for node in batch.tolist()]
             senders = [self.graph.nodes_at(node.expand_as(row), row) for node, row in zip(batch, columns, strict=True)]
@@ -412,6 +412,13 @@ class LocalNetwork:
         assert self.variants is not None
         further = given.messages[self.variants.senders] if given.variants is None else given.variants(None)
         return self._varied.receive(given.own, followed_by(given.messages, further), given.same)
+
+
+def _replies_at_a_time(device: torch.device) -> int:
+    """How many numbers of replies are computed in one batch; on a GPU a sixty-fourth of the bytes that are free there."""
+    if device.type != "cuda":
+        return LIMITS.replies
+    return max(LIMITS.replies, min(LIMITS.replies_cuda, torch.cuda.mem_get_info(device)[0] // 64))
 
 
 def _histories(seen: Tensor, own: Tensor, asked: Tensor) -> Tensor:
