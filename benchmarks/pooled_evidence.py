@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.detection.evidence import Evidence
-from bymi.detection.noise_edge import NoiseEdge
+from bymi.detection.noise_filter import NoiseEdge
 from bymi.detection.threshold import threshold
 
 LEVEL, DETECTIONS, RUNS, DIM, SAMPLES = 0.2, 8, 100, 30, 100

@@ -31,10 +31,10 @@ import torch
 from rich.console import Console
 
 from bymi.core.linalg import norms
-from bymi.distributed.allocator import keep_memory
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
 from bymi.distributed.launch import ranks
+from bymi.distributed.memory_allocator import keep_memory
+from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.report.tables import plain_table
 from bymi.runs import run_all

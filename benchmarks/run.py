@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 
 from bymi import BALANCE, IOS, Detector, ErdosRenyi, Inbox, LocalNetwork, Round
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF
 from bymi.detection import identify_neighbours
 from bymi.experiment import load, run

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.datasets import Partition
 
 

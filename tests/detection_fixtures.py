@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bymi import Filtering, Inbox, LocalNetwork
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, SECOND_HALF
 from bymi.detection import Detector, HalfGradientMakers, HalfGradients, Panel, UpdateHistory, Verdict, Watch, judge_neighbours
 

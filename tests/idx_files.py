@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi import InputError
-from bymi.core.streams import stream
-from bymi.datasets import locate
+from bymi.core.random_streams import stream
+from bymi.datasets import data_folders as locate
 
 
 def idx_bytes(tensor: Tensor) -> bytes:

@@ -35,9 +35,9 @@ import bymi.cli
 import bymi.experiment
 import bymi.report.figures
 from bymi.core.errors import BymiError
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host, one_thread
+from bymi.distributed.execution import Host, one_thread
 from bymi.distributed.launch import ranks
+from bymi.distributed.process_group import Group
 from bymi.runs import read_resolved_specs
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.run_on_ranks import run_apart, run_together

@@ -10,7 +10,7 @@ from torch import Tensor
 from bymi.attacks import ATTACKS, Adaptive, Adversary, AttackContext, Timetable
 from bymi.attacks.adaptive import Copies, Frame, Inflate, Kin, Retreat, Rotation, ShiftWithDecoys, Wobble
 from bymi.core.errors import InputError
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, SECOND_HALF
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run

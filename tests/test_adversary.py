@@ -10,10 +10,10 @@ from torch import Tensor
 
 from bymi import Outgoing
 from bymi.attacks import ATTACKS, Adaptive, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
-from bymi.attacks.message import put_on_wire
+from bymi.attacks.malformed_messages import put_on_wire
 from bymi.core.errors import InputError
 from bymi.core.network import LocalNetwork
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
 from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load

@@ -18,7 +18,7 @@ ROWS = [
     {"detection", "attacks"},
     {"training"},
     {"distributed", "testing"},
-    {"runs", "power"},
+    {"runs", "power_analysis"},
     {"experiment", "report", "node", "flower"},
     {"paper", "netdemo"},
     {"node_cli", "commands"},

@@ -28,7 +28,7 @@ from bymi.attacks import (
 )
 from bymi.attacks.base import Part, directions
 from bymi.core.errors import InputError
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.problems import linear_shard
 

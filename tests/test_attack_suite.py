@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bymi.attacks import ALIE, Gaussian, LabelFlip, Mimic, MinMax, SameValue, SignFlip, VectorAttack, Zero
 from bymi.core.errors import InputError
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.experiment import load
 from bymi.problems import Shards
 

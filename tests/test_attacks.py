@@ -7,7 +7,7 @@ import torch
 
 from bymi import Adversary, Complete, LocalNetwork
 from bymi.attacks import CovariateAttack, DataAttack, GradientAttack, InnerProductManipulation, ParameterAttack
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import GRADIENT, PARAMETERS
 from bymi.problems import LinearShard, linear_shard
 

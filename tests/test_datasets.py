@@ -23,7 +23,7 @@ from bymi.datasets import (
     read_idx,
     read_image_set,
 )
-from bymi.datasets.locate import FILE_NAMES
+from bymi.datasets.data_folders import FILE_NAMES
 from tests.idx_files import idx_bytes, line_of, nowhere, write_idx, write_image_set  # noqa: F401 (an autouse fixture)
 
 GIVEN_DATA = os.environ.get("BYMI_DATA")  # before any test hides it

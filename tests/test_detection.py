@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bymi import Complete, Detector, InputError, Mean, Panel, identify
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
 from tests.inbox_fixtures import Tampering

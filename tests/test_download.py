@@ -24,7 +24,7 @@ from bymi.datasets import (
     download,
     load_images,
 )
-from bymi.datasets.locate import FILE_NAMES
+from bymi.datasets.data_folders import FILE_NAMES
 from tests.idx_files import line_of, nowhere, write_image_set  # noqa: F401 (an autouse fixture)
 
 

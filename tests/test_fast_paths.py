@@ -11,13 +11,13 @@ from bymi import RULES, Adversary, ErdosRenyi, Graph, LocalNetwork, Round
 from bymi.aggregation import CAF
 from bymi.aggregation.filtering import top_eigenpair
 from bymi.attacks.gradient import Zero
-from bymi.attacks.message import Huge, Inf, MessageAttack, NaN, Silent
+from bymi.attacks.malformed_messages import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.core import message_usage as usage
 from bymi.core.inbox import Inbox
 from bymi.core.limits import LIMITS
 from bymi.core.linalg import ascending, inner_of_both, join, lower_median, norms_surely_below
 from bymi.core.neighbour_lists import PerArcLists
-from bymi.core.streams import _FIRST, _SECOND, _mix, stream
+from bymi.core.random_streams import _FIRST, _SECOND, _mix, stream
 from bymi.core.topic import PARAMETERS
 from bymi.detection.robust_statistics import median
 

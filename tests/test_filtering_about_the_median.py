@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bymi.aggregation import Filtering
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 
 POINTS, DIM = 75, 30
 

@@ -25,8 +25,8 @@ from bymi import (
     simulate,
 )
 from bymi.attacks import ATTACKS
-from bymi.core.deviation import FollowsProtocol
-from bymi.core.streams import stream
+from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.random_streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.detection import Detector, Panel, Verdict, Watch
 from bymi.detection.verdict import REASONS

@@ -18,9 +18,9 @@ from bymi import RULES, Adversary, Round, datasets
 from bymi.aggregation import WeightedRule
 from bymi.attacks import GradientAttack, OutOfDistribution
 from bymi.core.message_validity import MAX_NORM_RATIO
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, GRADIENT, SECOND_HALF, Topic
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
 from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import run_folder as store

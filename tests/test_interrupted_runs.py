@@ -20,8 +20,8 @@ import torch
 
 from bymi.core import list_graph as sparse
 from bymi.core.limits import LIMITS
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
+from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import (
     checkpoints,

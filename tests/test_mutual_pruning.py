@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi import Graph, InputError, LocalNetwork, MatrixGraph, Plan
 from bymi.attacks import Adversary, SignFlip
 from bymi.core import graph as graph_module
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS
 from bymi.core.topology import Complete, ErdosRenyi
 from bymi.detection import Detector, Panel, Watch

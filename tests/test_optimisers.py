@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bymi import Detector, Graph, InputError, LinearProblem, ListGraph, LocalNetwork, Optimisation, Panel, Plan, StepSize, Watch
-from bymi.core.deviation import FollowsProtocol
-from bymi.core.streams import stream
+from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.random_streams import stream
 from bymi.experiment import load
 from bymi.problems import linear_problem, linear_shard
 from bymi.training.algorithm import drsgd_bymi

@@ -26,8 +26,8 @@ from bymi import (
     WarmUp,
     drsgd_bymi,
 )
-from bymi.core.deviation import FollowsProtocol
-from bymi.core.streams import stream
+from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.random_streams import stream
 from bymi.core.topic import TRACKER
 from bymi.problems import linear_problem, linear_shard
 from bymi.training.phases import optimise, premix, warm_up

@@ -10,7 +10,7 @@ from torch import Tensor
 from bymi import Complete, Graph, Ring
 from bymi.attacks import PLACEMENTS, Placement, place
 from bymi.core.errors import GraphError
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run

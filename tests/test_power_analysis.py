@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bymi import power
+from bymi import power_analysis as power
 from bymi.core.errors import InputError
 from bymi.detection import Panel
-from bymi.power import Forecast, Setting
-from bymi.power.forecast import SHIFTS, forecast
-from bymi.power.ideal_neighbourhoods import DIMENSIONS, JUDGES, LARGEST, IdealNeighbourhoods, Judge, draw, found, rates
+from bymi.power_analysis import Forecast, Setting
+from bymi.power_analysis.forecast import SHIFTS, forecast
+from bymi.power_analysis.ideal_neighbourhoods import DIMENSIONS, JUDGES, LARGEST, IdealNeighbourhoods, Judge, draw, found, rates
 from bymi.report.power_analysis import advice, outlook_cells
 from tests.commands import bymi, mistake
 

@@ -26,8 +26,8 @@ from bymi import (
 )
 from bymi.aggregation import BALANCE
 from bymi.attacks import ATTACKS
-from bymi.core.deviation import FollowsProtocol
-from bymi.core.streams import stream
+from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.random_streams import stream
 from bymi.core.topic import Topic
 from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.simulate import local_network

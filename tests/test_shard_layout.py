@@ -14,9 +14,9 @@ from bymi.core.errors import InputError
 from bymi.core.graph import Graph
 from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
-from bymi.distributed.group import Group
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.node_order import place, rows_sent
+from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import Routes, ShardLayout
 
 

@@ -15,7 +15,7 @@ from bymi.core.limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX
 from bymi.core.topology import Complete
 from bymi.detection.update_history import UpdateHistory
-from bymi.distributed.group import Group
+from bymi.distributed.process_group import Group
 from bymi.distributed.sharded_list_inbox import ShardedListInbox
 from bymi.distributed.sharded_run import ShardedRun, default_layout
 from bymi.experiment import Spec, load

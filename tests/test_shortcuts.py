@@ -14,7 +14,7 @@ from bymi.attacks import Adversary, Dissensus
 from bymi.attacks.base import directions
 from bymi.core.linalg import VectorStack, all_finite, ascending, lower_median, medoid
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_number
-from bymi.core.streams import Stream, stream
+from bymi.core.random_streams import Stream, stream
 from bymi.core.topic import PARAMETERS
 from bymi.core.topology import ErdosRenyi
 from bymi.detection.clipping import SelfCentredClipping, shorten

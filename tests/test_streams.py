@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 
 
 def test_a_node_draws_alone_what_it_draws_among_others() -> None:
@@ -55,7 +55,7 @@ def test_the_hash_is_splitmix64() -> None:
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
         expected.append(z ^ (z >> 31))
-    from bymi.core.streams import Stream
+    from bymi.core.random_streams import Stream
 
     got = [word % (1 << 64) for word in Stream(torch.tensor(0)).bits(5).tolist()]
     assert got == expected

@@ -15,8 +15,8 @@ from bymi import Complete, ErdosRenyi, Graph, Ring, simulate
 from bymi.core.graph import Core
 from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
-from bymi.core.streams import stream
-from bymi.distributed.group import Group
+from bymi.core.random_streams import stream
+from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.experiment import Spec, load, run
 from bymi.problems import linear_problem, linear_shard

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bymi import GeometricMedian, Graph, Inbox, LocalNetwork, Mean, SetRule
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import PARAMETERS, Topic
 from bymi.core.topology import Complete
 from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import fused, shorten
-from bymi.detection.copies import repeats
+from bymi.detection.duplicates import repeats
 from bymi.detection.hardened import claim_mismatch, drift_test, joint_test
 from bymi.detection.update_history import by_kind
 from bymi.detection.verdict import REASONS, SEVERE

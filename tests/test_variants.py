@@ -12,7 +12,7 @@ from bymi import Graph, Inbox, LocalNetwork
 from bymi.attacks import ATTACKS, Adversary, Dissensus, Isolation, Poison, Shift, SignFlip, Silent, SimulatedAdversary
 from bymi.core.inbox import fold
 from bymi.core.neighbour_lists import PerArcLists
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
 from bymi.core.topology import ErdosRenyi
 from bymi.experiment import load

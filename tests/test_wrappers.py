@@ -15,7 +15,7 @@ import bymi
 from bymi import RULES, Detector, Graph, InputError, LocalNetwork, Plan, Round, StepSize, WarmUp
 from bymi.aggregation import NNM, WRAPPERS, Bucketing, Chain, Clipping, Krum, LocalSamples, Median, Momentum, TrMean
 from bymi.aggregation.local_gradient import LSVRG, SAGA
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topic import PARAMETERS
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run
@@ -245,7 +245,7 @@ def test_the_order_of_gradient_and_mixing_is_an_option(name: str) -> None:
         def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
             raise AssertionError
 
-    from bymi.core.deviation import FollowsProtocol
+    from bymi.core.protocol_deviation import FollowsProtocol
     from bymi.training.phases import warm_up
 
     rule, half = RULES[name](), start - 0.1 * start**3

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
         WeightedRule,
     )
     from bymi.attacks import ATTACKS, Adversary, SimulatedAdversary
-    from bymi.core.deviation import Deviation
     from bymi.core.errors import BymiError, GraphError, InputError
     from bymi.core.graph import Core, Graph, MatrixGraph
     from bymi.core.inbox import Inbox, Mixture, Round
     from bymi.core.list_graph import ListGraph
     from bymi.core.network import LocalNetwork, Network, Outgoing
-    from bymi.core.streams import Stream, stream
+    from bymi.core.protocol_deviation import Deviation
+    from bymi.core.random_streams import Stream, stream
     from bymi.core.topic import Topic
     from bymi.core.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
@@ -120,7 +120,7 @@ __all__ = [
 _ROOMS = (
     *(
         "core.errors",
-        "core.streams",
+        "core.random_streams",
         "core.graph",
         "core.list_graph",
         "core.topology",

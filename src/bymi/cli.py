@@ -33,7 +33,7 @@ from bymi.commands.running import bar, run_specs
 from bymi.core.errors import BymiError, InputError, StorageError, require, system_refusal
 from bymi.core.files import refuse_link
 from bymi.core.interrupts import INTERRUPTED, SENTENCE
-from bymi.distributed.allocator import keep_memory
+from bymi.distributed.memory_allocator import keep_memory
 from bymi.node_cli import net_app, node_app
 
 app = typer.Typer(
@@ -327,7 +327,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
 ) -> None:
     """Forecast, before a run, what a detection can reach with this degree and share of Byzantine nodes, and what to change."""
-    from bymi.power import Setting, forecast
+    from bymi.power_analysis import Setting, forecast
     from bymi.report.power_analysis import advice, outlook_json, outlook_table, outlook_title
 
     outlook = forecast(Setting(nodes, degree, ratio, fdr_level))

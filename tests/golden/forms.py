@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bymi import Snapshot, State, simulate
 from bymi.core.limits import LIMITS
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
+from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup, set_up_run

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from bymi.core import streams
+from bymi.core import random_streams as streams
 from bymi.datasets.partition import PARTITIONS
-from bymi.power import Setting
-from bymi.power import ideal_neighbourhoods as ideal
+from bymi.power_analysis import Setting
+from bymi.power_analysis import ideal_neighbourhoods as ideal
 from bymi.problems import linear_shard
 from bymi.problems.models import lenet, start_of
 from bymi.runs.tasks import Images

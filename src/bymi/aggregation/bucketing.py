@@ -9,7 +9,7 @@ import torch
 from bymi.aggregation.wrapper import Points, Wrapper
 from bymi.core.errors import require
 from bymi.core.inbox import Round
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi.core.errors import require
 from bymi.core.named_parts import Checked, bounded
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 
 Memory = dict[str, Tensor]
 """What nodes remember between rounds, by name, [B, ...] each. Estimators may change it in place."""

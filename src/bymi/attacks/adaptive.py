@@ -16,7 +16,7 @@ from bymi.aggregation import GeometricMedian
 from bymi.attacks.base import AttackContext, RoleAttack, directions, spread_of
 from bymi.core.errors import is_integer, require
 from bymi.core.linalg import VectorStack
-from bymi.core.streams import Stream
+from bymi.core.random_streams import Stream
 
 _Answers = Literal["honest", "shifted", "fitted", "framed", "copied", "kin"]
 _ALONG = 0.36  # share of additional noise along the direction of the push

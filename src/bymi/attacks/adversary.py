@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bymi.attacks.base import PARTS, AttackContext, Level, PerReceiver, Timetable, VectorAttack, is_finite_row
 from bymi.attacks.data import DataAttack
-from bymi.attacks.message import MessageAttack, Sent, put_on_wire
+from bymi.attacks.malformed_messages import MessageAttack, Sent, put_on_wire
 from bymi.attacks.per_receiver import tailor_by_lists, tailor_by_matrices
 from bymi.attacks.registry import ALIASES, ATTACKS, Mixing, Pruning, Shown, check_options
 from bymi.core.errors import InputError, require, shown
@@ -23,7 +23,7 @@ from bymi.core.linalg import all_finite
 from bymi.core.list_graph import ListGraph
 from bymi.core.named_parts import check_fields, part_by_name
 from bymi.core.network import Answer, ListedVariants, NeighbourhoodReply, Observable, Outgoing, Received, Variants, settled
-from bymi.core.streams import Stream, stream
+from bymi.core.random_streams import Stream, stream
 from bymi.core.topic import Part, Topic
 
 OnVectors = VectorAttack | PerReceiver | MessageAttack

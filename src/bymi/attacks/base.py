@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.named_parts import Checked
-from bymi.core.streams import Stream, stream
+from bymi.core.random_streams import Stream, stream
 from bymi.core.topic import Part
 
 Level = Literal["gradient", "training", "pair", "message", "tracker"]

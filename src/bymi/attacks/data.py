@@ -11,7 +11,7 @@ import torch
 
 from bymi.core.errors import InputError, require
 from bymi.core.named_parts import Checked
-from bymi.core.streams import Stream
+from bymi.core.random_streams import Stream
 from bymi.problems import LinearShard, Shards
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from bymi.attacks.base import VectorAttack
 from bymi.core.errors import require
 from bymi.core.linalg import VectorStack
-from bymi.core.streams import Stream
+from bymi.core.random_streams import Stream
 
 
 @dataclass(frozen=True)

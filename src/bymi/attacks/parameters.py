@@ -12,7 +12,7 @@ from bymi.attacks.base import Level, PerReceiver, VectorAttack, directions
 from bymi.attacks.gradient import ALIE
 from bymi.core.errors import require
 from bymi.core.linalg import VectorStack, lower_median
-from bymi.core.streams import Stream
+from bymi.core.random_streams import Stream
 
 _How = Literal["large", "fuse", "alie"]
 _EXACT = "donot_use_mm_for_euclid_dist"  # without cancellation

@@ -8,7 +8,7 @@ from torch import Tensor
 from bymi.attacks.base import PerReceiver, is_finite_row
 from bymi.core.linalg import all_finite
 from bymi.core.list_graph import ListGraph
-from bymi.core.streams import Stream
+from bymi.core.random_streams import Stream
 
 _RECEIVERS = 256  # receivers for which messages are made at a time
 

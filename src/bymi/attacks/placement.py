@@ -13,7 +13,7 @@ from bymi.core.errors import GraphError
 from bymi.core.graph import Graph
 from bymi.core.list_graph import connected
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.streams import Stream, stream
+from bymi.core.random_streams import Stream, stream
 
 _SOURCES = 1000  # sources of the shortest paths that are counted
 

@@ -32,8 +32,8 @@ from bymi.attacks.gradient import (
     SignFlip,
     Zero,
 )
-from bymi.attacks.halves import Decorrelated, Decoy, NegativeInjection
-from bymi.attacks.message import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
+from bymi.attacks.half_gradients import Decorrelated, Decoy, NegativeInjection
+from bymi.attacks.malformed_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
 from bymi.attacks.tracker import TrackerPoison
 from bymi.core.errors import is_integer, require

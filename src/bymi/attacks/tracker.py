@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bymi.attacks.base import AttackContext, Level, RoleAttack
 from bymi.core.errors import require
-from bymi.core.streams import Stream
+from bymi.core.random_streams import Stream
 
 _Kind = Literal["invalid", "unit"]
 

@@ -124,7 +124,7 @@ def _folder() -> Finding:
 
 
 def _data_sets() -> Iterator[Finding]:
-    from bymi.datasets.locate import VARIABLE, find_files
+    from bymi.datasets.data_folders import VARIABLE, find_files
 
     for name in ("mnist", "fashion-mnist"):
         try:

@@ -16,7 +16,7 @@ from bymi.core.graph import Graph, read_edges
 from bymi.core.list_graph import ListGraph, connected, lists_pay
 from bymi.core.named_parts import Table
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.streams import Stream, stream
+from bymi.core.random_streams import Stream, stream
 from bymi.core.topology_base import Topology as Topology
 from bymi.core.topology_base import check_draw
 

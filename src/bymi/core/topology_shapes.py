@@ -15,7 +15,7 @@ from bymi.core.errors import GraphError, require
 from bymi.core.graph import Graph
 from bymi.core.list_graph import ListGraph, connected, lists_pay
 from bymi.core.named_parts import bounded
-from bymi.core.streams import Stream, stream
+from bymi.core.random_streams import Stream, stream
 from bymi.core.topology_base import Topology, check_draw
 
 _DRAWS = 1000

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 from bymi.core.errors import InputError
+from bymi.datasets.data_folders import cache_folder, find_files
 from bymi.datasets.digits import load_digits
 from bymi.datasets.download import SOURCES, Progress, RemoteFile, Source, download
 from bymi.datasets.feature_shift import FeatureShift, shift_features
-from bymi.datasets.idx import read_idx
+from bymi.datasets.idx_files import read_idx
 from bymi.datasets.images import ImageFiles, ImageSet, read_image_set
-from bymi.datasets.locate import cache_folder, find_files
 from bymi.datasets.partition import PARTITIONS, Dirichlet, LabelShards, Partition, Stratified
 
 Loader = Callable[[str | Path | None, Progress | None], ImageSet]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bymi.core.errors import InputError, StorageError
 from bymi.core.files import write_bytes
-from bymi.datasets.locate import FILE_NAMES
+from bymi.datasets.data_folders import FILE_NAMES
 
 Progress = Callable[[str, int, int], None]
 """Called with a file's name, the bytes received so far and the bytes in total."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import InputError
-from bymi.datasets.idx import read_idx
+from bymi.datasets.idx_files import read_idx
 
 
 class ImageFiles(NamedTuple):

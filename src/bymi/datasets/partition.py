@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi.core.errors import require
 from bymi.core.named_parts import Checked, Table, bounded
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 
 
 def apportion(weights: Tensor, totals: Tensor) -> Tensor:

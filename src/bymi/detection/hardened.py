@@ -12,8 +12,8 @@ from torch import Tensor
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
 from bymi.core.linalg import VectorStack
-from bymi.detection.copies import repeats
 from bymi.detection.detector import Detector, Watch
+from bymi.detection.duplicates import repeats
 from bymi.detection.evidence import Evidence, NeighbourIndex
 from bymi.detection.half_gradients import HalfGradients, groups
 from bymi.detection.panel import Findings, hear

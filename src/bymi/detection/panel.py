@@ -11,10 +11,10 @@ from torch import Tensor
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
 from bymi.core.linalg import ascending_among
-from bymi.detection.copies import duplicates, repeated
 from bymi.detection.detector import Panel
+from bymi.detection.duplicates import duplicates, repeated
 from bymi.detection.evidence import Evidence
-from bymi.detection.noise_edge import Centre, NoiseEdge
+from bymi.detection.noise_filter import Centre, NoiseEdge
 from bymi.detection.robust_statistics import deviation, directions, log, median, robust_z, spread, uniform
 from bymi.detection.threshold import threshold
 from bymi.detection.verdict import reason_code

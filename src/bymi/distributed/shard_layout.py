@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bymi.core.errors import InputError
 from bymi.core.limits import LIMITS
-from bymi.distributed.group import Group
+from bymi.distributed.process_group import Group
 
 
 @dataclass(frozen=True, eq=False)

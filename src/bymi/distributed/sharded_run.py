@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bymi.core.deviation import Deviation
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox
 from bymi.core.list_graph import check_connected
@@ -25,11 +24,12 @@ from bymi.core.network import (
     Variants,
     settled,
 )
+from bymi.core.protocol_deviation import Deviation
 from bymi.core.topic import Topic
-from bymi.distributed.group import Group
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.node_order import place
 from bymi.distributed.point_queries import PointQueries, own_or_sent
+from bymi.distributed.process_group import Group
 from bymi.distributed.router import Router
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_list_inbox import ShardedListInbox

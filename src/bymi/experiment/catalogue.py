@@ -15,8 +15,8 @@ from bymi.core.errors import EXIT_CODES, InputError
 from bymi.core.mixing_weights import figures_of
 from bymi.core.named_parts import Table
 from bymi.experiment.recipes import RECIPES
-from bymi.experiment.sections import Part
 from bymi.experiment.spec import Spec
+from bymi.experiment.spec_sections import Part
 from bymi.runs import tasks
 from bymi.training import optimisers
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from bymi import runs
 from bymi.core.errors import is_integer, require
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
+from bymi.distributed.process_group import Group
 from bymi.experiment.spec import Spec
 from bymi.runs.parallel_runs import Progress, Result, Watch
 from bymi.runs.run_on_ranks import run_apart, run_together

@@ -10,7 +10,7 @@ from bymi import aggregation, attacks, detection
 from bymi.core import topology
 from bymi.core.errors import InputError
 from bymi.core.mixing_weights import Weights
-from bymi.experiment.sections import Off, Part, PartOf, Section, derived
+from bymi.experiment.spec_sections import Off, Part, PartOf, Section, derived
 from bymi.experiment.validation_errors import first_mistake
 from bymi.runs import tasks
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec

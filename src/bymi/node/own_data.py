@@ -20,7 +20,7 @@ from torch.nn import functional as nnf
 from bymi.core.errors import BymiError, InputError, is_integer, require
 from bymi.core.linalg import norms
 from bymi.core.named_parts import read_shorthand
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.datasets import read_idx
 from bymi.node.roster import Model
 from bymi.problems import ModuleProblem, Shards, lenet, start_of

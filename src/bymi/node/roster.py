@@ -21,9 +21,9 @@ from bymi.core.graph import Graph, MatrixGraph
 from bymi.core.list_graph import check_connected
 from bymi.core.named_parts import bounded, check_fields
 from bymi.node.identity import certificate_der, fingerprint_of
-from bymi.runs.foreign_parts import refuse_imports
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import make_plan
+from bymi.runs.user_parts import refuse_imports
 from bymi.training.plan import Plan
 
 PROTOCOL = 1

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.datasets import load_images
 from bymi.detection import identify
 from bymi.detection.robust_means import BudgetFilter

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from bymi.aggregation.base import SetRule
 from bymi.core.linalg import VectorStack
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.detection import CENTRES
 from bymi.detection.evidence import Evidence
-from bymi.detection.noise_edge import NoiseEdge
+from bymi.detection.noise_filter import NoiseEdge
 from bymi.paper.computed_study import ComputedStudy, paragraph
 from bymi.report.tables import markdown_table
 

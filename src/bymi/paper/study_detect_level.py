@@ -15,7 +15,7 @@ from torch.nn import functional as nnf
 
 from bymi.aggregation import Filtering
 from bymi.core.linalg import VectorStack, inner
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.datasets import load_images
 from bymi.detection import Identity, identify, threshold
 from bymi.detection.half_products import weigh

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bymi.core.deviation import FollowsProtocol
 from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
-from bymi.core.streams import stream
+from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.random_streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.detection import Detector, Panel, Watch
 from bymi.experiment.spec import read_spec

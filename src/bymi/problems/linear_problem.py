@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi.core.errors import is_integer, is_number, require
 from bymi.core.linalg import check_tensor
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.problems.problem import check_numbers, places_of
 
 _MANY, _AT_ONCE = 1000, 128  # from _MANY nodes on, samples are copied for _AT_ONCE nodes at a time: these fit a CPU's cache

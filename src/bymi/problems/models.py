@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor, nn
 
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.problems.parameter_vector import ParameterShapes
 
 

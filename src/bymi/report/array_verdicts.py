@@ -15,8 +15,8 @@ import bymi
 from bymi.core.errors import InputError, require
 from bymi.core.files import write_bytes
 from bymi.detection import ArrayVerdict
-from bymi.power import Setting, forecast
-from bymi.power.forecast import FAR, SURE
+from bymi.power_analysis import Setting, forecast
+from bymi.power_analysis.forecast import FAR, SURE
 from bymi.report.figures import COLOURS, STYLE
 
 _FEW = 20  # machines below which a forecast is made

@@ -10,9 +10,9 @@ import torch
 from rich.table import Table
 
 from bymi.detection import Panel
-from bymi.power import Forecast
-from bymi.power.forecast import FAR, MOST_LOST, MOST_LOST_WITHOUT, SHIFTS, SURE
-from bymi.power.ideal_neighbourhoods import DIMENSIONS, LARGEST
+from bymi.power_analysis import Forecast
+from bymi.power_analysis.forecast import FAR, MOST_LOST, MOST_LOST_WITHOUT, SHIFTS, SURE
+from bymi.power_analysis.ideal_neighbourhoods import DIMENSIONS, LARGEST
 from bymi.report.tables import narrow_table
 
 HEADINGS = (

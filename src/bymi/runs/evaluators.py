@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.graph import Core
 from bymi.core.limits import LIMITS
 from bymi.distributed.gathered_rounds import Models
-from bymi.distributed.group import Group
+from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.problems.linear_problem import solve

@@ -21,18 +21,18 @@ from bymi.attacks import Attack, DataAttack
 from bymi.core.errors import InputError, is_number, require
 from bymi.core.graph import Core, Graph
 from bymi.core.inbox import Inbox, Round
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.core.topology import Topology
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
+from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs.convergence_theory import Loss as SmoothLoss
 from bymi.runs.evaluators import Average, Evaluator, Measures, number
-from bymi.runs.foreign_parts import sources_of
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.tasks import Task
+from bymi.runs.user_parts import sources_of
 
 Evaluate = Callable[[nn.Module], float | Mapping[str, float]]
 """Measures of a model: a number, named after the function, or several by name."""

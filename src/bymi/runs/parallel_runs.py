@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from bymi.core.errors import BymiError, OutOfMemoryError
-from bymi.distributed.allocator import keep_memory
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
+from bymi.distributed.memory_allocator import keep_memory
 from bymi.distributed.parent_watchdog import die_with_parent
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store

@@ -13,9 +13,9 @@ import torch
 
 import bymi
 from bymi.core.errors import BymiError, InputError, error_of
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host
+from bymi.distributed.execution import Host
 from bymi.distributed.launch import same_everywhere
+from bymi.distributed.process_group import Group
 from bymi.runs import run_folder as store
 from bymi.runs.parallel_runs import Progress, Result, run_all
 from bymi.runs.resolved_spec import ResolvedSpec

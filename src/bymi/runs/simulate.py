@@ -15,9 +15,9 @@ from bymi.core.graph import Graph
 from bymi.core.list_graph import GraphLike, as_graph
 from bymi.core.network import LocalNetwork, Observable
 from bymi.core.topic import PARAMETERS
+from bymi.distributed.execution import Host
 from bymi.distributed.gathered_rounds import Due, GatheredRound, Held, Models, Scattered, whole_rounds
-from bymi.distributed.group import Group
-from bymi.distributed.host import Host
+from bymi.distributed.process_group import Group
 from bymi.distributed.router import STAY
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import SHARDS, ShardedRun

@@ -9,12 +9,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from bymi.core.deviation import Deviation, FollowsProtocol
 from bymi.core.errors import GraphError, require
 from bymi.core.graph import NOT_MUTUAL, Graph
 from bymi.core.linalg import norms
 from bymi.core.list_graph import check_connected
 from bymi.core.network import Network
+from bymi.core.protocol_deviation import Deviation, FollowsProtocol
 from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import shorten
 from bymi.detection.verdict import DEEDS, reason_code

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import LocalSamples, Memory
-from bymi.core.deviation import Deviation
 from bymi.core.errors import require
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.network import KnowsTrackerLimit, NeighbourhoodReply, Network
-from bymi.core.streams import stream
+from bymi.core.protocol_deviation import Deviation
+from bymi.core.random_streams import stream
 from bymi.core.topic import DIRECTION, GRADIENT, PARAMETERS, PREMIX, TRACKER, Topic
 from bymi.detection import (
     REASONS,

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import Filtering
-from bymi.core.streams import stream
+from bymi.core.random_streams import stream
 from bymi.detection import Panel
 from bymi.detection.evidence import Evidence
 from bymi.detection.panel import hear, outstanding
 from bymi.detection.threshold import threshold
-from bymi.power.setting import Setting
+from bymi.power_analysis.setting import Setting
 
 DIMENSIONS = 30
 LARGEST = 120  # neighbours simulated; with more, the shares hardly change

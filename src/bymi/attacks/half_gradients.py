@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi.attacks.base import AttackContext, RoleAttack, directions, spread_of
 from bymi.core.errors import require
-from bymi.core.streams import Stream
+from bymi.core.random_streams import Stream
 
 
 @dataclass(frozen=True)
