@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import multiprocessing
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from bymi.node.net_init import make_roster
 from bymi.node.own_data import describe, load_model
 from bymi.node.roster import Limits, Member, roster_toml
 from bymi.node.run_node import NodeRun
+from bymi.node.session import Session
 from tests.peer_networks import loop_thread
 
 INPUTS, SAMPLES = 5, 40
@@ -89,12 +94,6 @@ class Running:
         except BaseException as problem:  # raised again in `end`
             self.problem = problem
 
-    def die(self) -> None:
-        """End as a killed process does: without a word to others and without a checkpoint."""
-        self.run.session.close()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
     def end(self, seconds: float = 60.0) -> NodeRun:
         """The run, once it has ended."""
         self._thread.join(seconds)
@@ -102,6 +101,40 @@ class Running:
             raise self.problem
         assert not self._thread.is_alive(), f"{self.run.progress.name} has not ended: {self.run.progress}"
         return self.run
+
+
+Setup = Callable[[Path], Callable[[NodeRun], None] | None]
+
+
+def in_process(path: Path, setup: Setup | None = None) -> BaseProcess:
+    """A node in a process of its own, which may be killed. `setup` is called in it before the run; what it returns, after."""
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["tests.node_fixtures"])  # torch is imported once for all of them
+    process = forks.Process(target=_run_process, args=(path, setup), daemon=True)
+    process.start()
+    return process
+
+
+def _run_process(path: Path, setup: Setup | None) -> None:
+    after = None if setup is None else setup(path)
+    run = NodeRun(path)
+    run.run()
+    if after is not None:
+        after(run)
+
+
+@dataclass(frozen=True)
+class HoldInDetection:
+    """A setup: the node commits in a detection, writes a file, and goes no further."""
+
+    file: Path
+
+    def __call__(self, _: Path) -> None:
+        async def stay(*_: object) -> None:
+            self.file.touch()
+            await asyncio.sleep(3600)
+
+        setattr(Session, "_open", stay)  # noqa: B010
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

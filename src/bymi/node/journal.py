@@ -45,6 +45,7 @@ class Journal:
         self.counts: Counter[str] = Counter()
         self._log, self._audit, self._node = folder / LOG, folder / AUDIT, node
         self._lock = threading.Lock()
+        self._lost: Counter[Path] = Counter()
         self._windows: dict[tuple[object, ...], _Window] = {}
         for path in (self._log, self._audit):
             _cut_unfinished_line(path)
@@ -64,30 +65,36 @@ class Journal:
             if event in ("end", "stopped"):
                 fields["left_out"] = sum(window.left_out for window in self._windows.values())
             entry = {"time": round(time.time(), 3), "node": self._node, "event": event, **fields}
-            self._append(self._log, json.dumps(entry))
+            self._append(self._log, json.dumps({**entry, **self._lost_before(self._log)}))
             if event in AUDITED:
-                text = json.dumps({**entry, "previous": self._previous}, sort_keys=True)
-                digest = hashlib.sha256(text.encode()).hexdigest()
-                if self._append(self._audit, json.dumps({**entry, "previous": self._previous, "hash": digest})):
+                entry |= {**self._lost_before(self._audit), "previous": self._previous}
+                digest = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+                if self._append(self._audit, json.dumps({**entry, "hash": digest})):
                     self._previous = digest
+
+    def _lost_before(self, path: Path) -> dict[str, int]:
+        """Number of lines since the last one that could not be written."""
+        return {"lost_before": self._lost[path]} if self._lost[path] else {}
 
     def _append(self, path: Path, line: str) -> bool:
         """Write a line whole, or not at all; returns whether it was written."""
-        content = line.encode() + b"\n"
+        content, written = line.encode() + b"\n", 0
         try:
             with path.open("ab", buffering=0) as file:
                 length = file.seek(0, os.SEEK_END)
                 try:
                     written = file.write(content)
-                except OSError:
-                    written = 0
-                if written != len(content):  # the disk is full
-                    file.truncate(length)
-                    self.failures += 1
-                return written == len(content)
+                finally:
+                    if written != len(content):  # the disk is full
+                        file.truncate(length)
         except OSError:
+            pass
+        if written != len(content):
             self.failures += 1
+            self._lost[path] += 1
             return False
+        self._lost[path] = 0
+        return True
 
 
 @dataclass(eq=False)

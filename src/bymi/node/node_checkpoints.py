@@ -27,7 +27,7 @@ def save(folder: Path, run_id: str, state: State) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     judged = "-judged" if state.phase == "detection" else ""
     tensorfile.write(folder / f"round-{state.step:08d}{judged}.safetensors", tensors, {"run": run_id, "state": words})
-    for path in _stored(folder)[_KEPT:]:
+    for path in (*_stored(folder)[_KEPT:], *folder.glob(".round-*.tmp")):  # the latter by a process that was killed
         path.unlink(missing_ok=True)
 
 

@@ -321,7 +321,7 @@ class Session:
                 answer = await self.transport.fetch(peer.number, GET, tag, self.setting.limits.deadline, limit)
                 if isinstance(answer, Body) or answer.reason == "gone":
                     peer.readmit()
-                    self.tell("readmitted", peer=peer.number, step=tag.step)
+                    self.tell("readmitted", peer=peer.number, step=self.step)
             finally:
                 self._probed.discard(peer.number)
 
