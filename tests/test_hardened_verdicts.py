@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork
 from bymi.attacks import Adversary, SignFlip
+from bymi.core.limits import LIMITS
 from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.core.topology import Complete, ErdosRenyi
@@ -24,7 +25,6 @@ from bymi.detection import (
     Watch,
     judge_neighbours,
 )
-from bymi.detection import half_gradients as claims_room
 from bymi.detection import (
     hardened as tribunal,
 )
@@ -219,7 +219,7 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
         history.see(inbox, 1e-3, *shorten(inbox, 3.0))
     whole = verdict_of(network, torch.arange(size), first, second, history)
     assert 0 < int(whole.flagged.sum()) < size * size / 4
-    monkeypatch.setattr(claims_room, "_RECEIVERS", 7)
+    monkeypatch.setattr(LIMITS, "hardened_receivers", 7)
     grouped = verdict_of(network, torch.arange(size), first, second, history)
     some = torch.tensor([3, 9, 20])
     part = verdict_of(network, some, first, second, history)

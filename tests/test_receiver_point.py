@@ -19,7 +19,6 @@ from bymi.core.network import NeighbourhoodReply
 from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify, identify_neighbours, judge_replies
-from bymi.detection import published as asked
 from bymi.detection.half_products import weigh
 from bymi.experiment import load, run
 from bymi.problems import LinearProblem, LinearShard, linear_problem, linear_shard
@@ -247,7 +246,7 @@ def test_how_many_are_handled_at_a_time_does_not_matter(centre: str, monkeypatch
     for numbers, receivers, long in ((1, 1, 1 << 20), (6 * 18 * 3, 5, 1 << 20), (1 << 25, 16, 1 << 20), (1 << 25, 5, 1)):
         monkeypatch.setattr(LIMITS, "replies", numbers)
         monkeypatch.setattr(LIMITS, "replies_alone", long)
-        monkeypatch.setattr(asked, "_RECEIVERS", receivers)
+        monkeypatch.setattr(LIMITS, "published_receivers", receivers)
         parts = judge(place, detector, monkeypatch).verdict
         torch.testing.assert_close(parts.scores, whole.scores, rtol=0, atol=1e-10, equal_nan=True)
         assert torch.equal(parts.flagged, whole.flagged)
@@ -269,7 +268,7 @@ def test_receivers_of_which_none_hears_anybody(alone: int, monkeypatch: pytest.M
     place = room(nodes=12, dim=4)
     hears = place.hears.clone()
     hears[:alone], hears[:, :alone] = False, False
-    monkeypatch.setattr(asked, "_RECEIVERS", alone)
+    monkeypatch.setattr(LIMITS, "published_receivers", alone)
     verdict = judge(replace(place, hears=hears), detector_of(), monkeypatch).verdict
     assert not verdict.flagged[:alone].any()
 

@@ -6,11 +6,10 @@ import torch
 from torch import Tensor
 
 from bymi.attacks.base import PerReceiver, is_finite_row
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import all_finite
 from bymi.core.list_graph import ListGraph
 from bymi.core.random_streams import Stream
-
-_RECEIVERS = 256  # receivers for which messages are made at a time
 
 
 def tailor_by_matrices(
@@ -37,7 +36,7 @@ def tailor_by_lists(
     once, place = receivers.unique(return_inverse=True)
     if not len(once):
         return vectors[:0]
-    messages = [_messages_for(attack, vectors, graph, some, members, shared) for some in once.split(_RECEIVERS)]
+    messages = [_messages_for(attack, vectors, graph, some, members, shared) for some in once.split(LIMITS.tailored_receivers)]
     return torch.cat(messages).index_select(0, place)
 
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, dist2_from
 from bymi.core.message_usage import Usage, of_columns
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
-
-_FEW_DIMENSIONS = 64
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -93,7 +92,7 @@ class DenseInbox(Inbox):
         return values[None, :]
 
     def distance_to_own(self) -> Tensor:
-        if self.dim > _FEW_DIMENSIONS or self.own is self.messages:
+        if self.dim > LIMITS.direct_dim or self.own is self.messages:
             return super().distance_to_own()
         # Directly from differences: as fast for few coordinates, and without cancellation.
         own, messages = self.own.to(torch.float64), self.messages.to(torch.float64)

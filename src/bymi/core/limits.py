@@ -18,6 +18,13 @@ class Limits:
 
     # Temporaries of rules and detection.
     set_products: int = 1 << 21  # gathered vectors in products of sets: 16 MB
+    points_dim: int = 64  # coordinates up to which detection decomposes d x d covariances, not n x n products
+    rule_points_dim: int = 128  # the same for rules
+    direct_dim: int = 64  # coordinates up to which distances come from differences: as fast, and without cancellation
+    hardened_receivers: int = 128  # receivers whose products the hardened detection holds at a time
+    published_receivers: int = 256  # the same for the published detection
+    tried_receivers: int = 32  # receivers per batch of trials, over lists
+    tailored_receivers: int = 256  # receivers for which messages of their own are made at a time
     replies: int = 1 << 25  # replies handled at a time: 128 MB in float32
     replies_cuda: int = 1 << 28  # the same on a GPU, whose kernels are started one by one: 1 GB, less where memory is short
     replies_alone: int = 1 << 20  # replies to one query from which a CPU handles it alone, within its cache
@@ -25,6 +32,11 @@ class Limits:
     copied_models: int = 1 << 28  # parameters of models copied for a batched call
 
     looked_at: tuple[str, ...] = ("cpu",)  # devices whose values a loop looks at in every turn; for others the host would wait
+
+    # Samples.
+    many_nodes: int = 1000  # nodes from which samples of the linear model are copied block by block
+    block_of_nodes: int = 128  # nodes per block, whose samples fit a CPU's cache
+    drawn_rounds: int = 8  # rounds whose mini-batches are drawn together
 
     # Rows of large graphs that are sharded by coordinate over processes, instead of sent to their receivers.
     sharded_rows: int = 1 << 24  # rows of all nodes from which they are

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack
 from bymi.core.message_usage import Usage, of_places
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degree, of_sets
-
-_RECEIVERS = 32  # receivers per batch of trials
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,7 +53,7 @@ class ListInbox(Inbox):
 
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         vectors = self.rows.vectors
-        for receivers in torch.arange(len(wanted), device=wanted.device).split(_RECEIVERS):
+        for receivers in torch.arange(len(wanted), device=wanted.device).split(LIMITS.tried_receivers):
             index = torch.cat([self.lists.at[receivers], self.own_row[receivers][:, None]], 1)
             valid = torch.nn.functional.pad(wanted[receivers], (0, 1), value=True)
             used, column = torch.where(valid, index, index[:, -1:]).unique(return_inverse=True)

@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, gather_members
 from bymi.core.neighbour_lists import NeighbourLists
 
 _TOGETHER = 512  # receivers per batch: their products stay in a CPU's cache
 _ENTRIES = 1 << 23  # entries of the largest temporary of a batch: 64 MB in float64
-_FEW_DIMENSIONS = 128  # up to here points, above it products: the smaller eigenproblem at usual degrees
 _COORDINATES = 4096  # coordinates gathered at a time
 
 Need = Literal["nothing", "products", "cloud"]
@@ -107,7 +107,7 @@ def of_members(rows: VectorStack, member: Tensor, need: Need) -> Iterator[Neighb
     if need == "nothing":
         return iter([Neighbourhoods(slice(None), member)])
     largest = int(member.sum(1).max())
-    if need == "cloud" and rows.dim <= _FEW_DIMENSIONS:
+    if need == "cloud" and rows.dim <= LIMITS.rule_points_dim:
         points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)
         return (
             Neighbourhoods(receivers, valid, index, points=points[index], summed_over=member.shape[1])

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from bymi.core.dense_inbox import DenseInbox
 from bymi.core.inbox import Inbox
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, inner, inner_of_both, inner_of_sets, medoid
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
 from bymi.detection.evidence import Evidence, NeighbourIndex
-from bymi.detection.robust_statistics import FEW_DIMENSIONS
 from bymi.detection.update_history import by_kind
 
 _BEHIND = 2  # tasks and threads
@@ -80,9 +80,6 @@ def _threads(count: int) -> ThreadPoolExecutor:
 def _cores() -> int:
     """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-_RECEIVERS = 128  # receivers whose products are held at a time
 
 
 class TestInputs(NamedTuple):
@@ -190,7 +187,7 @@ class ListedHalfGradients:
         second = inner_of_sets(two.vectors, index, two.vectors, index, origin)
         cross = inner_of_sets(one.vectors, index, two.vectors, index, origin)
         points = None
-        if self._first.own.shape[1] <= FEW_DIMENSIONS:
+        if self._first.own.shape[1] <= LIMITS.points_dim:
             points = one.points(index), _about(two.vectors[index], origin)
         zero = None if self._zero is None else self._zero.at(index)
         evidence = Evidence(one.among(index), second, cross, valid, valid & seats.judged, points, zero)
@@ -234,7 +231,7 @@ class QueriedHalfGradients:
                 history = reply.deeds()
                 crossed[position] = _cross(history, first, second)
                 history_grams[position] = [VectorStack(kind).gram for kind in by_kind(history, len(reply.point))]
-            if len(reply.point) <= FEW_DIMENSIONS:
+            if len(reply.point) <= LIMITS.points_dim:
                 halves[position] = first.rows.vectors, second.rows.vectors
                 return
             products[position], origins[position] = _multiply(first, second), _origin(first, second)
@@ -321,7 +318,7 @@ class _ZeroProducts(NamedTuple):
 
 def groups(receivers: Tensor) -> tuple[Tensor, ...]:
     """Receivers in groups whose products are held at a time."""
-    return receivers.split(_RECEIVERS) if len(receivers) else ()
+    return receivers.split(LIMITS.hardened_receivers) if len(receivers) else ()
 
 
 def _from_points(one: Tensor, two: Tensor, valid: Tensor, seats: NeighbourIndex) -> Evidence:
@@ -334,7 +331,7 @@ def _multiply(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:
-    if first.own.shape[1] > FEW_DIMENSIONS:
+    if first.own.shape[1] > LIMITS.points_dim:
         return None
     origin = first.rows.origin
     return _about(first.rows.vectors, origin), _about(second.rows.vectors, origin)

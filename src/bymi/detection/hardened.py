@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack
 from bymi.detection.detector import Detector, Watch
 from bymi.detection.duplicates import repeats
@@ -18,7 +19,6 @@ from bymi.detection.evidence import Evidence, NeighbourIndex
 from bymi.detection.half_gradients import HalfGradients, groups
 from bymi.detection.panel import Findings, hear
 from bymi.detection.robust_statistics import (
-    FEW_DIMENSIONS,
     centred,
     centred_diagonal,
     directions,
@@ -190,7 +190,7 @@ class _UpdateTests:
             if history_grams is None:
                 rows, at = self._rows[kind], self.rows(seats)
                 products = self._inbox.gram_among(rows, at)
-                points = rows.points(at) if rows.vectors.shape[1] <= FEW_DIMENSIONS else None
+                points = rows.points(at) if rows.vectors.shape[1] <= LIMITS.points_dim else None
             else:
                 products, points = history_grams[kind], None
             # Attackers that send one vector have one history: many at a point would draw the centre to them.

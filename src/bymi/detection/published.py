@@ -12,14 +12,13 @@ from torch import Tensor
 from bymi.aggregation.base import SetRule
 from bymi.core.dense_inbox import DenseInbox
 from bymi.core.inbox import Inbox
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import inner
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
 from bymi.detection.detector import Detector
 from bymi.detection.half_products import Products, multiply, multiply_sets, weigh
 from bymi.detection.verdict import Verdict, reason_code
-
-_RECEIVERS = 256  # receivers whose products are held at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +111,7 @@ class _Scores:
 
     def replies(self, replies: Iterator[NeighbourhoodReply]) -> Iterator[Scored]:
         how = self.how
-        while clouds := [_condense(reply, how) for reply in islice(replies, _RECEIVERS)]:
+        while clouds := [_condense(reply, how) for reply in islice(replies, LIMITS.published_receivers)]:
             scores = _pad([how.scale.scores(*pair)[0, :-1] for pair in _centred(clouds, how)], 0.0)
             judged = _pad([cloud.heard for cloud in clouds], False)
             expected = _pad([torch.ones_like(cloud.heard) for cloud in clouds], False)

@@ -54,10 +54,9 @@ def log(values: Tensor) -> Tensor:
     return values.clamp_min(_TINY).log()
 
 
-_ROUNDING = 1e-12  # of the largest variance
+# Directions of largest variance of a cloud, from its points in few dimensions and from their products elsewhere.
 
-FEW_DIMENSIONS = 64
-"""Dimensions up to which the d x d covariance is decomposed, not the n x n products: the smaller problem at usual degrees."""
+_ROUNDING = 1e-12  # of the largest variance
 
 
 def uniform(valid: Tensor) -> Tensor:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import is_integer, is_number, require
+from bymi.core.limits import LIMITS
 from bymi.core.linalg import check_tensor
 from bymi.core.random_streams import stream
 from bymi.problems.problem import check_numbers, places_of
 
-_MANY, _AT_ONCE = 1000, 128  # from _MANY nodes on, samples are copied for _AT_ONCE nodes at a time: these fit a CPU's cache
 _SMALL = 400  # numbers in a node's mini-batch below which numpy is faster
 LARGEST_SPREAD = 10.0
 """Upper bound of `optimum_spread` and `covariance_spread`: beyond it squares of features overflow."""
@@ -91,8 +91,8 @@ class LinearProblem:
         return []
 
     def _gradient_one_by_one(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
-        if len(nodes) >= _MANY:
-            parts = zip(theta.split(_AT_ONCE), nodes.split(_AT_ONCE), chosen.split(_AT_ONCE), strict=True)
+        if len(nodes) >= LIMITS.many_nodes:
+            parts = zip(*(part.split(LIMITS.block_of_nodes) for part in (theta, nodes, chosen)), strict=True)
             return torch.cat([self._gradient_of_some(*part) for part in parts])
         return self._gradient_of_some(theta, nodes, chosen)
 
@@ -107,7 +107,7 @@ class LinearProblem:
         order = torch.argsort(nodes, stable=True)
         numbers, counts = torch.unique_consecutive(nodes[order], return_counts=True)
         starts = torch.cumsum(counts, 0) - counts
-        for node, count, start in zip(numbers.split(_AT_ONCE), counts.split(_AT_ONCE), starts.split(_AT_ONCE), strict=True):
+        for node, count, start in zip(*(part.split(LIMITS.block_of_nodes) for part in (numbers, counts, starts)), strict=True):
             place = torch.arange(int(count.max()), device=nodes.device)
             valid = place < count[:, None]
             # [k, n], padded with the node's first point.
@@ -137,7 +137,7 @@ class LinearProblem:
         """The parameter [d] of least risk over all samples of the nodes."""
         # Normal equations: accurate enough for this well-conditioned problem, and the same bits in every call, unlike the
         # default least-squares driver.
-        if len(nodes) >= _MANY:
+        if len(nodes) >= LIMITS.many_nodes:
             sums = self.moments(nodes)
             return solve(sums[:, :-1], sums[:, -1])
         places = self._places_of(nodes)
@@ -146,7 +146,7 @@ class LinearProblem:
 
     def curvature(self, nodes: Tensor) -> Tensor:
         """Hessian [d, d] of the risk over all samples of the nodes, which is constant."""
-        if len(nodes) >= _MANY:
+        if len(nodes) >= LIMITS.many_nodes:
             return self.moments(nodes)[:, :-1] / (len(nodes) * self.samples)
         features = self.features[self._places_of(nodes)].flatten(0, 1)
         return features.T @ features / len(features)
@@ -155,7 +155,9 @@ class LinearProblem:
         """Sums of products of features with features and, in the last column, targets [d, d + 1], over the nodes' samples."""
         sums = self.rows.new_zeros(self.dim, self.dim + 1)
         # In blocks where there are many nodes, to avoid a second copy of all samples.
-        for block in self._places_of(nodes).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
+        for block in self._places_of(nodes).split(
+            LIMITS.block_of_nodes if len(nodes) >= LIMITS.many_nodes else max(1, len(nodes))
+        ):
             samples = self.rows[block].flatten(0, 1)
             sums += samples[:, :-1].T @ samples
         return sums
@@ -167,7 +169,7 @@ class LinearProblem:
         squared norms of the gradients of all samples.
         """
         curvature, variance, total = self.rows.new_zeros(3).unbind()
-        for block in self._places_of(nodes).split(_AT_ONCE) if len(nodes) else ():
+        for block in self._places_of(nodes).split(LIMITS.block_of_nodes) if len(nodes) else ():
             features = self.features[block]
             short = features if features.shape[1] < features.shape[2] else features.mT
             products = torch.bmm(short, short.mT) / self.samples
@@ -230,7 +232,9 @@ def draw_samples(
     shard = LinearShard(rows[:, :, :-1], rows[:, :, -1], rows.new_zeros(dim))
     shard.parameter[: int(0.1 * dim)] = 1.0
     # Random draws take memory: in blocks where there are many nodes.
-    for block in torch.arange(len(nodes)).split(_AT_ONCE if len(nodes) >= _MANY else max(1, len(nodes))):
+    for block in torch.arange(len(nodes)).split(
+        LIMITS.block_of_nodes if len(nodes) >= LIMITS.many_nodes else max(1, len(nodes))
+    ):
         features = stream(seed, "features", node=nodes[block]).normal(samples, dim)
         if covariance_spread:
             width = stream(seed, "feature widths", node=nodes[block]).normal(dim)

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from bymi.core.errors import OutOfMemoryError
+from bymi.core.limits import LIMITS
 from bymi.core.list_graph import lists_pay
 from bymi.core.named_parts import build_part
 from bymi.distributed.execution import Host
@@ -18,8 +19,6 @@ from bymi.runs.tasks import TASKS, Images, Linear
 
 _LENET = 61_706  # parameters
 _PIXELS, _IMAGES, _TESTED = 28 * 28, 60_000, 10_000  # of MNIST and Fashion-MNIST; the other data sets are smaller
-_MANY, _AT_ONCE = 1000, 128  # from _MANY nodes on, data are drawn for _AT_ONCE nodes at a time
-_DRAWS = 8  # rounds whose mini-batches are drawn together
 
 
 def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
@@ -31,7 +30,7 @@ def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
     nodes = spec["nodes"]
     held = math.ceil(nodes / ranks)
     if isinstance(task, Linear):
-        drawn = held if nodes < _MANY else min(held, _AT_ONCE)
+        drawn = held if nodes < LIMITS.many_nodes else min(held, LIMITS.block_of_nodes)
         # The rows, and temporaries of a normal draw of them.
         data = 8 * task.samples * (held * (task.dim + 1) + 3 * drawn * task.dim)
         numbers, sample, samples = task.dim, task.dim + 1, task.samples
@@ -42,12 +41,12 @@ def needs(spec: ResolvedSpec, ranks: int = 1) -> dict[str, int]:
     else:
         return {}
     size = task.dtype.itemsize
-    kept = size * sample if nodes < _MANY and isinstance(task, Linear) else 0
+    kept = size * sample if nodes < LIMITS.many_nodes and isinstance(task, Linear) else 0
     rounds = {"warm_up": spec.warm_up_steps, "optimisation": spec["steps"] - spec.warm_up_steps}
     if spec.method != "drsgd-bymi" and spec["alone"] is not None:
         rounds = {"alone": spec["steps"]}
     sizes = {phase: samples if spec[phase]["batch"] == "all" else spec[phase]["batch"] for phase in rounds}
-    picked = max(sizes[phase] * (2 * 8 * min(_DRAWS, count) + kept) for phase, count in rounds.items())
+    picked = max(sizes[phase] * (2 * 8 * min(LIMITS.drawn_rounds, count) + kept) for phase, count in rounds.items())
     return {
         "graph": _graph(spec),
         "data": data,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import InputError, require
+from bymi.core.limits import LIMITS
 from bymi.core.random_streams import Stream, stream
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.problems.problem import Problem
@@ -86,9 +87,6 @@ def fresh_halves(
 # Mini-batches: the samples that each node uses in each round.
 
 
-_STEPS_AT_ONCE = 8  # steps per draw of mini-batches: affects time only, not the numbers
-
-
 def draw_batches(
     pool: Tensor, sizes: Tensor | None, nodes: Tensor, batch: int | Literal["all"], seed: int, steps: range
 ) -> Iterator[tuple[int, Tensor]]:
@@ -102,8 +100,8 @@ def draw_batches(
         return
     high = pool.shape[1] if sizes is None else sizes[:, None]
     whole_pool = torch.equal(pool, torch.arange(pool.shape[1], device=pool.device).expand_as(pool))
-    for start in range(steps.start, steps.stop, _STEPS_AT_ONCE):
-        chunk = range(start, min(start + _STEPS_AT_ONCE, steps.stop))
+    for start in range(steps.start, steps.stop, LIMITS.drawn_rounds):
+        chunk = range(start, min(start + LIMITS.drawn_rounds, steps.stop))
         step_column = torch.arange(chunk.start, chunk.stop, device=nodes.device)[:, None]
         positions = stream(seed, "batch", node=nodes, step=step_column, device=nodes.device).integers(high, batch)
         for step, row in zip(chunk, positions, strict=True):
