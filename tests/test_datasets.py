@@ -303,7 +303,7 @@ def test_digits_without_scikit_learn_say_how_to_get_them(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(InputError) as caught:
         load_images("digits")
-    assert line_of(caught) == "digits: needs scikit-learn, which is not installed; pip install bymi[digits]"
+    assert line_of(caught) == "digits: needs scikit-learn, which is not installed: pip install 'bymi[digits]'"
 
 
 # SHA-256 of the unpacked files; their MD5 are those that are published for the unpacked files.

@@ -291,7 +291,7 @@ def test_the_live_page_in_a_browser(tmp_path: Path) -> None:
 def test_without_the_extra_one_line_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "grpc" else name)
     said = bymi("node", "keygen", "--out", "x").err
-    assert "pip install bymi[node]" in said
+    assert "pip install 'bymi[node]'" in said
     assert said.count("\n") == 1
 
 

@@ -31,7 +31,7 @@ Url = Annotated[str | None, typer.Option("--url", help="Address of the node's st
 def _need_extra() -> None:
     for name in _PACKAGES:
         if importlib.util.find_spec(name) is None:
-            raise InputError(f"bymi node and bymi net need {name}, which is not installed; pip install bymi[node]")
+            raise InputError(f"bymi node and bymi net need {name}, which is not installed: pip install 'bymi[node]'")
 
 
 @node_app.command()

@@ -29,6 +29,7 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     "mlflow": "mlflow",
+    "flower": "flwr",
 }
 """A module that tells whether an extra is installed."""
 

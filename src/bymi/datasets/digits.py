@@ -24,7 +24,7 @@ def load_digits() -> ImageSet:
     try:
         source = importlib.import_module("sklearn.datasets")
     except ImportError as problem:
-        raise InputError("digits: needs scikit-learn, which is not installed; pip install bymi[digits]") from problem
+        raise InputError("digits: needs scikit-learn, which is not installed: pip install 'bymi[digits]'") from problem
     bunch = source.load_digits()
     pixels, labels = torch.from_numpy(bunch.images), torch.from_numpy(bunch.target).to(torch.int64)
     images = _enlarge((pixels * (255 / _GREY)).round().to(torch.uint8))
