@@ -2,15 +2,15 @@
 
 import networkx as nx
 import torch
-from torch import nn
 
 import bymi
 
+torch.manual_seed(0)  # the same initial model every time: another one is another run
 inputs = bymi.stream(0, "inputs", node=torch.arange(25)).normal(80, 6).float()  # node 24 is for testing
 targets = inputs[:, :, :3].argmax(2)
 run = bymi.train(
-    nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3)),
-    nn.functional.cross_entropy,
+    torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3)),
+    torch.nn.functional.cross_entropy,
     [(inputs[node, : 50 + node], targets[node, : 50 + node]) for node in range(24)],  # of any sizes
     **{"graph": nx.complete_graph(24), "attack": "gradient", "byzantine": range(5), "profile": "hardened"},
     **{"steps": 150, "optimisation": {"step_size": 0.3, "max_local_step": 0.6, "order": "adapt-then-combine"}},

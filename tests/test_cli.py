@@ -194,7 +194,10 @@ def test_list_names_every_part() -> None:
         (["run", "--jobs", "0"], "Invalid value for '--jobs'"),
         (["run", "--nodes", "20"], "No such option: --nodes"),
         (["ran"], "No such command 'ran'"),
-        (["reproduce", "scenario-c"], "'scenario-c': unknown study, allowed: scenario-a, scenario-b"),
+        (
+            ["reproduce", "scenario-c"],
+            "'scenario-c': unknown study; did you mean 'scenario-b'?; allowed: scenario-a, scenario-b",
+        ),
         (["reproduce", "scenario-a", "--dim", "31"], "--dim: got 31, allowed: 30 or 80"),
         (["reproduce"], "Missing argument"),
         (["reproduce", "scenario-a", "--seeds", "1000000000"], "Invalid value for '--seeds'"),

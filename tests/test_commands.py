@@ -17,6 +17,7 @@ import pytest
 
 from bymi.commands import doctor, progress_display
 from bymi.commands.listing import KINDS
+from bymi.commands.options import complete_words
 from bymi.commands.progress_display import Display, clock
 from bymi.core.errors import EXIT_CODES, UNHEALTHY, InputError
 from bymi.experiment import RECIPES, load
@@ -80,6 +81,13 @@ def test_every_kind_has_a_table() -> None:
 )
 def test_a_wrong_name_is_answered_with_the_right_one(words: list[str], hint: str) -> None:
     assert hint in mistake("run", *words)
+
+
+def test_words_are_completed() -> None:
+    assert complete_words("mn") == ["mnist"]
+    assert complete_words("attack=ip") == ["attack=ipm"]
+    assert {"warm_up.rule=", "warm_up.batch="} <= set(complete_words("warm_up."))
+    assert "did you mean 'scenario-a'?" in mistake("reproduce", "scenaro-a")
 
 
 def test_one_name_for_the_level(tmp_path: Path) -> None:

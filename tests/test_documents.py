@@ -13,6 +13,7 @@ import re
 import runpy
 import shlex
 import subprocess
+import webbrowser
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,16 @@ def test_shell_lines_run(line: tuple[str, ...], tmp_path: Path, monkeypatch: pyt
     if words[1] == "reproduce":  # the same grid of runs, each of them small
         monkeypatch.setattr(studies, "read_spec", lambda given: read_spec({**given, "nodes": 24, "steps": 40}))
     if words[1] in ("report", "results"):  # of runs that are there
-        bymi("run", *TINY, "method=dsgd", "--jobs", "1", "--out", next(word for word in words[2:] if word in ("runs", "sweep")))
+        bymi(
+            "run",
+            *TINY,
+            "method=dsgd",
+            "--jobs",
+            "1",
+            "--out",
+            next(word for word in words[2:] if word in ("runs", "sweep", "own")),
+        )
+        monkeypatch.setattr(webbrowser, "open_new_tab", lambda _: True)
     if words[1] == "sweep":
         (tmp_path / "grid.toml").write_text(blocks((ROOT / "docs" / "sweep.md").read_text(), "toml")[0])
         words += [*TINY, "seeds=1"]

@@ -87,7 +87,7 @@ def _call(node: ast.Call) -> list[str]:
         texts = [one.value for one in (*node.args, *(k.value for k in node.keywords)) if isinstance(one, ast.Constant)]
         binary = any(isinstance(text, str) and "b" in text and len(text) <= 3 for text in texts)
         elsewhere = isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)
-        if not binary and not (elsewhere and node.func.value.id in ("os", "gzip", "opener")):  # type: ignore[union-attr]
+        if not binary and not (elsewhere and node.func.value.id in ("os", "gzip", "opener", "pipe")):  # type: ignore[union-attr]
             return ["open without encoding"]
     return []
 

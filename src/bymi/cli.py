@@ -27,6 +27,7 @@ from bymi.commands.options import (
     Quiet,
     Timeout,
     Track,
+    complete_words,
 )
 from bymi.commands.printing import own_command
 from bymi.commands.running import bar, run_specs
@@ -67,6 +68,7 @@ def run(
         list[str] | None,
         typer.Argument(
             metavar="[RECIPE|FILE] [KEY=VALUE]",
+            autocompletion=complete_words,
             show_default=False,
             help="A recipe or a .toml/.json file, then keys to set: nodes=50 attack=ipm:a=2.0. `bymi list` has all of them.",
         ),

@@ -7,6 +7,19 @@ from typing import Annotated
 
 import typer
 
+
+def complete_words(text: str) -> list[str]:
+    """Completions of a word of `bymi run` or `bymi sweep`: recipes and keys, after KEY= the parts that it can name."""
+    from bymi.experiment.catalogue import catalogue
+
+    tables = catalogue()
+    key, equals, _ = text.partition("=")
+    names = [name for name, _, _ in tables.get(key, [])] if equals else []
+    words = [f"{key}={name}" for name in names] if equals else [name for name, _, _ in tables["recipe"]]
+    words += [] if equals else [f"{name}=" for name, _, _ in tables["key"]]
+    return [word for word in words if word.startswith(text)]
+
+
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one per core.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1. auto: a GPU for models that gain from one.")]
 Gradients = Annotated[

@@ -23,6 +23,7 @@ from bymi.commands.options import (
     Quiet,
     Timeout,
     Track,
+    complete_words,
 )
 from bymi.commands.printing import console, print_line
 from bymi.commands.progress_display import clock
@@ -38,6 +39,7 @@ def sweep(
         list[str],
         typer.Argument(
             metavar="[RECIPE|FILE] [KEY=[A,B,C]] [seeds=N]",
+            autocompletion=complete_words,
             help="A recipe or a file, then keys: attack=[ipm,gradient] nodes=60 seeds=5. Lists, in a file too, mean a product.",
         ),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 from bymi.core.errors import InputError, require
@@ -30,7 +31,10 @@ def find_study(
     """A study by name. `mu` and `dims` belong to the paper's linear studies, `only` (columns) to the others."""
     known = (*STUDIES, *(each for table in _TABLES for each in table), "default")
     if name not in known:
-        raise InputError(f"{name!r}: unknown study, allowed: {', '.join((*known, DETECT_LEVEL, *COMPUTED, 'pages'))}")
+        all_names = (*known, DETECT_LEVEL, *COMPUTED, "pages")
+        close = difflib.get_close_matches(name, all_names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"{name!r}: unknown study{hint}; allowed: {', '.join(all_names)}")
     if name == "default":
         require(not only and mu == 5.0 and not dims, "--only, --mu or --dim", [*only, mu, *dims], "for other studies")
         return build_default(fast=fast)

@@ -68,9 +68,9 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
         "version": bymi.__version__,
         "title": _title(main, data["sweep"]),
         "count": f"{len(runs)} runs" if len(runs) > 1 else "1 run",
-        "outcome": _overview(table, data["sweep"]) if is_sweep and not detailed else outcome(main, ended),
+        "outcome": _overview(table, data["sweep"]) if is_sweep else outcome(main, ended),
         "remarks": [line for run in detailed for line in tables.remarks(run.summary or {})],
-        "tiles": [] if main is None or (is_sweep and not detailed) else _tiles(main, ended),
+        "tiles": [] if main is None or is_sweep else _tiles(main, ended),
         "sections": sections,
         "sweep": is_sweep,
         "fixed": data["sweep"]["fixed"] if is_sweep else [],
@@ -97,6 +97,8 @@ def _title(main: ListedRun | None, sweep: dict[str, Any] | None) -> str:
         return "No run has ended yet"
     if sweep is None or not sweep["axes"]:
         return describe(main.spec)
+    if len(sweep["axes"]) > 3:
+        return "Runs that differ in " + ", ".join(axis["key"] for axis in sweep["axes"])
     return "Sweep over " + " and ".join(f"{axis['key']} ({len(axis['values'])} values)" for axis in sweep["axes"])
 
 
@@ -251,7 +253,7 @@ def _range(sweep: dict[str, Any]) -> str:
     groups: dict[str, list[float]] = {}
     for row in sweep["rows"]:
         if measure is not None and row["values"][measure[0]] is not None:
-            groups.setdefault(" with ".join(row["settings"]), []).append(row["values"][measure[0]])
+            groups.setdefault(", ".join(row["settings"]), []).append(row["values"][measure[0]])
     if measure is None or len(groups) < 2:
         return ""
     key, name = measure

@@ -68,11 +68,14 @@ def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]
 
 
 def varied_settings(table: ResultsTable) -> list[str]:
-    """Settings in which runs differ, but for the seed; the method only where the others do not say which one it is."""
-    varied = [key for key in table.settings if key != "seed" and len({repr(row[key]) for row in table}) > 1]
-    others = [key for key in varied if key != "method"]
-    told = {tuple(repr(row[key]) for key in others) for row in table}
-    return others if len({(*(repr(row[key]) for key in others), row["method"]) for row in table}) == len(told) else varied
+    """Settings that tell runs apart, but for the seed. One that follows from others is left out, the method if it can be."""
+    settings = [key for key in table.settings if key not in ("method", "seed")]
+    chosen: list[str] = []
+    for key in [*settings, "method"]:
+        before = {tuple(repr(row[one]) for one in chosen) for row in table}
+        if len({tuple(repr(row[one]) for one in [*chosen, key]) for row in table}) > len(before):
+            chosen.append(key)
+    return ["method", *chosen[:-1]] if chosen[-1:] == ["method"] else chosen
 
 
 def _bands(runs: Sequence[ListedRun], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
