@@ -79,6 +79,7 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
             network = detection.network
             yield replace(detection, state=current)
             del detection
+        sums = plan.step_sums(range(start, end), network.size) if current.history is not None else []
         carried = {"tracker": current.tracker, "settled": current.settled, "memory": current.memory}
         for snapshot in optimise(
             problem,
@@ -92,8 +93,8 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
             if current.history is not None and end < plan.steps:
                 rate = plan.optimisation.step_size.at(snapshot.step - 1 - plan.warm_up_steps, rounds)
                 assert snapshot.inbox is not None
-                done, whole_window = (plan.step_sum(range(start, stop), network.size) for stop in (snapshot.step, end))
-                current.history.see(snapshot.inbox, rate, *_shorten(plan, snapshot), done / max(whole_window, _TINY))
+                progress = sums[snapshot.step - start - 1] / max(sums[-1], _TINY)
+                current.history.see(snapshot.inbox, rate, *_shorten(plan, snapshot), progress)
             current = _after(snapshot, current, network, plan)
             yield replace(snapshot, state=current, stopped=current.stopped)
             del snapshot

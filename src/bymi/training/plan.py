@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule, as_rule
@@ -251,11 +252,15 @@ class Plan:
 
     def step_sum(self, steps: range, size: int) -> float:
         """Sum of the step sizes of rounds after `stop_from`, in the convention "mean" for `size` nodes."""
+        return self.step_sums(steps, size)[-1] if steps else 0.0
+
+    def step_sums(self, steps: range, size: int) -> list[float]:
+        """`step_sum` of the first, the first two, ... of these rounds."""
         if self.detector is None:
-            return sum(self.rule_step(step, size) for step in steps)
+            return list(accumulate(self.rule_step(step, size) for step in steps))
         first, settings = self.warm_up_steps, self.optimisation
-        total = sum(settings.step_size.at(step - first, self.steps - first) for step in steps)
-        return total * size if settings.convention == "paper" else total
+        sums = accumulate(settings.step_size.at(step - first, self.steps - first) for step in steps)
+        return [total * size if settings.convention == "paper" else total for total in sums]
 
     @property
     def detections(self) -> list[int]:
