@@ -130,6 +130,25 @@ def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
     assert (2 in found_in(found)[0]) is not noisy
 
 
+def test_a_crowd_of_two_fifths_whose_updates_are_not_what_it_claims() -> None:
+    """Ten of 26 pushed by less than gradients differ: they stand out about the majority, not about the centre of updates."""
+    random = np.random.default_rng(3)
+    claims = random.standard_normal((26, 40))
+    deeds = -claims + 0.15 * random.standard_normal((26, 40))
+    deeds[:10] += 4.0 * np.eye(40)[0]
+    q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
+    valid, noise = torch.ones(1, 26, dtype=torch.bool), torch.zeros(1, 26, dtype=torch.float64)
+    bound = torch.full((1, 1), 5.0, dtype=torch.float64)
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, bound)
+    assert found_in(found)[0] == set(range(10))
+    _, centre = centre_by("geometric-median")
+
+    def weigh(points: np.ndarray) -> np.ndarray:
+        return weights_of(list(points), centre(points))
+
+    assert by_definition.claim_mismatch(deeds, claims, noise[0].numpy(), set(range(26)), weigh, 5.0) == set(range(10))
+
+
 @pytest.mark.parametrize("points", [True, False], ids=["points", "products"])
 @pytest.mark.parametrize("seed", range(6))
 def test_joint_updates(seed: int, points: bool) -> None:

@@ -481,12 +481,11 @@ def standing_off(values: dict[int, float], bound: float) -> set[int]:
 def claim_mismatch(deeds: Vector, claims: Vector, noise: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
     """The same for q + kappa g about the centres; `weigh` gives the weights of deeds, which the claims' centre has, too.
 
-    Nobody leaves whose residual is less than four times what the noise of its claim makes of it.
+    Nobody leaves whose residual is less than four times what the noise of its claim makes of it. Before that a crowd leaves
+    that is beyond the bound about the majority.
     """
-    gone: set[int] = set()
-    for _ in range(4):
-        left = [row for row in range(len(deeds)) if row not in gone]
-        weights = weigh(deeds[left])
+
+    def values_about(left: list[int], weights: Vector) -> tuple[dict[int, float], set[int]]:
         q0, g0 = mean_of(deeds[left], weights), mean_of(claims[left], weights)
         values, explained = {}, set()
         for row in left:
@@ -495,9 +494,33 @@ def claim_mismatch(deeds: Vector, claims: Vector, noise: Vector, judged: set[int
             residual = float(np.sum((q + kappa * g) ** 2))
             values[row] = log(residual)
             explained |= {row} if residual <= 4 * kappa**2 * float(noise[row]) else set()
-        far = standing_off({row: off_above(values[row], list(values.values()), 0.35) for row in left if row in judged}, bound)
-        gone |= far - explained
+        off = {row: off_above(values[row], list(values.values()), 0.35) for row in left if row in judged}
+        return off, explained
+
+    everybody = list(range(len(deeds)))
+    off, explained = values_about(everybody, majority(deeds, claims, weigh))
+    crowd = {row for row, value in off.items() if value > bound} - explained
+    gone = crowd if len(crowd) >= max(4.0, 0.1 * len(judged)) else set()
+    for _ in range(4):
+        left = [row for row in everybody if row not in gone]
+        off, explained = values_about(left, weigh(deeds[left]))
+        gone |= standing_off(off, bound) - explained
     return gone
+
+
+def majority(deeds: Vector, claims: Vector, weigh: Centre) -> Vector:
+    """Weights of the half that is nearest to its own mean, among q or among q + g, whichever lies closer together."""
+    count = len(deeds)
+    usual = {}
+    for name, cloud in (("deeds", deeds), ("residuals", deeds + claims)):
+        usual[name] = median([float(np.sum((row - np.mean(cloud, 0)) ** 2)) for row in cloud])
+    cloud = deeds + claims if usual["residuals"] < usual["deeds"] else deeds
+    weights = weigh(cloud)
+    for _ in range(4):
+        middle = mean_of(cloud, weights)
+        nearest = sorted(range(count), key=lambda row: float(np.sum((cloud[row] - middle) ** 2)))[: count // 2 + 1]
+        weights = np.array([1 / len(nearest) if row in nearest else 0.0 for row in range(count)])
+    return weights
 
 
 def joint_test(deeds: Vector, judged: set[int], bound: float, wider: float) -> set[int]:

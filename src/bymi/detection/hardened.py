@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import GeometricMedian
-from bymi.aggregation.base import SetRule
+from bymi.aggregation.base import SetRule, smallest
 from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack
 from bymi.detection.detector import Detector, Watch
@@ -231,6 +231,7 @@ def _blank(arcs: Tensor) -> Verdict:
 # Tests on updates: the parameters that a neighbour sent, against those of others and against its claimed gradients.
 
 _PASSES = 4
+_STEPS = 4  # towards the half of the rows that lies closest together
 _LONG = 1e100  # squared length of an update from which on a cloud of updates is scaled down
 _CROWD, _LOWER = 0.1, 0.65  # if a tenth of all, at least four, exceed 0.65 of the bound, that becomes the bound
 _EXPLAINED = 4.0  # residuals below this times the noise of a claim are explained by it
@@ -278,21 +279,51 @@ def claim_mismatch(
     A node that uses the gradient g_j it claims is off by about -g_j (less the mean). `claims`: products of the g_j; `both`:
     products <q_r, g_s>. Residual: q_j + kappa g_j about the centres, with the best kappa in a narrow range. `noise` [b, n]:
     error of |g_j|^2 where g_j covers part of the samples only; a residual that it explains is not flagged.
+
+    First a crowd, a tenth of all and at least four: about the majority of the q_j + g_j, which a minority does not pull. Then
+    single rows, about the centre of the q_j: an honest node that others have misled is off by a little, too, and about a
+    sharper centre it would stand out.
     """
-    flagged = torch.zeros_like(valid)
-    z = torch.zeros_like(history_gram[:, 0])
-    for _ in range(_PASSES):
-        weights = centre.weights(history_gram, valid & ~flagged)
+
+    def stands_out(weights: Tensor, among: Tensor, *, lower: bool) -> tuple[Tensor, Tensor]:
         update, claim, pair = (centred_diagonal(matrix, weights) for matrix in (history_gram, claims, both))
         kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
         residual = update + 2 * kappa * pair + kappa.square() * claim
-        z = robust_z_above(log(residual), valid & ~flagged, _LEAST)
-        far = (z > _lowered(z, judged & ~flagged, bound)) & (residual > _EXPLAINED * kappa.square() * noise)
-        new = _up_to(most, flagged, judged & far & ~flagged)
+        z = robust_z_above(log(residual), among, _LEAST)
+        least = _lowered(z, judged & among, bound) if lower else bound
+        return judged & among & (z > least) & (residual > _EXPLAINED * kappa.square() * noise), z
+
+    crowd, z = stands_out(_majority(_tighter(history_gram, claims, both, valid), valid, centre), valid, lower=False)
+    flagged = _up_to(most, torch.zeros_like(valid), crowd & (crowd.sum(1, keepdim=True) >= _least_crowd(judged)))
+    for _ in range(_PASSES):
+        new, now = stands_out(centre.weights(history_gram, valid & ~flagged), valid & ~flagged, lower=True)
+        new = _up_to(most, flagged, new)
+        z = torch.where(flagged, z, now)
         if not bool(new.any()):
             break
         flagged = flagged | new
     return flagged, z
+
+
+def _tighter(history_gram: Tensor, claims: Tensor, both: Tensor, valid: Tensor) -> Tensor:
+    """Products [b, n, n] of the q_j + g_j about their mean or, per receiver, of the q_j if their usual length is less."""
+    even = uniform(valid)
+    updates = centred(history_gram, even)
+    residuals = updates + centred(both + both.mT, even) + centred(claims, even)
+    usual = [median(cloud.diagonal(dim1=1, dim2=2), valid) for cloud in (updates, residuals)]
+    return torch.where((usual[1] < usual[0])[:, :, None], residuals, updates)
+
+
+def _majority(products: Tensor, valid: Tensor, start: SetRule) -> Tensor:
+    """Weights [b, n] of the mean of that half of the valid rows which is nearest to it, from the centre `start` on.
+
+    A minority that lies elsewhere pulls a geometric median as long as it outweighs the noise of the others; this mean it does
+    not enter.
+    """
+    weights, half = start.weights(products, valid), valid.sum(1, keepdim=True) // 2 + 1
+    for _ in range(_STEPS):
+        weights = uniform(smallest(centred_diagonal(products, weights), valid, half))
+    return weights
 
 
 def joint_test(
@@ -344,5 +375,9 @@ def _up_to(most: Tensor | None, flagged: Tensor, new: Tensor) -> Tensor:
 def _lowered(z: Tensor, judged: Tensor, bound: Tensor) -> Tensor:
     """The bound [b, 1], lower where many rows are off: these widen the spread by which each is measured."""
     beyond = (judged & (z > _LOWER * bound)).sum(1, keepdim=True)
-    crowded = beyond >= (_CROWD * judged.sum(1, keepdim=True)).clamp_min(4)
-    return torch.where(crowded, _LOWER * bound, bound)
+    return torch.where(beyond >= _least_crowd(judged), _LOWER * bound, bound)
+
+
+def _least_crowd(judged: Tensor) -> Tensor:
+    """Number of rows [b, 1] from which on they are a crowd."""
+    return (_CROWD * judged.sum(1, keepdim=True)).clamp_min(4)
