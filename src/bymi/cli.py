@@ -113,18 +113,19 @@ def run(
         if isinstance(result, BymiError):
             raise result
     summaries = [result for result in results if isinstance(result, dict)]
-    folders = [store.folder_of(out, spec) for spec in specs]
+    resolved = [spec.resolved for spec in specs]
+    folders = [store.folder_of(out, spec) for spec in resolved]
     for folder in folders:
         figures.draw_run(folder)
 
-    name = f"comparison-seed{specs[0].seed}-" + "-".join(spec.digest[:6] for spec in specs)
+    name = f"comparison-seed{specs[0].seed}-" + "-".join(spec.digest[:6] for spec in resolved)
     drawn = figures.draw_comparison(folders, out, name)[:1] if len(folders) > 1 else []
     if as_json:
         for summary, folder in zip(summaries, folders, strict=True):
             print(json.dumps({"folder": str(folder), **summary}, allow_nan=False))
     if not quiet:
         console = commands.console(error=as_json)
-        tables.print_runs(console, summaries, figures.describe(specs[0].resolved.values))
+        tables.print_runs(console, summaries, figures.describe(resolved[0].values))
         if (advice := few_neighbours(folders)) is not None:
             _print_line(console, advice)
         for path in drawn:

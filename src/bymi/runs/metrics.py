@@ -130,7 +130,7 @@ class Recorder:
         self._detections, self._guard_acted, self._worst_loss = 0, 0, 0.0
         self._cut_for = torch.zeros(graph.hears.shape, dtype=torch.int16, device=byzantine.device)
         self._ever, self._stuck = torch.zeros_like(graph.hears), torch.zeros_like(graph.hears)
-        self._last: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}  # the last recorded row, empty before the first
         self._looks: list[Look] = []
         self._spaced = spaced(steps) if evaluator.quick else set()
         self._lost: str | None = None
@@ -218,7 +218,7 @@ class Recorder:
         if snapshot.verdict is not None:
             row.update(self._rates(snapshot.verdict))
         row["unheard"] = int(self._unheard.sum())
-        self._last = row
+        self.last = row
         return row
 
     def _rates(self, verdict: Verdict) -> dict[str, float | None]:
@@ -253,7 +253,7 @@ class Recorder:
         return self._finished()
 
     def _finished(self) -> Outcome:
-        step = self._last.get("step", self._steps)
+        step = self.last.get("step", self._steps)
         if step < self._steps:
             return Outcome("finished", f"stopped after round {step} of {self._steps}: most nodes had come to rest")
         return Outcome("finished", "all rounds done")
@@ -262,12 +262,12 @@ class Recorder:
         """All of SUMMARY_KEYS, and those that the evaluator adds."""
         outcome = self.outcome()
         summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
-        summary.update({key: self._last.get(key) for key in (*SUMMARY_KEYS, *self._evaluator.extra) if key in self._last})
+        summary.update({key: self.last.get(key) for key in (*SUMMARY_KEYS, *self._evaluator.extra) if key in self.last})
         senders = self._unheard.nonzero().flatten().tolist()
         summary.update(
             outcome=outcome.ending,
             sentence=outcome.sentence,
-            steps_done=self._last.get("step"),
+            steps_done=self.last.get("step"),
             unheard={"messages": int(self._unheard.sum()), "senders": senders},
             seconds=round(seconds, 3),
         )
@@ -290,11 +290,6 @@ class Recorder:
                 floored=int(self._floored[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
             )
         return summary
-
-    @property
-    def last(self) -> dict[str, Any]:
-        """The last recorded row, empty before the first."""
-        return self._last
 
     @property
     def flagged_nodes(self) -> int | None:
@@ -322,7 +317,7 @@ class Recorder:
         tensors = {name: getattr(self, f"_{name}") for name in _SUMS}
         looks = [[math.nan if value is None else value for value in one] for one in self._looks]
         tensors["looks"] = torch.tensor(looks, dtype=torch.float64).view(-1, len(Look._fields))
-        words = {name: getattr(self, f"_{name}") for name in (*_COUNTS, "worst_loss", "last")}
+        words = {name: getattr(self, f"_{name}") for name in (*_COUNTS, "worst_loss")} | {"last": self.last}
         if self.verdict is not None and self._core is not None:
             tensors.update({f"verdict.{name}": part for name, part in vars(self.verdict).items()})
             tensors.update(members=self._core.members, perron=self._core.perron)
@@ -344,7 +339,7 @@ class Recorder:
             setattr(self, f"_{name}", words[name])
         if not isinstance(words.get("last"), dict) or not isinstance(words.get("worst_loss"), (int, float)):
             raise ValueError("the last row of metrics is missing")
-        self._last, self._worst_loss = dict(words["last"]), words["worst_loss"]
+        self.last, self._worst_loss = dict(words["last"]), words["worst_loss"]
         looks = tensors.get("looks")
         if looks is None or looks.dtype != torch.float64 or looks.shape[1:] != (len(Look._fields),):
             raise ValueError("looks are missing")
