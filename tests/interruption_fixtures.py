@@ -33,6 +33,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "hardened, directed": (*WATCHED, "detection.pruning=directed"),
     "hardened, two faces": (*WATCHED, "attack=ipm", "byzantine_faces=two", "byzantine_level=message"),
     "hardened, a message for each": (*WATCHED, "attack=dissensus"),
+    "hardened, redrawn": (*WATCHED, "attack=dissensus", "redraw_every=3", "redraw_graphs=3", "graph=erdos-renyi:p=0.4"),
     "hardened, poisoned": (
         *WATCHED,
         *("attack=poison", "watch.retreat=0.001", "byzantine_start=36"),
@@ -48,12 +49,12 @@ def scene_of(name: str) -> RunSetup:
 
 def frame_of(name: str) -> StateShape:
     scene = scene_of(name)
-    return StateShape.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
+    return StateShape.of(scene.problem, local_network(scene.redrawn or scene.graph, scene.adversary), scene.plan)
 
 
 def rounds_of(name: str, state: State | None = None) -> Iterator[Snapshot]:
     scene = scene_of(name)
-    return simulate(scene.problem, scene.graph, scene.plan, scene.adversary, state)
+    return simulate(scene.problem, scene.redrawn or scene.graph, scene.plan, scene.adversary, state)
 
 
 @cache

@@ -337,6 +337,8 @@ CHANGES = [
     "optimisation.premix_rounds=5",
     "optimisation.method=frost",
     "weights=lazy",
+    "method=rule redraw_every=5",
+    "method=rule redraw_every=5 redraw_graphs=3",
     "attack=ipm",
     "attack.share=0.6",
     "attack.mu=4.0",

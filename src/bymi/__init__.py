@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bymi.core.network import LocalNetwork, Network, Outgoing
     from bymi.core.protocol_deviation import Deviation
     from bymi.core.random_streams import Stream, stream
+    from bymi.core.redrawn import RedrawnGraph
     from bymi.core.topic import Topic
     from bymi.core.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
@@ -88,6 +89,7 @@ __all__ = [
     "Plan",
     "Principal",
     "Problem",
+    "RedrawnGraph",
     "Regular",
     "ResultsTable",
     "Ring",
@@ -127,6 +129,7 @@ _ROOMS = (
         "core.inbox",
         "core.topic",
         "core.network",
+        "core.redrawn",
     ),
     *("aggregation", "problems", "detection", "attacks"),
     *(

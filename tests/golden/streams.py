@@ -46,7 +46,7 @@ def first_draws(names: Iterable[str]) -> dict[str, str]:
 
 def draw_others() -> None:
     """Open the streams that no golden run needs: different data, partitions of labels, starts of models, power analysis,
-    noise on the gradients of a real node, buckets."""
+    noise on the gradients of a real node, buckets, graphs that take turns."""
     linear_shard(torch.arange(2), dim=2, samples=4, seed=0, optimum_spread=1.0, covariance_spread=1.0)
     Images(smallest=0.5).sizes(5, 40, seed=0)
     labels = torch.arange(40) % 4
@@ -55,5 +55,5 @@ def draw_others() -> None:
     start_of(lenet(), seed=0)
     for ways in ("apart", "together"):
         ideal.draw(Setting(20, 8), 3, 1.0, ways=ways)
-    for name in ("gradient noise", "bucketing"):
+    for name in ("gradient noise", "bucketing", "redraw"):
         streams.stream(0, name)

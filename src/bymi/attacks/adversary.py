@@ -375,6 +375,12 @@ class SimulatedAdversary:
         self.graph, self.variants, self.whole_here = network.graph, network.variants, network.whole_here
         self.deviation = SimulatedDeviation(network, adversary)  # what Byzantine nodes do inside the phases
 
+    @property
+    def window(self) -> SimulatedAdversary | None:
+        """The same over the window of a graph that is redrawn; None for any other."""
+        inner = getattr(self.network, "window", None)
+        return None if inner is None else SimulatedAdversary(inner, self.adversary)
+
     def columns(self, topic: Topic) -> int:
         """Number of columns of a topic's inboxes in every round, if all nodes are in one process."""
         further = self.variants if self.adversary.differs(topic) else None

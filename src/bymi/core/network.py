@@ -307,8 +307,8 @@ class LocalNetwork:
         require(fits, "variants", variants, "Variants, ListedVariants or None, such as Adversary.layout gives")
         self.graph: Graph = graph
         self.variants = variants
-        self._whole = graph if whole is None else whole
-        self.arcs = self._whole.hears
+        self.whole = graph if whole is None else whole
+        self.arcs = self.whole.hears
         self.size = graph.size
         self.nodes = torch.arange(graph.size, device=graph.hears.device)
         self._plain = MessageColumns(self.nodes, self.nodes, None, self.arcs, graph.weight, graph.self_weight, graph.lists)
@@ -368,7 +368,7 @@ class LocalNetwork:
         return self.over(self.graph.prune(flagged))
 
     def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> LocalNetwork:
-        whole = self._whole
+        whole = self.whole
         pruned = whole.prune_mutually(flagged, exile=exile) if mutual else whole.prune(flagged)
         return self.over(pruned, whole=whole)
 

@@ -99,7 +99,8 @@ class Spec(Section):
     explicitly take precedence over it. `method`: "dsgd" averages plainly, "rule" runs the warm-up rule alone, "drsgd-bymi" is
     the whole method with all keys as given, "published" the whole method with every key that profile "paper" sets as it sets it
     and all others as given; under profile "paper" these two are one run. `alone`: steps of the two baselines, "dsgd" and
-    "rule"; off, they take the step sizes and batches of the whole method round by round.
+    "rule"; off, they take the step sizes and batches of the whole method round by round. `redraw_every`: rounds after which the
+    graph is the next of `redraw_graphs` draws, which take turns; a detection is over their union.
     """
 
     profile: Profile = "hardened"
@@ -118,6 +119,8 @@ class Spec(Section):
     record_every: int = Field(50, ge=1)
     graph: GraphPart = written("erdos-renyi")
     weights: Weights = "metropolis"
+    redraw_every: Annotated[Annotated[int, Field(ge=1)] | None, Off] = None
+    redraw_graphs: int = Field(4, ge=2, le=1000)
     data: DataPart = written("linear")
     warm_up: WarmUp = WarmUp()
     alone: Annotated[Alone | None, Off] = None
@@ -149,6 +152,7 @@ class Spec(Section):
         if self.detection.cross_fit and not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
             raise ValueError("detection.cross_fit: got True, allowed: with a centre that is a weighted mean")
         self._check_optimiser()
+        self._check_redrawn()
         self._check_hardening()
         self._check_attack()
         return self
@@ -161,6 +165,15 @@ class Spec(Section):
             raise ValueError(f"optimisation.method: got {self.optimisation.method.name!r}, allowed: {allowed}")
         if issubclass(method, optimisers.DGDRS) and self.optimisation.order != "combine-then-adapt":
             raise ValueError(f"optimisation.order: got {self.optimisation.order!r}, allowed: combine-then-adapt with dgd-rs")
+
+    def _check_redrawn(self) -> None:
+        """Check that nothing follows the weights of one graph where it is redrawn."""
+        directed = self.detection.pruning != "mutual" and "drsgd-bymi" in self.methods
+        if self.redraw_every is not None and ("published" in self.methods or directed):
+            allowed = (
+                "off, or method = dsgd, rule or drsgd-bymi with profile = hardened: the published tracker follows one graph"
+            )
+            raise ValueError(f"redraw_every: got {self.redraw_every}, allowed: {allowed}")
 
     def _check_hardening(self) -> None:
         """Check what the parts of the hardened profile need of each other."""
@@ -239,6 +252,8 @@ class Spec(Section):
                 del part[key]
         if self.weights == type(self).model_fields["weights"].default:
             del values["weights"]
+        if self.redraw_every is None:
+            del values["redraw_every"], values["redraw_graphs"]
         return ResolvedSpec(values)
 
     def expand(self) -> list[Spec]:

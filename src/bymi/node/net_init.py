@@ -67,6 +67,7 @@ def make_roster(
 
 def _edges(spec: ResolvedSpec, size: int, edges: Path | None) -> tuple[tuple[int, int], ...]:
     """Undirected edges, ascending."""
+    require("redraw_every" not in spec.values, "redraw_every", spec.values.get("redraw_every"), "off with real nodes")
     if edges is not None:
         arcs, count = read_edges(edges)
         require(count == size, "--edges", f"{count} nodes", f"{size}, one for each member")

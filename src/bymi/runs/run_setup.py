@@ -18,6 +18,7 @@ from bymi.core.graph import Graph
 from bymi.core.mixing_weights import Weights, weighted
 from bymi.core.named_parts import build_part
 from bymi.core.random_streams import stream
+from bymi.core.redrawn import RedrawnGraph
 from bymi.distributed.execution import Host
 from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
@@ -37,12 +38,13 @@ class RunSetup:
     """The objects of a run. Only `adversary` and the metrics read `byzantine`."""
 
     byzantine: Tensor  # [M] bool
-    graph: Graph
+    graph: Graph  # of a redrawn one the union
     problem: Problem
     evaluator: Evaluator
     adversary: Adversary
     plan: Plan
     layout: ShardLayout | None = None  # None: this process computes all nodes at once
+    redrawn: RedrawnGraph | None = None  # None: the graph stays as it is
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +72,16 @@ def set_up_run(
     task: Task = given.task or build_part(TASKS, spec["data"])
     byzantine, graph = _roles_and_graph(spec, given)
     require(graph.size == spec["nodes"], "graph", f"{graph.size} nodes", f"nodes = {spec['nodes']}")
+    redrawn = _redrawn(spec, given, byzantine)
+    if redrawn is not None:
+        graph = redrawn.union
     if "weights" in spec.values:
         graph = weighted(graph, spec["weights"])
     if spec.method == "drsgd-bymi" and spec["detection"]["pruning"] == "mutual":
         require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which some arcs have no reverse")
     device = host.place(gains=task.gains)
     layout = None if group is None else default_layout(graph, task.dtype, device, group)
+    require(layout is None or redrawn is None, "redraw_every", spec.values.get("redraw_every"), "off with several ranks")
     blocks = None if layout is None or group is None else layout.blocks(group.rank)
     problem, evaluator = task.build(byzantine, attack, host, seed, blocks)
     if graph.knows_tracker_limit and spec["optimisation"]["premix_rounds"] is None:
@@ -94,6 +100,7 @@ def set_up_run(
         adversary=_adversary(byzantine, attack, spec, _timetable(plan, graph.size)),
         plan=plan,
         layout=None if layout is None else layout.to(device),
+        redrawn=None if redrawn is None else redrawn.to(device),
     )
 
 
@@ -124,6 +131,22 @@ def _roles_and_graph(spec: ResolvedSpec, given: Given) -> tuple[Tensor, Graph]:
     if given.byzantine is None:
         byzantine[stream(seed, "roles").permutation(nodes)[:count]] = True
     return byzantine, given.graph or recipe.draw(nodes, seed=seed, must_connect=~byzantine)
+
+
+def _redrawn(spec: ResolvedSpec, given: Given, byzantine: Tensor) -> RedrawnGraph | None:
+    """The graphs that take turns, each connected without the Byzantine nodes; None if the graph stays as it is."""
+    every = spec.values.get("redraw_every")
+    if every is None:
+        return None
+    require(given.graph is None, "redraw_every", every, "with a graph by name, which can be drawn again")
+    recipe: topology.Topology = build_part(topology.TOPOLOGIES, spec["graph"])
+    honest = None if spec["byzantine_placement"] != "random" else ~byzantine
+    drawn = RedrawnGraph.draw(
+        recipe, spec["nodes"], every=every, graphs=spec.values.get("redraw_graphs", 4), seed=spec["seed"], must_connect=honest
+    )
+    if "weights" not in spec.values:
+        return drawn
+    return RedrawnGraph([weighted(graph, spec["weights"]) for graph in drawn.graphs], every)
 
 
 def make_plan(spec: ResolvedSpec, identification: int, samples: int) -> Plan:
@@ -171,6 +194,8 @@ _TYPES: dict[str, Any] = {
     "byzantine_period": int | None,
     "byzantine_placement": attacks.Placement,
     "weights": Weights,
+    "redraw_every": int,
+    "redraw_graphs": int,
 }
 _WARM_UP = {**get_type_hints(WarmUp), "steps": int | None, "rule": dict, "step_size": float, "schedule": str}
 _DETECTION = {**get_type_hints(detection.Detector), "centre": dict, "scale": dict, "threshold": dict}
@@ -187,9 +212,9 @@ def check_resolved_spec(spec: ResolvedSpec, where: str, *, imports: bool = False
         require_types(spec.values, _TYPES)
         if not imports:
             refuse_imports(spec.values, where)
-        lowest = {"nodes": 2, "steps": 2, "record_every": 1, "byzantine_start": 0}
+        lowest = {"nodes": 2, "steps": 2, "record_every": 1, "byzantine_start": 0, "redraw_every": 1, "redraw_graphs": 2}
         for key, least in lowest.items():
-            require(spec[key] >= least, key, spec[key], f"{least} or more")
+            require(spec.values.get(key, least) >= least, key, spec.values.get(key), f"{least} or more")
         require(0 <= spec["byzantine_ratio"] < 0.5, "byzantine_ratio", spec["byzantine_ratio"], "0 up to, not including, 0.5")
         seed = spec["seed"]
         require(type(seed) is int and 0 <= seed <= LARGEST_SEED, "seed", seed, f"an integer from 0 to {LARGEST_SEED}")

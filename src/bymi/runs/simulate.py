@@ -14,6 +14,7 @@ from bymi.core.errors import BymiError, error_of, require, system_refusal
 from bymi.core.graph import Graph
 from bymi.core.list_graph import GraphLike, as_graph
 from bymi.core.network import LocalNetwork, Observable
+from bymi.core.redrawn import RedrawnGraph, RedrawnNetwork
 from bymi.core.topic import PARAMETERS
 from bymi.distributed.execution import Host
 from bymi.distributed.gathered_rounds import Due, GatheredRound, Held, Models, Scattered, whole_rounds
@@ -34,12 +35,16 @@ from bymi.training.state import Snapshot, State
 
 
 def simulate(
-    problem: Problem, graph: GraphLike, plan: Plan, adversary: Adversary | None = None, state: State | None = None
+    problem: Problem,
+    graph: GraphLike | RedrawnGraph,
+    plan: Plan,
+    adversary: Adversary | None = None,
+    state: State | None = None,
 ) -> Iterator[Snapshot]:
     """Run a plan on a graph, with or without an adversary, and yield a Snapshot after every round (after `state`, if given).
 
-    The graph may be a bymi Graph, a networkx graph or an adjacency array; it must be connected, and as large as the problem and
-    the adversary's mask.
+    The graph may be a bymi Graph, a RedrawnGraph, a networkx graph or an adjacency array; it must be connected, and as large as
+    the problem and the adversary's mask.
     """
     return _rounds(problem, local_network(graph, adversary), plan, state)
 
@@ -51,13 +56,14 @@ def _rounds(
     return drsgd_bymi(problem, network, plan, deviation, state)
 
 
-def local_network(graph: GraphLike, adversary: Adversary | None = None) -> LocalNetwork | SimulatedAdversary:
+def local_network(graph: GraphLike | RedrawnGraph, adversary: Adversary | None = None) -> LocalNetwork | SimulatedAdversary:
     """The network of all nodes of a graph in this process, wrapped by the adversary if there is one."""
-    graph = as_graph(graph)
-    check_adversary(adversary, graph.size)
-    if adversary is None:
-        return LocalNetwork(graph)
-    return SimulatedAdversary(LocalNetwork(graph, variants=adversary.layout(graph)), adversary)
+    redrawn = graph if isinstance(graph, RedrawnGraph) else None
+    whole = graph.union if isinstance(graph, RedrawnGraph) else as_graph(graph)
+    check_adversary(adversary, whole.size)
+    variants = None if adversary is None else adversary.layout(whole)
+    network = LocalNetwork(whole, variants=variants) if redrawn is None else RedrawnNetwork.of(redrawn, variants=variants)
+    return network if adversary is None else SimulatedAdversary(network, adversary)
 
 
 def sharded_run(
@@ -120,7 +126,7 @@ class OneProcess:
 
     def __init__(self, scene: RunSetup) -> None:
         self.scene, self.group = scene, Group()
-        self._network = local_network(scene.graph, scene.adversary)
+        self._network = local_network(scene.redrawn or scene.graph, scene.adversary)
         self.places: Sequence[Place] = [Place(self._network.nodes)]
         self.shape = StateShape.of(scene.problem, self._network, scene.plan)
 

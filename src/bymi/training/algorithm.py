@@ -74,7 +74,11 @@ def _rounds(problem: Problem, network: Network, plan: Plan, deviation: Deviation
         if current.step >= end:
             continue
         if current.step == start and current.phase != "detection":
-            detection, current = _judged(problem, network, whole, plan, split, deviation, current)
+            window = getattr(network, "window", None)  # the union of graphs that take turns
+            detection, current = _judged(problem, window or network, whole, plan, split, deviation, current)
+            if window is not None and current.flagged is not None:
+                pruned = apply_verdict(network, plan, current.flagged, deviation, step=current.step)
+                detection = replace(detection, network=pruned)
             assert detection.network is not None
             network = detection.network
             yield replace(detection, state=current)
@@ -223,12 +227,23 @@ def check_run(problem: Problem, network: Network, plan: Plan, deviation: Deviati
     graph = getattr(network, "graph", None)
     if isinstance(graph, Graph) and getattr(network, "whole_here", False):
         check_connected(graph)
+        _check_redrawn(network, plan)
         mutual = plan.detector is not None and plan.detector.pruning == "mutual"
         if mutual and not graph.symmetric:
             raise GraphError(NOT_MUTUAL)
         if plan.optimisation.method.push and plan.detector is not None:
             name = type(plan.optimisation.method).__name__
             require(graph.symmetric, "optimisation.method", name, "frost on a graph in which some arcs have no reverse")
+
+
+def _check_redrawn(network: Network, plan: Plan) -> None:
+    """Refuse what follows the weights of one graph where the graph is redrawn."""
+    if getattr(network, "window", None) is None or plan.detector is None:
+        return
+    allowed = "mutual (profile hardened) with redraw_every: the tracker of one-sided cuts follows the weights of one graph"
+    require(plan.doubly_stochastic, "detection.pruning", plan.detector.pruning, allowed)
+    name = type(plan.optimisation.method).__name__
+    require(not plan.optimisation.method.push, "optimisation.method", name, "any other with redraw_every")
 
 
 def _has(thing: object, names: tuple[str, ...]) -> bool:
