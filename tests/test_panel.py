@@ -386,6 +386,6 @@ def test_codes_have_words() -> None:
     assert len(set(REASONS)) == len(REASONS)
     assert REASONS[0] == "kept"
     assert set(HARD) | set(SEVERE) < set(REASONS)
-    assert not {"not heard", "alike", "score", "direction", "joint update", "serving time"} & set(SEVERE)
+    assert not {"not heard", "alike", "score", "direction", "joint update", "suspended"} & set(SEVERE)
     assert not {"score", "extreme score", "direction", "fuse", "drift", "deed"} & set(HARD)
     assert not math.isnan(Panel().strong or 0.0)

@@ -160,9 +160,9 @@ def reason_at(runs: Path, arc: int) -> str:
     """The reason at the last detection; of a suspended neighbour that of the detection that flagged it, with its round."""
     lines = store.read_rows(hardened(runs) / DETECTIONS)
     told = [(line["step"], line["reasons"][line["reason"][arc]]) for line in lines if line["flagged"][arc] == "1"]
-    if lines[-1]["reasons"][lines[-1]["reason"][arc]] != "serving time":
+    if lines[-1]["reasons"][lines[-1]["reason"][arc]] != "suspended":
         return lines[-1]["reasons"][lines[-1]["reason"][arc]]
-    step, reason = [one for one in told if one[1] != "serving time"][-1]
+    step, reason = [one for one in told if one[1] != "suspended"][-1]
     return f"{reason} at round {step}"
 
 

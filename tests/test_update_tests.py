@@ -462,7 +462,7 @@ def test_record(longest: int, judged: bool) -> None:
     record = Suspensions.blank(torch.ones(size, size, dtype=torch.bool), longest)
     served = [[by_definition.Served(longest) for _ in range(size)] for _ in range(size)]
     likely = [0.75] + [0.25 / (len(REASONS) - 2)] * (len(REASONS) - 2)
-    names = [name for name in REASONS if name != "serving time"]
+    names = [name for name in REASONS if name != "suspended"]
     longer = 0
     for _ in range(moments):
         words = random.choice(names, size=(size, size), p=likely)
@@ -477,7 +477,7 @@ def test_record(longest: int, judged: bool) -> None:
         assert [[REASONS[code] for code in row] for row in told.reason.tolist()] == expected
         assert torch.equal(told.flagged, told.reason != 0)
         assert told.reason.dtype == torch.int8
-        longer += sum(row.count("serving time") for row in expected)
+        longer += sum(row.count("suspended") for row in expected)
     assert (longer > 0) == (longest > 1)
 
 

@@ -618,6 +618,6 @@ class Served:
         if why in severe:
             self.strikes += 1
             self.until = max(self.until, self.now + min(2 ** (1 + self.strikes), self.longest))
-        told = "serving time" if why == "kept" and self.now < self.until else why
+        told = "suspended" if why == "kept" and self.now < self.until else why
         self.now += 1
         return told

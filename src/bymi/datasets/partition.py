@@ -56,7 +56,10 @@ class Partition(Checked, ABC):
         `labels` [N] are any integers.
         """
         require(labels.dim() == 1 and len(labels) > 0, "labels", tuple(labels.shape), "the shape (N,) with N of 1 or more")
-        require(not labels.is_floating_point(), "labels", labels.dtype, "integers")
+        classes = (
+            "integers, since partitions go by class; targets of other kinds: a pair of tensors per node instead of a Dataset"
+        )
+        require(not labels.is_floating_point(), "labels", labels.dtype, classes)
         require(1 <= nodes <= len(labels), "nodes", nodes, f"1 to {len(labels)}, the number of samples")
         size = self._size(len(labels), nodes) if samples is None else samples
         require(1 <= size <= len(labels) // nodes, "samples", size, f"1 to {len(labels) // nodes} for {nodes} nodes")

@@ -22,7 +22,7 @@ REASONS = (
     "fuse",
     "drift",
     "deed",
-    "serving time",
+    "suspended",
     "alike",
     "far",
     "backward",
@@ -31,7 +31,7 @@ REASONS = (
 """Meaning of the codes in `Verdict.reason`. A neighbour whose halves were not heard is flagged, since it cannot be judged.
 
 "fuse": clipped as far out too often; "drift", "deed", "joint update": update history far off, not matching claimed gradients,
-shifted along one direction; "serving time": suspended or flagged earlier."""
+shifted along one direction; "suspended": flagged earlier, not judged again yet."""
 
 SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse", "drift", "deed")
 """Reasons out of reach of honest noise: they suspend a node for 4, 8, 16 windows instead of one."""
@@ -84,7 +84,7 @@ class Verdict:
     def keeping(self, earlier: Tensor) -> Verdict:
         """The verdict in which nodes flagged earlier [B, J] stay flagged."""
         added = earlier & ~self.flagged
-        reason = torch.where(added, reason_code("serving time"), self.reason)
+        reason = torch.where(added, reason_code("suspended"), self.reason)
         return replace(self, flagged=self.flagged | added, reason=reason)
 
 

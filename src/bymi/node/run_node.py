@@ -41,7 +41,7 @@ from bymi.training.state import Snapshot, State
 
 MODEL, CHECKPOINTS = "model.safetensors", "checkpoints"
 DONE = "done"
-LASTS = "serving time"
+LASTS = "suspended"
 """The reason of a flag that an earlier detection gave."""
 _CLOSE = 2  # rounds behind which a node catches up by itself: neighbours still have the messages
 _ASK = 2.0  # seconds for neighbours to say where they are

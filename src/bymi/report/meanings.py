@@ -29,7 +29,7 @@ REASONS: dict[str, str] = {
     "fuse": "its parameters were far out, or missing, in too many rounds",
     "drift": "its parameters were far from those of others for long",
     "deed": "its updates do not follow from the gradients that it claimed",
-    "serving time": "suspended by an earlier detection",
+    "suspended": "flagged by an earlier detection, and not judged again yet",
     "alike": "the noise in its halves resembles that of others",
     "far": "its gradients are farther off than data of another distribution explain",
     "backward": "its gradients point against the mean gradient",

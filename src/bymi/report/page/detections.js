@@ -124,11 +124,11 @@ function readMatrix(event) {
   byId("matrix-readout").textContent = `Node ${sender} (${graph.bad[sender] ? "Byzantine" : "honest"}) ${what} node ${receiver} (${graph.bad[receiver] ? "Byzantine" : "honest"}).`;
 }
 
-const SUSPENDED = "serving time";
+const SUSPENDED = ["suspended", "serving time"];  // as it is, and as older run folders call it
 function flaggedBefore(run, arc) {  // the detection that flagged a neighbour which is suspended since
   for (let index = view.detection - 1; index >= 0; index--) {
     const one = unpack(run, index);
-    if (one.flags[arc] && run.reasons[one.reasons[arc]] !== SUSPENDED) return one;
+    if (one.flags[arc] && !SUSPENDED.includes(run.reasons[one.reasons[arc]])) return one;
   }
   return null;
 }
@@ -139,7 +139,7 @@ function drawScores() {
   if (!view.axis) view.axis = detection.statistics && limit === null ? "statistic" : "score";
   const axis = detection.statistics ? view.axis : "score";
   const rows = list.map((sender, i) => {
-    const arc = from + i, reason = run.reasons[detection.reasons[arc]], first = reason === SUSPENDED ? flaggedBefore(run, arc) : null, told = first || detection;
+    const arc = from + i, reason = run.reasons[detection.reasons[arc]], first = SUSPENDED.includes(reason) ? flaggedBefore(run, arc) : null, told = first || detection;
     const statistic = told.statistics ? told.statistics[arc] : NaN, score = told.scores[arc];
     return { sender, score, statistic, value: axis === "score" ? score : statistic, flagged: detection.flags[arc], cut: detection.cuts[arc], first, reason: first ? `${run.reasons[first.reasons[arc]]} at round ${first.step}` : reason, bad: graph.bad[sender] };
   });
