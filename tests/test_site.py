@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -21,6 +22,20 @@ def test_the_navigation_lists_every_page_and_no_other() -> None:
     pages = {path.name for path in (ROOT / "docs").glob("*.md")}
     assert pages <= listed, sorted(pages - listed)
     assert all((ROOT / "docs" / page).exists() for page in listed - ADDED)
+
+
+def test_files_beside_docs_that_pages_link_to_are_on_the_site() -> None:
+    """`make docs` is strict about links, but its packages are an extra."""
+    hooks = (ROOT / "docs" / "site_hooks.py").read_text()
+    added = {"examples"}  # a link to the folder goes to the page that lists its files
+    for name in ("PAGES", "DATA"):
+        (line,) = re.findall(rf"^{name} = (.*)$", hooks, re.MULTILINE)
+        added |= {path.relative_to(ROOT).as_posix() for pattern in ast.literal_eval(line) for path in ROOT.glob(pattern)}
+    links = [link for page in (ROOT / "docs").glob("*.md") for link in re.findall(r"\]\(\.\./([^)#]*)", page.read_text())]
+    links += [
+        link for link in re.findall(r"\]\(([^)#:]*)[)#]", (ROOT / "README.md").read_text()) if not link.startswith("docs/")
+    ]
+    assert set(filter(None, links)) <= added, set(links) - added
 
 
 def test_the_glossary_has_every_key_of_summary_json() -> None:
