@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import inner, inner_of_both
+from bymi.core.size_limits import LIMITS
 from bymi.detection import Panel, Watch, half_gradients
 from bymi.detection.half_gradients import BackgroundReader
 from bymi.problems import linear_problem, linear_shard

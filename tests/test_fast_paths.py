@@ -14,10 +14,10 @@ from bymi.attacks.gradient import Zero
 from bymi.attacks.malformed_messages import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.core import message_usage as usage
 from bymi.core.inbox import Inbox
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import ascending, inner_of_both, join, lower_median, norms_surely_below
 from bymi.core.neighbour_lists import PerArcLists
 from bymi.core.random_streams import _FIRST, _SECOND, _mix, stream
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import PARAMETERS
 from bymi.detection.robust_statistics import median
 

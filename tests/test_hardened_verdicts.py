@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork
 from bymi.attacks import Adversary, SignFlip
-from bymi.core.limits import LIMITS
 from bymi.core.random_streams import stream
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.core.topology import Complete, ErdosRenyi
 from bymi.detection import (

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from bymi.core import list_graph as sparse
-from bymi.core.limits import LIMITS
+from bymi.core.size_limits import LIMITS
 from bymi.distributed.execution import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run, run_all

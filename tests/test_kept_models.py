@@ -24,8 +24,8 @@ from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import run_folder as store
-from bymi.runs import runner
 from bymi.runs import safetensors_file as tensorfile
+from bymi.runs import single_run as runner
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import ManyProcesses, lay_out
 from bymi.runs.trained_models import MODEL, NODES, collect, nodes_to_keep, write_models

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import PARAMETERS
 from bymi.detection.update_history import UpdateHistory
 from bymi.distributed.gathered_rounds import whole_rounds

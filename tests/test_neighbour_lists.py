@@ -18,10 +18,10 @@ from bymi.core import linalg as vectors
 from bymi.core import list_graph as sparse
 from bymi.core.errors import GraphError
 from bymi.core.graph import perron_vector
-from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph, connected
 from bymi.core.neighbour_lists import NeighbourLists, median_by_number
 from bymi.core.random_streams import stream
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
 from bymi.core.topology import ErdosRenyi, Regular, Ring
 from bymi.detection import CENTRES, SCALES, Detector, Suspensions, Verdict, identify_neighbours, judge_replies

@@ -25,10 +25,11 @@ from bymi.distributed.execution import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import memory_estimate as footprint
-from bymi.runs import parallel_runs, runner
+from bymi.runs import parallel_runs
 from bymi.runs import run_folder as store
 from bymi.runs import run_on_ranks as ranks
 from bymi.runs import simulate as course
+from bymi.runs import single_run as runner
 from bymi.runs.resolved_spec import write_resolved_specs
 from tests.commands import TINY, bymi, only_line
 

@@ -16,7 +16,8 @@ from bymi.distributed.execution import Host
 from bymi.experiment import load, run, run_all
 from bymi.runs import __main__ as runs_command
 from bymi.runs import run_folder as store
-from bymi.runs import runner, steps_to_do, write_resolved_specs
+from bymi.runs import single_run as runner
+from bymi.runs import steps_to_do, write_resolved_specs
 from tests.commands import bymi
 
 WORDS = ("profile=paper", "method=dsgd", "nodes=12", "steps=20", "data.dim=3", "data.samples=20", "record_every=5")

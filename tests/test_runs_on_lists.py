@@ -12,8 +12,8 @@ import torch
 from bymi import MatrixGraph
 from bymi.core import list_graph as sparse
 from bymi.core.errors import InputError
-from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph, connected
+from bymi.core.size_limits import LIMITS
 from bymi.core.topology import TOPOLOGIES, EdgeFile, ErdosRenyi, Regular, Ring
 from bymi.experiment import load
 from bymi.runs import run

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bymi.core.errors import InputError
 from bymi.core.graph import Graph
-from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
+from bymi.core.size_limits import LIMITS
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.node_order import place, rows_sent
 from bymi.distributed.process_group import Group

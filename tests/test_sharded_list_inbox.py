@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bymi import LocalNetwork
-from bymi.core.limits import LIMITS
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX
 from bymi.core.topology import Complete
 from bymi.detection.update_history import UpdateHistory

@@ -13,9 +13,9 @@ import torch
 
 from bymi import Complete, ErdosRenyi, Graph, Ring, simulate
 from bymi.core.graph import Core
-from bymi.core.limits import LIMITS
 from bymi.core.list_graph import ListGraph
 from bymi.core.random_streams import stream
+from bymi.core.size_limits import LIMITS
 from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.experiment import Spec, load, run

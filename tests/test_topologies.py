@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from bymi import Graph, GraphError, InputError, ListGraph
 from bymi.attacks import place
 from bymi.cli import app
-from bymi.core.limits import LIMITS
 from bymi.core.mixing_weights import Weights, figures_of, weighted
+from bymi.core.size_limits import LIMITS
 from bymi.core.topology import TOPOLOGIES, ErdosRenyi, Topology
 from bymi.core.topology_shapes import (
     Chain,

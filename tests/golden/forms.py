@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bymi import Snapshot, State, simulate
-from bymi.core.limits import LIMITS
+from bymi.core.size_limits import LIMITS
 from bymi.distributed.execution import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import load

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, dist2_from
 from bymi.core.message_usage import Usage, of_columns
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
+from bymi.core.size_limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

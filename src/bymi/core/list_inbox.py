@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack
 from bymi.core.message_usage import Usage, of_places
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degree, of_sets
+from bymi.core.size_limits import LIMITS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, ascending, from_medoid, norms, stride_of
 from bymi.core.message_validity import OVERFLOW
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_number
+from bymi.core.size_limits import LIMITS
 
 if TYPE_CHECKING:
     from bymi.core.dense_inbox import DenseInbox

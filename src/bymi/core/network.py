@@ -13,9 +13,9 @@ from torch import Tensor
 from bymi.core.errors import require
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, fold
-from bymi.core.limits import LIMITS
 from bymi.core.list_graph import GraphLike, ListGraph, as_graph
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import PREMIX, Topic
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule, smallest
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack
+from bymi.core.size_limits import LIMITS
 from bymi.detection.detector import Detector, Watch
 from bymi.detection.duplicates import repeats
 from bymi.detection.evidence import Evidence, NeighbourIndex

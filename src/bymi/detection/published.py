@@ -12,10 +12,10 @@ from torch import Tensor
 from bymi.aggregation.base import SetRule
 from bymi.core.dense_inbox import DenseInbox
 from bymi.core.inbox import Inbox
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import inner
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
+from bymi.core.size_limits import LIMITS
 from bymi.detection.detector import Detector
 from bymi.detection.half_products import Products, multiply, multiply_sets, weigh
 from bymi.detection.verdict import Verdict, reason_code

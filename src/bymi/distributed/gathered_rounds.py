@@ -10,9 +10,9 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import norms
 from bymi.core.network import LocalNetwork, Observable
+from bymi.core.size_limits import LIMITS
 from bymi.detection import Verdict
 from bymi.distributed.router import Router
 from bymi.distributed.sharded_run import ShardedRun

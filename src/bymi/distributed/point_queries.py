@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
-from bymi.core.limits import LIMITS
 from bymi.core.network import DEEDS, Answer, NeighbourhoodReply, Received, inboxes_of_replies
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import Topic
 
 if TYPE_CHECKING:

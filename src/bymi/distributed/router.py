@@ -11,12 +11,12 @@ from torch import Tensor
 
 from bymi.core.graph import Graph, MatrixGraph
 from bymi.core.inbox import Inbox
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import norms
 from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.network import ListedVariants, MessageColumns, Messages, Outgoing, Variants, followed_by
 from bymi.core.receiver_group import ReceiverGroup
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, acceptable
 from bymi.distributed.lockstep import Lockstep

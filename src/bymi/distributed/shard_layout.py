@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import InputError
-from bymi.core.limits import LIMITS
+from bymi.core.size_limits import LIMITS
 from bymi.distributed.process_group import Group
 
 

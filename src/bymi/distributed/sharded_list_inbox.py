@@ -12,7 +12,6 @@ from torch import Tensor
 
 from bymi.core.errors import InputError
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
-from bymi.core.limits import LIMITS
 from bymi.core.linalg import VectorStack, inner_of_sets, norms
 from bymi.core.list_graph import ListGraph
 from bymi.core.list_inbox import ListInbox
@@ -20,6 +19,7 @@ from bymi.core.message_validity import OVERFLOW, acceptable, heard
 from bymi.core.neighbour_lists import NeighbourLists, apart
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
 from bymi.core.network import NeighbourhoodReply, Outgoing
+from bymi.core.size_limits import LIMITS
 from bymi.core.topic import Topic
 from bymi.distributed.coordinate_shards import CoordinateShards, once
 

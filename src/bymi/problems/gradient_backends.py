@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from bymi.core.limits import LIMITS
+from bymi.core.size_limits import LIMITS
 from bymi.core.threads import one_torch_thread
 from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.vmap_convolution import ConvolutionsOfMany

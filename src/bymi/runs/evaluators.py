@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import Core
-from bymi.core.limits import LIMITS
+from bymi.core.size_limits import LIMITS
 from bymi.distributed.gathered_rounds import Models
 from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout

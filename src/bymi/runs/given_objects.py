@@ -32,7 +32,7 @@ from bymi.runs.convergence_theory import Loss as SmoothLoss
 from bymi.runs.evaluators import Average, Evaluator, Measures, number
 from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.tasks import Task
-from bymi.runs.user_parts import sources_of
+from bymi.runs.user_code import sources_of
 
 Evaluate = Callable[[nn.Module], float | Mapping[str, float]]
 """Measures of a model: a number, named after the function, or several by name."""

@@ -26,7 +26,7 @@ from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
 from bymi.runs.observers import Observer, RunStatus
 from bymi.runs.resolved_spec import ResolvedSpec
-from bymi.runs.runner import run
+from bymi.runs.single_run import run
 from bymi.runs.tasks import TASKS
 
 Progress = Callable[[int, int], None]

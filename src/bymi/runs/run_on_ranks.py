@@ -19,8 +19,8 @@ from bymi.distributed.process_group import Group
 from bymi.runs import run_folder as store
 from bymi.runs.parallel_runs import Progress, Result, run_all
 from bymi.runs.resolved_spec import ResolvedSpec
-from bymi.runs.runner import follow, run
 from bymi.runs.simulate import lay_out
+from bymi.runs.single_run import follow, run
 
 
 def run_together(

@@ -28,7 +28,7 @@ from bymi.runs import memory_estimate as footprint
 from bymi.runs.evaluators import Evaluator
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec, make, require_types
 from bymi.runs.tasks import TASKS, Task
-from bymi.runs.user_parts import refuse_imports
+from bymi.runs.user_code import refuse_imports
 from bymi.training.optimisers import OPTIMISERS
 from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step
 
