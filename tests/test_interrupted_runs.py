@@ -23,19 +23,11 @@ from bymi.core.size_limits import LIMITS
 from bymi.distributed.execution import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run, run_all
-from bymi.runs import (
-    checkpoints,
-    runner,
-)
-from bymi.runs import (
-    run_folder as store,
-)
-from bymi.runs import (
-    safetensors_file as tensorfile,
-)
-from bymi.runs import (
-    trained_models as models,
-)
+from bymi.runs import checkpoints
+from bymi.runs import run_folder as store
+from bymi.runs import safetensors_file as tensorfile
+from bymi.runs import single_run as runner
+from bymi.runs import trained_models as models
 from bymi.runs.checkpoints import Checkpointer, Place
 from bymi.runs.run_setup import set_up_run
 from tests.commands import bymi, mistake
