@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import os
-import struct
+import ssl
 import threading
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -18,18 +18,10 @@ from typing import Any
 
 import grpc
 import numpy as np
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from safetensors.numpy import load, save
 
 HALVES = ("first half", "second half")
 START = tuple(f"{half} at the start" for half in HALVES)
-
-
-def null(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: null(one) for key, one in value.items()}
-    return [null(one) for one in value] if isinstance(value, list) else None if value == "(none)" else value
 
 
 class SecondNode:
@@ -39,23 +31,20 @@ class SecondNode:
         self.roster = tomllib.loads(roster.decode())
         for node in self.roster["node"]:
             node.pop("fingerprint", None)
-        text = json.dumps(null(self.roster), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(self.roster, sort_keys=True, separators=(",", ":")).replace('"(none)"', "null")
         self.run = hashlib.sha256(text.encode()).hexdigest()
         ders = [base64.b64decode(node["certificate"]) for node in self.roster["node"]]
         self.prints = [hashlib.sha256(der).hexdigest() for der in ders]
-        self.pems = [x509.load_der_x509_certificate(der).public_bytes(Encoding.PEM) for der in ders]
-        self.me = self.pems.index(certificate)
-        ends = [edge for edge in self.roster["edges"] if self.me in edge]
-        self.peers = sorted({end for edge in ends for end in edge} - {self.me})
+        self.pems = [ssl.DER_cert_to_PEM_cert(der).encode() for der in ders]
+        self.me = ders.index(ssl.PEM_cert_to_DER_cert(certificate.decode()))
+        self.peers = sorted({end for edge in self.roster["edges"] if self.me in edge for end in edge} - {self.me})
         self.degree = [sum(number in edge for edge in self.roster["edges"]) for number in range(len(ders))]
-        self.key, self.certificate, self.deadline = key, certificate, self.roster["limits"]["deadline"]
+        self.key, self.certificate = key, certificate
         self.rows = np.hstack([inputs, np.ones((len(inputs), 1))])
         self.targets, self.start, self.step = targets, np.array(start), 0
-        self.messages: dict[tuple[str, int, int, int | None], bytes] = {}
-        self.answers: dict[int, tuple[int, Any]] = {}  # round: its halves
+        self.messages: dict[tuple[str, int, int, int], bytes] = {}
+        self.halves: dict[int, Any] = {}  # sample numbers of both halves, by round of a detection
         self.changed = threading.Condition()
-
-    # Serving.
 
     def serve(self) -> grpc.Server:
         handlers = {name: grpc.unary_unary_rpc_method_handler(work) for name, work in (("Get", self.get), ("Ask", self.ask))}
@@ -68,8 +57,8 @@ class SecondNode:
         return server
 
     def caller(self, content: bytes, context: Any) -> tuple[int, dict[str, Any], bytes]:
-        der = x509.load_pem_x509_certificate(context.auth_context()["x509_pem_cert"][0]).public_bytes(Encoding.DER)
-        (length,) = struct.unpack_from(">H", content)
+        der = ssl.PEM_cert_to_DER_cert(context.auth_context()["x509_pem_cert"][0].decode())
+        length = int.from_bytes(content[:2], "big")
         words = json.loads(content[2 : 2 + length])
         assert words["run"] == self.run
         return self.prints.index(hashlib.sha256(der).hexdigest()), words, content[2 + length :]
@@ -78,38 +67,34 @@ class SecondNode:
         peer, words, _ = self.caller(content, context)
         if words["kind"] == "status":
             return str(self.step).encode()
-        name = (words["kind"], words["step"], words["number"])
+        name = (words["kind"], words["step"], words["number"], peer)
         with self.changed:
-            if self.changed.wait_for(lambda: self.found(name, peer) is not None, context.time_remaining() * 0.9):
-                return self.found(name, peer) or b""
-        context.abort(grpc.StatusCode.UNAVAILABLE, f"pending at {self.step}")
-        raise AssertionError("abort raises")
-
-    def found(self, name: tuple[str, int, int], peer: int) -> bytes | None:
-        return self.messages.get((*name, None)) or self.messages.get((*name, peer))
+            if not self.changed.wait_for(lambda: name in self.messages, context.time_remaining() * 0.9):
+                context.abort(grpc.StatusCode.UNAVAILABLE, f"pending at {self.step}")
+        return self.messages[name]
 
     def ask(self, content: bytes, context: Any) -> bytes:
         peer, words, body = self.caller(content, context)
         with self.changed:
-            assert self.changed.wait_for(lambda: words["step"] in self.answers, context.time_remaining() * 0.9)
-        rows = dict(zip(HALVES, self.half_gradients(load(body)["point"], words["step"]), strict=True))
-        return self.seal("answer", words["step"], words["number"], rows, peer)
+            assert self.changed.wait_for(lambda: words["step"] in self.halves, context.time_remaining() * 0.9)
+        rows = self.half_gradients(HALVES, load(body)["point"], words["step"])
+        commitment, opening = self.seal("answer", words["step"], words["number"], rows)
+        self.publish("answer", words["step"], words["number"], opening, peer)
+        return commitment
 
     def publish(self, kind: str, step: int, number: int, body: bytes, peer: int | None = None) -> None:
+        """Serve a message to one neighbour, or to all."""
         with self.changed:
-            self.messages[kind, step, number, peer] = body
-            if peer is None:
-                self.messages["reached " + kind, step, number, None] = b"1"
+            for one in self.peers if peer is None else [peer]:
+                self.messages[kind, step, number, one] = body
+                self.messages["reached " + kind, step, number, one] = b"1"
             self.changed.notify_all()
 
-    def seal(self, kind: str, step: int, number: int, rows: dict[str, Any], peer: int | None = None) -> bytes:
-        """Publish an opening; returns its commitment."""
+    def seal(self, kind: str, step: int, number: int, rows: dict[str, Any]) -> tuple[bytes, bytes]:
+        """Commitment and opening of a message."""
         opening = os.urandom(32) + save(rows)
         before = f"bymi commitment\n{self.run}\n{kind}\n{step}\n{number}\n{self.prints[self.me]}\n"
-        self.publish(kind, step, number, opening, peer)
-        return hashlib.sha256(before.encode() + opening).digest()
-
-    # Calling.
+        return hashlib.sha256(before.encode() + opening).digest(), opening
 
     def connect(self) -> None:
         options = [("grpc.ssl_target_name_override", "bymi-node")]
@@ -121,32 +106,30 @@ class SecondNode:
 
     def pull(self, kind: str, step: int, number: int = 0) -> dict[int, bytes]:
         words = json.dumps({"run": self.run, "kind": kind, "step": step, "number": number}).encode()
-        request, wait = struct.pack(">H", len(words)) + words, self.roster["limits"]["start_wait" if not step else "deadline"]
+        request, wait = len(words).to_bytes(2, "big") + words, self.roster["limits"]["start_wait" if not step else "deadline"]
         futures = {peer: call.future(request, timeout=wait, wait_for_ready=True) for peer, call in self.calls.items()}
         return {peer: future.result() for peer, future in futures.items()}
-
-    # Training.
 
     def gradient(self, theta: Any, chosen: Any) -> Any:
         rows, targets = self.rows[chosen], self.targets[chosen]
         return rows.T @ (rows @ theta - targets) * 2 / len(chosen)  # mean squared error
 
-    def half_gradients(self, theta: Any, step: int) -> list[Any]:
-        return [self.gradient(theta, chosen) for chosen in self.answers[step][1]]
+    def half_gradients(self, names: tuple[str, ...], theta: Any, step: int) -> dict[str, Any]:
+        return {name: self.gradient(theta, chosen) for name, chosen in zip(names, self.halves[step], strict=True)}
 
     def detection(self, step: int, theta: Any) -> None:
         """Parameters, sealed halves at the start, answers to questions, flags, degree."""
-        order = np.random.default_rng([self.me, step]).permutation(len(self.rows))[: len(self.rows) // 2 * 2]
-        count = self.roster["settings"]["detection"]["sample"]
-        halves = order[:count].reshape(2, -1)
+        count = self.roster["settings"]["detection"]["sample"] // 2 * 2
         self.publish("parameters", step, 0, save({"parameters": theta}))
         self.pull("parameters", step)
-        kind, gradients = "+".join(START), [self.gradient(self.start, chosen) for chosen in halves]
-        sealed = self.seal(kind, step, 0, dict(zip(START, gradients, strict=True)))
-        self.publish("commitment of " + kind, step, 0, sealed)
         with self.changed:
-            self.answers[step] = step, halves
+            self.halves[step] = np.random.default_rng([self.me, step]).permutation(len(self.rows))[:count].reshape(2, -1)
             self.changed.notify_all()
+        kind = "+".join(START)
+        commitment, opening = self.seal(kind, step, 0, self.half_gradients(START, self.start, step))
+        self.publish("commitment of " + kind, step, 0, commitment)
+        self.pull("commitment of " + kind, step)
+        self.publish(kind, step, 0, opening)
         self.publish("flags", step, 0, save({"flag": np.zeros(1)}))
         self.publish("degree", step, 0, save({"degree": np.array([float(len(self.peers))])}))
         self.pull("degree", step)
