@@ -56,9 +56,9 @@ def outcomes(content: bytes, count: int, seed: int, read: Callable[[bytes], obje
 
 def test_ten_thousand_messages() -> None:
     body = encode({name: torch.arange(7, dtype=torch.float64) for name in EXPECTED})
-    found = outcomes(body, 6000, 1, lambda mutant: decode(mutant, EXPECTED), Refused)
+    found = outcomes(body, 10_000, 1, lambda mutant: decode(mutant, EXPECTED), Refused)
     assert len(found) >= 5
-    assert found["read"] < 3000  # bits of the vectors may change; nothing else may
+    assert found["read"] < 5000  # bits of the vectors may change; nothing else may
     requests = outcomes(frame(RUN, TAG), 4000, 2, lambda mutant: read_frame(mutant), Refused)
     assert len(requests) >= 4
 

@@ -47,6 +47,8 @@ def test_a_run_with_orders_by_hand(tmp_path: Path) -> None:
     wait_until(lambda: (first.state_folder / "status-url").exists() and get(first, "/healthz") == b"ok\n")
     assert json.loads(bymi("node", "status", paths[0], "--json").out)["round"] == 0
     assert "node-1: not yet, kept" in bymi("node", "status", paths[0]).out
+    address = (first.state_folder / "status-url").read_text().strip()
+    assert bymi("node", "status", "--url", address).out == bymi("node", "status", paths[0]).out
     assert b"fetch(" in get(first, "/")
     with pytest.raises(urllib.error.HTTPError, match="403"):  # a web page that points its own name at loopback
         get(first, "/status.json", Host="evil.example:80")

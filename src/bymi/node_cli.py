@@ -22,6 +22,7 @@ _OPTIONS: dict[str, Any] = {
 node_app = typer.Typer(help="One real node: its keys, its run, and what it does. Needs bymi[node].", **_OPTIONS)
 net_app = typer.Typer(help="A network of real nodes: its roster, and a demonstration on this machine.", **_OPTIONS)
 
+_HERE = Path("node.toml")
 NodeFile = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's own settings: docs/deploy.md.")]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the node's status page; default: from NODE.toml's state.")]
 
@@ -45,7 +46,7 @@ def keygen(out: Annotated[Path, typer.Option("--out", help="Folder for key.pem a
 
 
 @node_app.command("run")
-def run_node(path: NodeFile) -> None:
+def run_node(path: NodeFile = _HERE) -> None:
     """Take part in a run until it ends; continues after a crash or a stop. SIGTERM stops it with a checkpoint."""
     from bymi.node.run_node import NodeRun
 
@@ -57,7 +58,7 @@ def run_node(path: NodeFile) -> None:
 
 @node_app.command()
 def status(
-    path: NodeFile,
+    path: NodeFile = _HERE,
     url: Url = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -76,19 +77,18 @@ def status(
 
 @node_app.command()
 def export(
-    path: NodeFile,
     out: Annotated[Path, typer.Option("--out", help="The file to write, in safetensors.")],
+    path: NodeFile = _HERE,
     url: Url = None,
 ) -> None:
     """Write the model of a node, by parameter name: of one that runs, or the last one of a run that has ended."""
     from bymi.core.files import writing
     from bymi.node.run_node import MODEL
 
-    stored = _state(path) / MODEL
     try:
         model = _get(path, url, "/model.safetensors")
     except InputError:
-        if not stored.is_file():
+        if url is not None or not (stored := _state(path) / MODEL).is_file():
             raise
         model = stored.read_bytes()
     with writing(out) as file:
@@ -185,14 +185,14 @@ def _call(path: Path, url: str | None, request: str, body: bytes | None = None) 
 
     from bymi.node.status_server import read_token
 
-    state = _state(path)
     if url is None:
+        state = _state(path)
         try:
             url = (state / "status-url").read_text(encoding="utf-8").strip()
         except OSError:
             raise InputError(f"{path}: no node runs with it ({state} has no status-url)") from None
     require(url.startswith("http://"), "--url", url, "http://127.0.0.1:PORT")
-    headers = {} if body is None else {"X-Bymi-Token": read_token(state)}
+    headers = {} if body is None else {"X-Bymi-Token": read_token(_state(path))}
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(urllib.request.Request(url.rstrip("/") + request, body, headers), timeout=10) as answer:
