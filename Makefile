@@ -26,7 +26,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# The documentation site, into site/; a warning is an error.
+# The documentation site, into site/; a warning is an error. For its search: python3 -m http.server --directory site
 docs: $(READY)
 	$(PIP) --no-build-isolation -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
