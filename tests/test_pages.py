@@ -13,7 +13,9 @@ import pytest
 
 from bymi.core.errors import InputError
 from bymi.paper import all_pages as pages
+from bymi.paper import evidence
 from bymi.paper.committed_results import Results
+from bymi.paper.study_red_team import COLUMNS
 from tests.commands import bymi
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +35,8 @@ def test_the_committed_pages_are_what_their_json_says() -> None:
 def checkout(tmp_path: Path) -> Path:
     """A copy of README and docs."""
     shutil.copy(ROOT / "README.md", tmp_path)
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    for folder in ("docs", "benchmarks/results"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     return tmp_path
 
 
@@ -124,6 +127,18 @@ def test_a_figure_that_was_not_drawn_with_its_json_is_named(checkout: Path) -> N
     assert pages.check(checkout) == ["docs/results/default/default.png was not drawn with default.json: bymi run"]
     figure.unlink()
     assert "docs/results/default/default.png was not drawn with default.json: bymi run" in pages.check(checkout)
+
+
+def test_the_heat_map_tells_runs_that_diverged_from_those_that_were_not_made() -> None:
+    runs = Results(ROOT).red_team()
+    attacks = list(dict.fromkeys(row for row, _ in runs))
+    texts = [text.get_text() for text in evidence.heat_map(Results(ROOT)).axes[0].texts]
+    cells = [runs.get((row, column)) for row in attacks for column in COLUMNS]
+    for text, cell in zip(texts, cells, strict=True):
+        if not cell:
+            assert text == "not run"
+        else:
+            assert (text == "diverged") == any(run["gap"] is None for run in cell)
 
 
 def test_the_figure_of_the_readme_is_that_of_its_table() -> None:

@@ -33,7 +33,12 @@ from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.computed_study import ComputedStudy
 from bymi.paper.provenance import fingerprints
 
-BLOCKS: dict[str, Callable[[Results], str]] = {**overview.BLOCKS, "claims": claims, "evidence-images": evidence.images}
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    **overview.BLOCKS,
+    "claims": claims,
+    "evidence-images": evidence.images,
+    "evidence-speed": evidence.speed,
+}
 """What stands between the marks of each name."""
 
 

@@ -1,4 +1,4 @@
-"""The evidence page: a heat map of the red team and a short table of the image studies, both from the committed JSON."""
+"""The evidence page: a heat map of the red team, and short tables of image studies and benchmarks, from the committed JSON."""
 
 from __future__ import annotations
 
@@ -39,8 +39,35 @@ def images(results: Results) -> str:
     return markdown_table(["data", "attack", "paper, with detection", *_COLUMNS], rows) if rows else NOT_MEASURED
 
 
+_SPEED = ("the plain loop, gradients and BALANCE", "ByzFL 0.0.11, star graph, one trimmed mean", "one iteration with BALANCE")
+
+
+def speed(results: Results) -> str:
+    """Times beside a plain loop and ByzFL, of a large graph and over ranks, each with the versions and the command."""
+    rows = []
+    for name, command in (("images-cuda", "images.py"), ("large", "large.py"), ("ranks", "ranks.py")):
+        values = results.json(f"../../benchmarks/results/{name}.json")
+        if values is None:
+            continue
+        made = values["environment"]
+        where = f"bymi {made['bymi']}, torch {made['torch']}, {made.get('gpu') or str(made['cores']) + ' cores'}"
+        how = f"`python benchmarks/{command}`, [{name}.json](../benchmarks/results/{name}.json)"
+        if name == "images-cuda":
+            found = [(f"150 LeNets: {row['what']}", row["seconds"]) for row in values["rows"] if row["what"] in _SPEED]
+        elif name == "large":
+            found = [
+                (f"{row['nodes']:,} nodes: {row['what']}", row["seconds"])
+                for row in values["rows"]
+                if "100 rounds" in row["what"]
+            ]
+        else:
+            found = [(f"`bymi run mnist`, ranks: {row['ranks']}", row["seconds"]) for row in values["whole"]]
+        rows += [[what, f"{seconds:.3g}", where, how] for what, seconds in found]
+    return markdown_table(["what", "seconds", "with", "command and values"], rows) if rows else NOT_MEASURED
+
+
 def heat_map(results: Results) -> Figure:
-    """Mean final gap of every attack under every defence, on a logarithmic scale; grey where a run diverged."""
+    """Mean final gap of every attack under every defence, logarithmic; grey where a run diverged, or none was made."""
     runs = results.red_team()
     attacks = list(dict.fromkeys(row for row, _ in runs))
     gaps = [[_log_gap(runs.get((row, column), [])) for column in DEFENCES] for row in attacks]
@@ -51,7 +78,8 @@ def heat_map(results: Results) -> Figure:
     shown = axes.imshow(gaps, aspect="auto", cmap="cividis", vmin=_BEST, vmax=_WORST)
     for row, values in enumerate(gaps):
         for column, value in enumerate(values):
-            text = "diverged" if math.isnan(value) else f"{10**value:.0e}"
+            made = bool(runs.get((attacks[row], list(DEFENCES)[column])))
+            text = "not run" if not made else "diverged" if math.isnan(value) else f"{10**value:.0e}"
             colour = "black" if math.isnan(value) or value > (_BEST + _WORST) / 2 else "white"
             axes.text(column, row, text, ha="center", va="center", fontsize=6, color=colour)
     axes.set_xticks(range(len(DEFENCES)), list(DEFENCES))
