@@ -128,8 +128,9 @@ def stream(
 ) -> Stream:
     """Open the stream of one purpose, optionally per node and step; tensors of these broadcast.
 
-    >>> torch.equal(stream(0, "batch", node=torch.tensor([3, 7])).bits(4)[1], stream(0, "batch", node=7).bits(4))
-    True
+    Examples:
+        >>> torch.equal(stream(0, "batch", node=torch.tensor([3, 7])).bits(4)[1], stream(0, "batch", node=7).bits(4))
+        True
     """
     require(is_integer(seed), "seed", seed, "an integer")
     require(isinstance(purpose, str), "purpose", purpose, "a string")

@@ -25,8 +25,9 @@ _PARTS: dict[Kind, Part] = {
 class Topic:
     """The content of a message. `at_start`: a gradient at the common start. `asker`: the only node that receives it.
 
-    >>> Topic("first half").to(17).stream_name()
-    'first half for 17'
+    Examples:
+        >>> Topic("first half").to(17).stream_name()
+        'first half for 17'
     """
 
     kind: Kind

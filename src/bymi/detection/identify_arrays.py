@@ -142,11 +142,12 @@ def identify(
     one or two machines on average. There `cross_fit` (default True) compares second halves with a centre of second halves.
     False is the exact form of the paper, which misses the level in many dimensions. ADR 0014.
 
-    >>> first = [[0.3, -0.8], [-0.5, 0.4], [0.9, 0.1], [-0.2, -0.6], [0.1, 0.7], [9.2, 8.8]]
-    >>> second = [[-0.4, 0.2], [0.6, -0.1], [-0.3, 0.8], [0.5, 0.3], [-0.7, -0.5], [9.1, 9.3]]
-    >>> verdict = identify(first, second)
-    >>> verdict.flagged.tolist(), verdict.reasons[5]
-    ([False, False, False, False, False, True], 'direction')
+    Examples:
+        >>> first = [[0.3, -0.8], [-0.5, 0.4], [0.9, 0.1], [-0.2, -0.6], [0.1, 0.7], [9.2, 8.8]]
+        >>> second = [[-0.4, 0.2], [0.6, -0.1], [-0.3, 0.8], [0.5, 0.3], [-0.7, -0.5], [9.1, 9.3]]
+        >>> verdict = identify(first, second)
+        >>> verdict.flagged.tolist(), verdict.reasons[5]
+        ([False, False, False, False, False, True], 'direction')
     """
     require(profile in get_args(Profile), "profile", profile, ", ".join(get_args(Profile)))
     given = Filtering() if centre is None else centre, Identity() if scale is None else scale
