@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
+from bymi.core.limits import LIMITS
 from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
@@ -61,10 +62,12 @@ def padded(rows: list[np.ndarray], size: int) -> Tensor:
     return torch.stack([torch.from_numpy(np.pad(row, (0, size - len(row)))) for row in rows])
 
 
+@pytest.mark.parametrize("host", [("cpu",), ()], ids=["host", "accelerator"])
 @pytest.mark.parametrize("points", [True, False], ids=["points", "products"])
 @pytest.mark.parametrize("dim", DIMS)
-def test_widest_directions(dim: int, points: bool) -> None:
+def test_widest_directions(dim: int, points: bool, host: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Variance, positions along the widest direction, and the three widest as combinations of rows, up to a sign."""
+    monkeypatch.setattr(LIMITS, "looked_at", host)
     halls = halls_of(dim, "shift")
     evidence, each = evidence_of(halls, points=points, spare=2), row_weights(halls)
     weights = padded(each, evidence.valid.shape[1])

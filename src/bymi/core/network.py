@@ -124,9 +124,9 @@ def inboxes_of_replies(
 
     `weight` [J] and `self_weight` (a scalar) are the mixing weights of its neighbours and its own.
     """
-    inboxes = []
+    inboxes, asker = [], 0 if received is None else int(nodes[-1])  # once: a GPU waits for it
     for topic, vectors in replies.items():
-        heard = vectors if received is None else received(vectors, nodes, int(nodes[-1]), topic)
+        heard = vectors if received is None else received(vectors, nodes, asker, topic)
         everyone = torch.ones(1, len(weight), dtype=torch.bool, device=weight.device)
         inboxes.append(
             Inbox.receive(heard[-1:], heard[:-1], expected=everyone, weight=weight[None], self_weight=self_weight[None])

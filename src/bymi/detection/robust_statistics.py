@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.filtering import top_eigenpair
-from bymi.core.linalg import ascending_among
+from bymi.core.linalg import ascending_among, on_host
 
 _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal variable
 _TINY = torch.finfo(torch.float64).tiny
@@ -111,11 +111,11 @@ def directions(products: Tensor, points: Tensor | None, weights: Tensor, most: i
     root = weights.sqrt()
     if points is not None:
         scaled = root[:, :, None] * (points - weights[:, None, :] @ points)
-        values, vectors = torch.linalg.eigh(scaled.mT @ scaled)
+        values, vectors = _top_eigenpairs(scaled.mT @ scaled, most)
         lengths = values.clamp_min(_TINY).sqrt()
         left = scaled @ vectors / lengths[:, None, :]
     else:
-        values, left = torch.linalg.eigh(root[:, :, None] * centred(products, weights) * root[:, None, :])
+        values, left = _top_eigenpairs(root[:, :, None] * centred(products, weights) * root[:, None, :], most)
         lengths = values.clamp_min(_TINY).sqrt()
     real = values > _ROUNDING * values[:, -1:]
     pairs = []
@@ -124,3 +124,24 @@ def directions(products: Tensor, points: Tensor | None, weights: Tensor, most: i
         # About the mean: sum_r a_r (x_r - mean) without touching the rows.
         pairs.append((values[:, -rank][:, None], coefficients - weights * coefficients.sum(1, keepdim=True)))
     return pairs
+
+
+def _top_eigenpairs(matrices: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Largest eigenvalues [b, k] and their eigenvectors [b, n, k] of positive semidefinite matrices, ascending, k >= `most`.
+
+    On an accelerator one after the other, each without those before it: a full decomposition of many small matrices takes far
+    longer there.
+    """
+    if on_host(matrices) or matrices.shape[1] <= most:
+        values, vectors = torch.linalg.eigh(matrices)
+        return values, vectors
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for _ in range(most):
+        value, vector = top_eigenpair(matrices)
+        # Exactly orthogonal to those before: what rounding leaves of them must not come back.
+        for _, other in pairs:
+            vector = vector - (vector * other).sum(1, keepdim=True) * other
+        vector = vector / torch.linalg.vector_norm(vector, dim=1, keepdim=True).clamp_min(_TINY)
+        pairs.insert(0, (value, vector))
+        matrices = matrices - value[:, :, None] * vector[:, :, None] * vector[:, None, :]
+    return torch.cat([value for value, _ in pairs], 1), torch.stack([vector for _, vector in pairs], 2)
