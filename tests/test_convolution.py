@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as nnf
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from bymi.problems import vmap_convolution
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
 
 KERNELS = [(1, 1), (3, 3), (5, 2), (2, 4)]
@@ -238,3 +239,21 @@ def test_inputs_of_all_models_are_shared() -> None:
     """The inner vmap over inputs, the outer one over models: the other way round than above."""
     found = vmap(vmap(loss, in_dims=(None, 0)), in_dims=(0, None))(WEIGHTS, MODELS)
     close(found, torch.stack([torch.stack([plain(weight, inputs) for inputs in MODELS]) for weight in WEIGHTS]))
+
+
+def test_cross_entropy_of_many_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients are torch's own, with samples that do not count, and soft labels go to torch."""
+    ours, calls = vmap_convolution._cross_entropy, []
+    monkeypatch.setattr(vmap_convolution, "_cross_entropy", lambda *args: calls.append(1) or ours(*args))
+    outputs, labels = draw(3, 6, 4), torch.tensor([0, 3, -100, 2, 1, 0]).expand(3, 6)
+
+    def by_gathering(values: Tensor, targets: Tensor) -> Tensor:
+        with ConvolutionsOfMany():
+            return nnf.cross_entropy(values, targets)
+
+    for function in (lambda f: vmap(f), lambda f: vmap(grad(f))):
+        close(function(by_gathering)(outputs, labels), function(nnf.cross_entropy)(outputs, labels))
+    assert len(calls) == 2
+    soft = torch.softmax(draw(3, 6, 4, seed=1), 2)
+    close(vmap(by_gathering)(outputs, soft), vmap(nnf.cross_entropy)(outputs, soft))
+    assert len(calls) == 2

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from bymi.core.size_limits import LIMITS
 from bymi.core.threads import one_torch_thread
@@ -103,14 +103,19 @@ class Batched:
     def __init__(self, models: Models, *, products: bool) -> None:
         self._layout = models.layout
         self._one = models.value_by_products if products else models.value
-        self._all = vmap(grad(self._one))
+        self._each = vmap(self._one)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return in_pieces(self.piece, theta, inputs, targets)
 
     def piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        with exact(), _on(theta.device):
-            return self._layout.join(self._all(self._layout.split(theta), inputs, targets))
+        # The gradient of the sum of all losses: row by row that of its own. Not torch.func.grad, whose first call imports the
+        # compiler of torch, for seconds.
+        with torch.enable_grad(), exact(), _on(theta.device):
+            values = {name: value.detach().requires_grad_() for name, value in self._layout.split(theta).items()}
+            total = self._each(values, inputs, targets).sum()
+            gradients = torch.autograd.grad(total, list(values.values()), materialize_grads=True)
+        return self._layout.join(dict(zip(values, gradients, strict=True)))
 
     def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Losses [B, k] of the models vectors[index], index [B, k], on each row of inputs and targets [B, s, ...]."""

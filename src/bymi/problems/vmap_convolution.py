@@ -18,10 +18,14 @@ from bymi.problems import triton_kernels as kernels
 from bymi.problems import triton_ops as fused
 
 Pair = tuple[int, int]
+_IGNORED = -100  # the default of torch
 
 
 class ConvolutionsOfMany(TorchFunctionMode):
-    """Context in which conv2d and max_pool2d suit many models; groups, dilation and named padding fall back to torch."""
+    """Context in which conv2d and max_pool2d suit many models; groups, dilation and named padding fall back to torch.
+
+    So does cross_entropy with labels: torch's own, batched, first imports sympy, for a second or two.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -31,7 +35,23 @@ class ConvolutionsOfMany(TorchFunctionMode):
             return _conv2d(func, *args, **kwargs)
         if func is nnf.max_pool2d or func is torch.max_pool2d:
             return _max_pool2d(func, *args, **kwargs)
+        if func is nnf.cross_entropy and _plain_cross_entropy(*args, **kwargs):
+            return _cross_entropy(*args)
         return func(*args, **kwargs)
+
+
+def _plain_cross_entropy(outputs: Tensor, labels: Tensor | None = None, **settings: Any) -> bool:
+    """Whether this is the mean over samples [s, c] with labels [s], all settings as torch has them."""
+    usual = {"ignore_index": _IGNORED, "reduction": "mean", "label_smoothing": 0.0}
+    plain = all(value == usual.get(name) for name, value in settings.items())
+    return plain and outputs.ndim == 2 and labels is not None and labels.ndim == 1
+
+
+def _cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of outputs [s, c]; samples with the label -100 do not count, as in torch."""
+    counted = labels != _IGNORED
+    chosen = nnf.log_softmax(outputs, 1).gather(1, torch.where(counted, labels, 0)[:, None]).squeeze(1)
+    return -(chosen * counted).sum() / counted.sum()
 
 
 def _conv2d(
