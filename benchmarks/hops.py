@@ -6,7 +6,8 @@ Not counted: calls within a file; calls from other packages (pydantic, torch, ty
 the checks of arguments in core/errors.py; what runs while modules are imported. A comprehension or lambda belongs to the
 function around it, and a property is a function.
 
-The run: hardened, linear model, one method, one process, two detections. 0.10.0 has 189 hops through 69 of 161 files.
+The run: hardened, linear model, one method, one process, two detections. 0.10.0 has 189 hops through 69 of 161 files, 0.12.0
+298 through 96 of 298.
 """
 
 from __future__ import annotations
