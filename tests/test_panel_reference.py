@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
-from bymi.core.limits import LIMITS
 from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.random_streams import stream
+from bymi.core.size_limits import LIMITS
 from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.detection.duplicates import duplicates
 from bymi.detection.noise_filter import NoiseEdge
