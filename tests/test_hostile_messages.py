@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -114,6 +115,7 @@ def test_nothing_is_refused_among_well_behaved_messages() -> None:
 WILD = {"nan": torch.nan, "inf": torch.inf, "-inf": -torch.inf, "1e100": 1e100, "1e160": 1e160}
 
 
+@cache
 def round_of(dim: int, shift: float, value: float | None) -> Inbox:
     """A round of 20 nodes in which node 0 holds and sends `value` everywhere, or is silent for None."""
     graph = ErdosRenyi(0.6).draw(20, seed=1)
@@ -137,12 +139,16 @@ def distance_to_three(vectors: Tensor, wanted: Tensor) -> Tensor:
 @pytest.mark.parametrize("dim", [5, 60])
 @pytest.mark.parametrize("rule", RULES)
 def test_a_node_that_overflows_is_no_more_than_silent_to_a_rule(rule: str, dim: int, value: str) -> None:
-    moment = Round(0, 1, distance_to_three)
-    wild = RULES[rule]()(round_of(dim, 0.0, WILD[value]), moment)
-    silent = RULES[rule]()(round_of(dim, 0.0, None), moment)
+    wild, silent = output_of(rule, dim, WILD[value]), output_of(rule, dim, None)
     assert torch.allclose(wild[1:], silent[1:], rtol=0, atol=1e-9)
 
 
+@cache
+def output_of(rule: str, dim: int, value: float | None) -> Tensor:
+    return RULES[rule]()(round_of(dim, 0.0, value), Round(0, 1, distance_to_three))
+
+
+@cache
 def verdict_of(centre: str, scale: str, dim: int, value: float | None) -> Verdict:
     first, second = Inbox.together([round_of(dim, shift, value) for shift in (0.0, 0.01)])
     # The solver makes the two largest eigenvalues equal, after which their eigenvectors depend on rounding.

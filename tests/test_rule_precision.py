@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ ROBUST = {name: rule(**SETTINGS.get(name, {})) for name, rule in RULES.items() i
 SEEDS = {name: DRAWS if name in KINDS else 6 for name in ROBUST}
 
 
+@cache
 def near_consensus(seed: int) -> Lone:
     """Nine neighbours that differ by SPREAD in each coordinate about a common point of size OFFSET, in 3 or 40 dimensions."""
     dim = (3, 40)[seed % 2]

@@ -219,8 +219,7 @@ def whole(share: float, count: Tensor) -> Tensor:
 
 def check_tolerance(share: float, f: int | None, below: float = 1.0) -> None:
     """Raise an InputError unless `share` and `f`, the assumed share or number of Byzantine vectors, make sense."""
-    limit = f"0 <= share < {below:g}" if below < 1 else "0 <= share < 1"
-    require(0 <= share < below, "share", share, limit)
+    require(0 <= share < below, "share", share, f"0 <= share < {below:g}")
     require(f is None or f >= 0, "f", f, "0 or more")
 
 
@@ -228,6 +227,23 @@ def tolerated(share: float, f: int | None, neighbours: Tensor, most: Tensor) -> 
     """Assumed number of Byzantine vectors, int64: `f`, or ceil(share x neighbours); never above `most`, nor below 0."""
     number = torch.ceil(whole(share, neighbours)).long() if f is None else torch.full_like(neighbours, f)
     return number.minimum(most).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Tolerant(Checked):
+    """A rule or wrapper that assumes a `share` of Byzantine neighbours, or their number `f`."""
+
+    below: ClassVar[float] = 1.0  # bound of the share
+    share: float = 0.35
+    f: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tolerance(self.share, self.f, self.below)
+
+    def assumed(self, neighbours: Tensor, most: Tensor) -> Tensor:
+        """Assumed number of Byzantine vectors: `f`, or ceil(share x neighbours); never above `most`, nor below 0."""
+        return tolerated(self.share, self.f, neighbours, most)
 
 
 def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) -> Tensor:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Order, OwnCoordinateRule, check_tolerance, tolerated
+from bymi.aggregation.base import Order, OwnCoordinateRule, Tolerant
 from bymi.aggregation.bulyan import Bulyan
 from bymi.aggregation.krum import Krum
 from bymi.aggregation.median import Median
@@ -18,7 +18,7 @@ from bymi.core.linalg import ascending
 
 
 @dataclass(frozen=True)
-class BridgeT(OwnCoordinateRule):
+class BridgeT(Tolerant, OwnCoordinateRule):
     """BRIDGE-T: in each coordinate drop the b largest and b smallest neighbour values, average the others with the own value.
 
     b = ceil(`share` |N_i|), or `f`, at most |N_i| / 2: what then is left is the own value. The published code trims the own
@@ -26,17 +26,12 @@ class BridgeT(OwnCoordinateRule):
     """
 
     order: ClassVar[Order] = "combine-then-adapt"
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, below=0.5)
+    below: ClassVar[float] = 0.5
 
     def update(self, own: Tensor, messages: Tensor, heard: Tensor, round: Round) -> Tensor:
         ordered = ascending(torch.where(heard[:, :, None], messages, torch.inf), 1)
         count = heard.sum(1, keepdim=True)
-        trim = tolerated(self.share, self.f, count, count // 2)
+        trim = self.assumed(count, count // 2)
         left = count - 2 * trim
         mean = trimmed(ordered, count, trim) if messages.shape[1] else own
         return torch.where(left > 0, (left * mean + own) / (left + 1), own)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Rule, check_tolerance, smallest, squared_distances, tolerated
+from bymi.aggregation.base import Rule, Tolerant, smallest, squared_distances
 from bymi.aggregation.each_receiver import each_receiver
 from bymi.aggregation.meamed import mean_about
 from bymi.aggregation.median import middle
@@ -16,7 +17,7 @@ from bymi.core.linalg import ascending
 
 
 @dataclass(frozen=True)
-class Bulyan(Rule):
+class Bulyan(Tolerant, Rule):
     """Mean of each coordinate over the n - 4 f values nearest to their median, of n - 2 f vectors that Krum selects.
 
     Krum selects one vector at a time, from those of N_i and i that are left. Where it would sum fewer than one distance, it
@@ -24,12 +25,8 @@ class Bulyan(Rule):
     the original asks for n >= 4 f + 3.
     """
 
+    below: ClassVar[float] = 0.5
     share: float = 0.24
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, below=0.5)
 
     def combine(self, inbox: Inbox, round: Round) -> Tensor:
         hoods = inbox.neighbourhoods("products")
@@ -41,20 +38,17 @@ class Bulyan(Rule):
             count = torch.tensor([[len(rows)]], device=rows.device)
             heard = torch.tensor([[len(messages)]], device=rows.device)
             ordered = ascending(rows, 0)[None]
-            output[receiver] = self.second_stage(ordered, count, self._number(heard))[0]
+            output[receiver] = self.second_stage(ordered, count, self.assumed(heard, (heard - 2) // 4))[0]
         return output
 
     def second_stage(self, ordered: Tensor, count: Tensor, assumed: Tensor) -> Tensor:
         """Values [1, c] from the selected ones, sorted [1, n, c]; `count` [1, 1] of them, `assumed` [1, 1] Byzantine ones."""
         return mean_about(ordered, middle(ordered, count), count, (count - 2 * assumed).clamp_min(1))
 
-    def _number(self, heard: Tensor) -> Tensor:
-        return tolerated(self.share, self.f, heard, (heard - 2) // 4)
-
     def _select(self, gram: Tensor, valid: Tensor) -> Tensor:
         """Mask [b, n] of the vectors that Krum selects one by one, as float64."""
         count = valid.sum(1, keepdim=True)
-        assumed = self._number(count - 1)
+        assumed = self.assumed(count - 1, (count - 3) // 4)
         wanted, left = count - 2 * assumed, valid.clone()
         dist2 = squared_distances(gram)
         itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)

@@ -9,14 +9,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, check_tolerance, tolerated, waits
+from bymi.aggregation.base import SetRule, Tolerant, waits
 from bymi.aggregation.filtering import by_size, spread_of_points, spread_of_products
 from bymi.core.linalg import on_host
 from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 
 @dataclass(frozen=True)
-class CAF(SetRule):
+class CAF(Tolerant, SetRule):
     """With weights c, initially 1, mean mu_c and top eigenpair (lambda, v) of the weighted covariance of N_i and i:
 
     while sum c > n - 2 f: c_j <- c_j (1 - tau_j / max tau), tau_j = <x_j - mu_c, v>^2. The output is the mu_c of the smallest
@@ -25,12 +25,7 @@ class CAF(SetRule):
     """
 
     need: ClassVar[Need] = "cloud"
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, below=0.5)
+    below: ClassVar[float] = 0.5
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         return by_size(lambda some, there: self._filter(spread_of_products, some, there), gram, valid)
@@ -42,7 +37,7 @@ class CAF(SetRule):
 
     def _filter(self, spread: Callable[[Tensor, Tensor], Tensor], cloud: Tensor, valid: Tensor) -> Tensor:
         count = valid.sum(1)
-        goal = (count - 2 * tolerated(self.share, self.f, count - 1, (count - 1) // 2)).to(torch.float64)
+        goal = (count - 2 * self.assumed(count - 1, (count - 1) // 2)).to(torch.float64)
         weight = valid.to(torch.float64)
         best, least = weight / weight.sum(1, keepdim=True), torch.full_like(goal, torch.inf)
         looked_at = on_host(cloud)

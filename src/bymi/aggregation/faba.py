@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import NeighbourhoodRule, check_tolerance, tolerated
+from bymi.aggregation.base import NeighbourhoodRule, Tolerant
 from bymi.aggregation.ios import scissor
 from bymi.core.inbox import Round
 from bymi.core.neighbourhoods import Neighbourhoods
 
 
 @dataclass(frozen=True)
-class FABA(NeighbourhoodRule):
+class FABA(Tolerant, NeighbourhoodRule):
     """f times, drop the neighbour farthest from the mean of the neighbours left; then (h mean + x_i) / (h + 1), h of them left.
 
     f = ceil(`share` |N_i|), or `f`; at least two neighbours are kept: of two, neither is nearer to their mean. IOS is FABA with
@@ -23,17 +23,11 @@ class FABA(NeighbourhoodRule):
     """
 
     common: ClassVar[bool] = True
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f)
 
     def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
         assert hood.own is not None
         neighbours = hood.neighbours
         heard = neighbours.sum(1)
-        left = scissor(hood, neighbours.to(torch.float64), tolerated(self.share, self.f, heard, heard - 2))
+        left = scissor(hood, neighbours.to(torch.float64), self.assumed(heard, heard - 2))
         left = left.scatter(1, hood.own, 1.0)
         return left / left.sum(1, keepdim=True)

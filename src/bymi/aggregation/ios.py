@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import NeighbourhoodRule, check_tolerance, tolerated
+from bymi.aggregation.base import NeighbourhoodRule, Tolerant
 from bymi.core.inbox import Round
 from bymi.core.linalg import on_host
 from bymi.core.neighbourhoods import Neighbourhoods
@@ -17,7 +17,7 @@ _FAR = 1e4  # ratio of squared distances from which sums are recomputed: product
 
 
 @dataclass(frozen=True)
-class IOS(NeighbourhoodRule):
+class IOS(Tolerant, NeighbourhoodRule):
     """Remove q_i = ceil(share |N_i|) neighbours, or `f`, one at a time, each time the farthest from the mean of those left.
 
     The mean uses the mixing weights, normalised over the remaining set; the own vector is part of it and is never removed.
@@ -26,16 +26,10 @@ class IOS(NeighbourhoodRule):
     """
 
     common: ClassVar[bool] = True
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f)
 
     def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
         heard = hood.neighbours.sum(1)
-        weight = scissor(hood, mixing, tolerated(self.share, self.f, heard, heard - 1))
+        weight = scissor(hood, mixing, self.assumed(heard, heard - 1))
         return weight / weight.sum(1, keepdim=True)
 
 

@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, check_tolerance, smallest, squared_distances, tolerated
+from bymi.aggregation.base import SetRule, Tolerant, smallest, squared_distances
 from bymi.core.linalg import ascending
 
 
 @dataclass(frozen=True)
-class Krum(SetRule):
+class Krum(Tolerant, SetRule):
     """argmin_j sum of the n - f - 2 smallest |x_j - x_k|^2 over the n vectors of N_i and i; of equal ones the mean.
 
     f = ceil(`share` |N_i|), or `f`, cut to n - 3: the original asks for n >= 2 f + 3. With fewer than three vectors it is their
     mean. Libraries that take the n - f - 1 nearest are this rule with f - 1.
     """
 
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, below=0.5)
+    below: ClassVar[float] = 0.5
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
-        score, _ = scores(gram, valid, self.share, self.f)
+        score, _ = self.scores(gram, valid)
         return smallest(score, valid, torch.ones_like(valid[:, :1], dtype=torch.int64))
 
-
-def scores(gram: Tensor, valid: Tensor, share: float, f: int | None) -> tuple[Tensor, Tensor]:
-    """Krum's scores [b, n], infinite at padding, and the assumed number f [b, 1]."""
-    count = valid.sum(1, keepdim=True)
-    assumed = tolerated(share, f, count - 1, count - 3)
-    return nearest_sums(squared_distances(gram), valid, count - assumed - 2), assumed
+    def scores(self, gram: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [b, n], infinite at padding, and the assumed number f [b, 1]."""
+        count = valid.sum(1, keepdim=True)
+        assumed = self.assumed(count - 1, count - 3)
+        return nearest_sums(squared_distances(gram), valid, count - assumed - 2), assumed
 
 
 def nearest_sums(dist2: Tensor, valid: Tensor, number: Tensor) -> Tensor:

@@ -6,11 +6,12 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, check_tolerance, squared_distances, tolerated
+from bymi.aggregation.base import SetRule, Tolerant, squared_distances
 from bymi.core.errors import require
 
 _SUBSETS = 20_000  # subsets looked at per neighbourhood
@@ -19,23 +20,18 @@ _EQUAL = 1e-12  # relative difference of equal diameters
 
 
 @dataclass(frozen=True)
-class MDA(SetRule):
+class MDA(Tolerant, SetRule):
     """Mean of the n - f of the n vectors of N_i and i whose largest distance between two is least; of equals the closest.
 
     f = ceil(`share` |N_i|), or `f`, below n / 2. All subsets are looked at: neighbourhoods with more than 20,000 of them, such
     as 17 vectors with f = 6 or more, are refused.
     """
 
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, below=0.5)
+    below: ClassVar[float] = 0.5
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         count = valid.sum(1)
-        kept = count - tolerated(self.share, self.f, count - 1, (count - 1) // 2)
+        kept = count - self.assumed(count - 1, (count - 1) // 2)
         dist2 = squared_distances(gram)
         weight = torch.zeros_like(valid, dtype=torch.float64)
         # Sets of one size at a time: their valid points are gathered first.

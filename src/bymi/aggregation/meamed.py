@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import CoordinateRule, check_tolerance, tolerated
+from bymi.aggregation.base import CoordinateRule, Tolerant
 from bymi.aggregation.median import middle
 
 
 @dataclass(frozen=True)
-class Meamed(CoordinateRule):
+class Meamed(Tolerant, CoordinateRule):
     """Mean of each coordinate over the n - f values of N_i and i nearest to their median.
 
     f = ceil(`share` |N_i|), or `f`, below n / 2.
     """
 
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, below=0.5)
+    below: ClassVar[float] = 0.5
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
-        number = count - tolerated(self.share, self.f, count - 1, (count - 1) // 2)
+        number = count - self.assumed(count - 1, (count - 1) // 2)
         return mean_about(ordered, middle(ordered, count), count, number)
 
 

@@ -6,28 +6,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bymi.aggregation.base import check_tolerance, smallest, squared_distances, tolerated
+from bymi.aggregation.base import Tolerant, smallest, squared_distances
 from bymi.aggregation.wrapper import Points, Wrapper
 from bymi.core.inbox import Round
 
 
 @dataclass(frozen=True)
-class NNM(Wrapper):
+class NNM(Tolerant, Wrapper):
     """Each of the n vectors of N_i and i becomes the mean of the n - f nearest to it, itself included.
 
     f = ceil(`share` |N_i|), or `f`. So does its mixing weight.
     """
 
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f)
-
     def apply(self, points: Points, round: Round) -> Points:
         count = points.valid.sum(1)
-        number = count - tolerated(self.share, self.f, count - 1, count - 1)
+        number = count - self.assumed(count - 1, count - 1)
         dist2 = squared_distances(points.gram)
         among = points.valid[:, None, :].expand_as(dist2)
         each = number[:, None].expand_as(points.valid).reshape(-1, 1)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import CoordinateRule, check_tolerance, whole
+from bymi.aggregation.base import CoordinateRule, Tolerant, whole
 
 
 @dataclass(frozen=True)
-class TrMean(CoordinateRule):
+class TrMean(Tolerant, CoordinateRule):
     """Mean of each coordinate over N_i and i without the floor(share n) largest and smallest values, or the `f` ones.
 
     Requires share < 1/2. Its error grows with the square root of the dimension, like the median's.
     """
 
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, below=0.5)
+    below: ClassVar[float] = 0.5
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
         trim = torch.floor(whole(self.share, count)) if self.f is None else torch.full_like(count, self.f)
