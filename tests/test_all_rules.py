@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from bymi import RULES, Inbox, Round
+from bymi import RULES, ErdosRenyi, Inbox, LocalNetwork, Round
 from bymi.aggregation import WeightedRule
+from bymi.core.topic import PARAMETERS
 from tests.inbox_fixtures import quadratic
 from tests.reference.peer_rules import ALL_TRANSCRIPTIONS
 from tests.reference.rules import Node
@@ -194,3 +195,25 @@ def test_the_undefended_do_break_down(name: str) -> None:
     sent[:, 0] = 1e5
     far = (apply(name, crowd, sent) - crowd.own).norm(dim=1)
     assert bool((far[crowd.heard[:, 0]] > 1e3).all())
+
+
+NO_CONSENSUS = {
+    "drsa": "signs with step size 0 move nothing",
+    "rsa": "as drsa",
+    "bravo-saga": "as drsa",
+    "bravo-lsvrg": "as drsa",
+    "byrdie": "one coordinate per round",
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_without_steps_nodes_agree(name: str) -> None:
+    """Rounds without gradient steps contract the disagreement of all nodes to a tenth, by every rule that promises it."""
+    rule, targets = RULES[name](**{"f": 2} if name == "mda" else {}), torch.zeros(12, 3, dtype=torch.float64)
+    network = LocalNetwork(ErdosRenyi(0.8).draw(12, seed=4))
+    vectors = start = 20 + torch.from_numpy(np.random.default_rng(5).standard_normal((12, 3)))
+    for step in range(15):
+        (inbox,) = network.exchange(step, {PARAMETERS: vectors})
+        vectors = rule(inbox, Round(step, 15, quadratic(targets), 0.0, nodes=torch.arange(12)))
+    before, after = ((held - held.mean(0)).norm() for held in (start, vectors))
+    assert float(after / before) <= (1.0 if name in NO_CONSENSUS else 0.1)
