@@ -53,7 +53,7 @@ class Display:
         """A bar of all rounds, and a line per run that is under way."""
         shown = [status for status in self._latest.values() if not status.done][-_LINES:]
         shown.sort(key=lambda status: (status.label, status.seed))
-        lines = [Text(f"  {where(status)}", no_wrap=True, overflow="ellipsis", style="dim") for status in shown]
+        lines = [Text(f"  {where(status)}", style="dim") for status in shown]
         return Group(self._bar, *lines)
 
     def advance(self, index: int, rounds: int) -> None:

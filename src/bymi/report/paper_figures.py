@@ -40,6 +40,7 @@ _STYLE: dict[Any, Any] = {
     "legend.fontsize": 8,
     "pdf.fonttype": 42,  # TrueType, which journals ask for
 }
+_CURVES = 12  # that can be told apart by colour and dash
 _DASHES = ("-", "--", ":", "-.")
 
 
@@ -110,14 +111,14 @@ def _curve(runs: Sequence[dict[str, Any]], measure: dict[str, Any]) -> Figure:
 def _bands(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(4.6, 2.9), layout="constrained")
     axes = figure.subplots()
-    shown = [band for band in sweep["bands"] if measure["key"] in band["measures"]][: len(COLOURS)]
-    for index, band in enumerate(shown):
+    bands = [band for band in sweep["bands"] if measure["key"] in band["measures"]]
+    for index, band in enumerate(bands[:_CURVES]):
         values = band["measures"][measure["key"]]
-        colour = COLOURS[index]
-        axes.plot(values["step"], values["mid"], _DASHES[index % 4], color=colour, label=", ".join(band["settings"]))
+        colour, dash = COLOURS[index % 6], _DASHES[(index + index // 6) % 4]
+        axes.plot(values["step"], values["mid"], dash, color=colour, label=", ".join(band["settings"]))
         axes.fill_between(values["step"], values["low"], values["high"], color=colour, alpha=0.2, linewidth=0)
     axes.set(xlabel=r"round $t$", ylabel=_name(measure), yscale="log" if measure["log"] else "linear")
-    axes.legend()
+    axes.legend(title=f"{_CURVES} of {len(bands)} settings" if len(bands) > _CURVES else None, ncols=1 + (len(bands) > 6))
     return figure
 
 
@@ -136,7 +137,20 @@ def _dots(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
     axes.set_yticks(range(len(groups)), list(groups))
     axes.invert_yaxis()
     axes.set(xlabel=_name(measure), xscale="log" if measure["kind"] == "log" else "linear")
+    if measure["kind"] == "share":
+        low, high = _limits([value for values in groups.values() for value in values], "share")
+        axes.set_xlim(low - 0.005, high + 0.005)
     return figure
+
+
+def _limits(values: Sequence[float], kind: str) -> tuple[float, float]:
+    """The smallest and the largest value, at least 1 (of shares 0.1) apart, so that small differences look small."""
+    known, share = [value for value in values if np.isfinite(value)] or [0.0], kind == "share"
+    half = max(max(known) - min(known), 0.1 if share else 1.0) / 2
+    middle = (min(known) + max(known)) / 2
+    if share:
+        middle = min(1 - half, max(half, middle))
+    return middle - half, middle + half
 
 
 def _heat(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
@@ -153,7 +167,9 @@ def _heat(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(1.6 + 0.95 * len(across["values"]), 1.0 + 0.36 * len(down["values"])), layout="constrained")
     axes = figure.subplots()
     log = measure["kind"] == "log"
-    image = axes.imshow(np.log10(np.where(medians > 0, medians, np.nan)) if log else medians, cmap="cividis", aspect="auto")
+    shown = np.log10(np.where(medians > 0, medians, np.nan)) if log else medians
+    low, high = _limits(shown.flatten().tolist(), measure["kind"])
+    image = axes.imshow(shown, cmap="cividis", aspect="auto", vmin=low, vmax=high)
     axes.grid(visible=False)
     axes.set_xticks(range(len(across["values"])), across["values"])
     axes.set_yticks(range(len(down["values"])), down["values"])

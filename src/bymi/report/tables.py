@@ -85,14 +85,16 @@ def width_of(table: Table) -> int:
 
 
 def blocks(summaries: Sequence[dict[str, Any]], title: str, width: int) -> str:
-    """The same values as a block of lines per run, none wider than `width`: for terminals that the table does not fit."""
+    """The same values as a block of lines per run, none wider than `width`, for terminals that the table does not fit."""
     shown = [one for one in columns(summaries) if one[1] != "method"]
     lines = textwrap.wrap(title, width)
     for summary in summaries:
         lines += ["", str(summary["method"])]
         line = ""
-        for heading, key in shown:
-            pair = f"{heading} {cell(key, summary.get(key))}"
+        for heading, value in [(heading, cell(key, summary.get(key))) for heading, key in shown]:
+            if value == "-":
+                continue
+            pair = f"{heading} {value}"
             if line and len(line) + 3 + len(pair) > width:
                 lines.append(line)
                 line = ""
