@@ -515,7 +515,7 @@ def majority(deeds: Vector, claims: Vector, weigh: Centre) -> Vector:
     for name, cloud in (("deeds", deeds), ("residuals", deeds + claims)):
         usual[name] = median([float(np.sum((row - np.mean(cloud, 0)) ** 2)) for row in cloud])
     cloud = deeds + claims if usual["residuals"] < usual["deeds"] else deeds
-    weights = weigh(cloud)
+    weights = weigh(deeds)
     for _ in range(4):
         middle = mean_of(cloud, weights)
         nearest = sorted(range(count), key=lambda row: float(np.sum((cloud[row] - middle) ** 2)))[: count // 2 + 1]

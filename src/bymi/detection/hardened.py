@@ -293,10 +293,13 @@ def claim_mismatch(
         least = _lowered(z, judged & among, bound) if lower else bound
         return judged & among & (z > least) & (residual > _EXPLAINED * kappa.square() * noise), z
 
-    crowd, z = stands_out(_majority(_tighter(history_gram, claims, both, valid), valid, centre), valid, lower=False)
+    weights = centre.weights(history_gram, valid)
+    crowd, z = stands_out(_majority(history_gram, claims, both, valid, weights), valid, lower=False)
     flagged = _up_to(most, torch.zeros_like(valid), crowd & (crowd.sum(1, keepdim=True) >= _least_crowd(judged)))
-    for _ in range(_PASSES):
-        new, now = stands_out(centre.weights(history_gram, valid & ~flagged), valid & ~flagged, lower=True)
+    for number in range(_PASSES):
+        if number or bool(flagged.any()):
+            weights = centre.weights(history_gram, valid & ~flagged)
+        new, now = stands_out(weights, valid & ~flagged, lower=True)
         new = _up_to(most, flagged, new)
         z = torch.where(flagged, z, now)
         if not bool(new.any()):
@@ -305,24 +308,17 @@ def claim_mismatch(
     return flagged, z
 
 
-def _tighter(history_gram: Tensor, claims: Tensor, both: Tensor, valid: Tensor) -> Tensor:
-    """Products [b, n, n] of the q_j + g_j about their mean or, per receiver, of the q_j if their usual length is less."""
-    even = uniform(valid)
-    updates = centred(history_gram, even)
-    residuals = updates + centred(both + both.mT, even) + centred(claims, even)
-    usual = [median(cloud.diagonal(dim1=1, dim2=2), valid) for cloud in (updates, residuals)]
-    return torch.where((usual[1] < usual[0])[:, :, None], residuals, updates)
+def _majority(history_gram: Tensor, claims: Tensor, both: Tensor, valid: Tensor, weights: Tensor) -> Tensor:
+    """Weights [b, n] of the mean of that half of the valid rows which is nearest to it, from the centre with `weights` on.
 
-
-def _majority(products: Tensor, valid: Tensor, start: SetRule) -> Tensor:
-    """Weights [b, n] of the mean of that half of the valid rows which is nearest to it, from the centre `start` on.
-
-    A minority that lies elsewhere pulls a geometric median as long as it outweighs the noise of the others; this mean it does
-    not enter.
+    Rows are the q_j + g_j or, where these lie closer together, the q_j. A minority that lies elsewhere pulls a geometric median
+    as long as it outweighs the noise of the others; this mean it does not enter.
     """
-    weights, half = start.weights(products, valid), valid.sum(1, keepdim=True) // 2 + 1
+    residuals, half = history_gram + both + both.mT + claims, valid.sum(1, keepdim=True) // 2 + 1
+    usual = [median(centred_diagonal(cloud, uniform(valid)), valid) for cloud in (history_gram, residuals)]
+    cloud = torch.where((usual[1] < usual[0])[:, :, None], residuals, history_gram)
     for _ in range(_STEPS):
-        weights = uniform(smallest(centred_diagonal(products, weights), valid, half))
+        weights = uniform(smallest(centred_diagonal(cloud, weights), valid, half))
     return weights
 
 
