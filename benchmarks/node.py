@@ -1,7 +1,8 @@
 """Cost of real nodes over mutual TLS on loopback: `python benchmarks/node.py` prints a table and writes results/node.json.
 
 Eight nodes with LeNet-sized messages, full mesh, in two processes: CPU time per message, both ends, and time per round without
-gradients. One neighbour that stalls: deadlines that it costs. `--demo` adds `bymi net demo`, with one Byzantine node and none.
+gradients. One neighbour that stalls: deadlines that it costs. Messages of 17 MB, in pieces: memory. `--demo` adds
+`bymi net demo`, with one Byzantine node and none.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ from bymi.runs.run_folder import environment
 
 NODES, PROCESSES, ROUNDS, WARM = 8, 2, 30, 3
 DIM = 61_706  # parameters of LeNet: 247 kB in float32
+LARGE = 1 << 22  # parameters: 17 MB in float32
 RESULTS = Path(__file__).parent / "results" / "node.json"
 
 
-def sessions(folder: Path, held: list[int], loop: LoopThread, limits: Limits) -> list[Session]:
+def sessions(folder: Path, held: list[int], loop: LoopThread, limits: Limits, dim: int = DIM) -> list[Session]:
     """Sessions of some nodes, listening and connected."""
     ports = json.loads((folder / "ports.json").read_text())
     identities = [read_identity(folder / str(number)) for number in range(len(ports))]
@@ -52,7 +54,7 @@ def sessions(folder: Path, held: list[int], loop: LoopThread, limits: Limits) ->
     graph = Graph.from_hears(~torch.eye(len(ports), dtype=torch.bool))
     made = []
     for number in held:
-        setting = Setting(number, identities[number], members, graph, "0" * 64, limits, DIM, torch.float32)
+        setting = Setting(number, identities[number], members, graph, "0" * 64, limits, dim, torch.float32)
         session = Session(setting, loop, lambda *_, **__: None)
         session.start(members[number].endpoint)
         made.append(session)
@@ -61,9 +63,9 @@ def sessions(folder: Path, held: list[int], loop: LoopThread, limits: Limits) ->
     return made
 
 
-def exchange_rounds(network: PeerNetwork, rounds: int, times: list[float]) -> None:
+def exchange_rounds(network: PeerNetwork, rounds: int, times: list[float], dim: int = DIM) -> None:
     """Time of each round of one node: its parameters to all others, theirs to it."""
-    own = torch.full((1, DIM), float(network.nodes), dtype=torch.float32)
+    own = torch.full((1, dim), float(network.nodes), dtype=torch.float32)
     for step in range(rounds):
         start = time.perf_counter()
         (inbox,) = network.exchange(step, {PARAMETERS: own})
@@ -157,6 +159,39 @@ def staller(folder: Path) -> dict[str, Any]:
     }
 
 
+def large(folder: Path) -> dict[str, Any]:
+    """Peak memory of three rounds of four nodes in one process, above what it had before, per message that a node receives.
+
+    A node needs one copy of each message, one in the inbox, and one that may be reused: the last round's are held meanwhile.
+    """
+    command = [sys.executable, __file__, "--large", str(folder)]
+    _prepare(folder, 4)
+    return dict(json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]))
+
+
+def work_large(folder: Path) -> dict[str, Any]:
+    """The process of `large`."""
+    torch.set_num_threads(1)
+    made = sessions(folder, [0, 1, 2, 3], LoopThread(), Limits(deadline=60.0, start_wait=60.0), LARGE)
+    networks = [PeerNetwork.of(session) for session in made]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    times: list[list[float]] = [[] for _ in made]
+    start = time.process_time()
+    _side_by_side([lambda i=i: exchange_rounds(networks[i], 3, times[i], LARGE) for i in range(4)])
+    used = time.process_time() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for session in made:
+        session.close()
+    message_mb, received = 4 * LARGE / 2**20, 4 * 3
+    return {
+        "parameters": LARGE,
+        "message_mb": message_mb,
+        "peak_mb_above_start": (peak - before) / 1024,
+        "messages_held_per_message_received": (peak - before) / 1024 / message_mb / received,
+        "cpu_ms_per_message": 1e3 * used / (3 * received),
+    }
+
+
 def demo(byzantine: int) -> list[dict[str, Any]]:
     """`bymi net demo --nodes 6 --byzantine ...`, seeds 0, 1, 2."""
     rows = []
@@ -177,14 +212,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--demo", action="store_true", help="also run bymi net demo, six times")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--large", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.large:
+        print(json.dumps(work_large(Path(given.large))))
+        return
     if given.worker:
         print(json.dumps(work(Path(given.worker[0]), [int(number) for number in given.worker[1:]])))
         return
     results: dict[str, Any] = {"environment": environment()}
-    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
-        results["mesh"] = mesh(Path(first))
-        results["staller"] = staller(Path(second))
+    for name, measure in (("mesh", mesh), ("staller", staller), ("large", large)):
+        with tempfile.TemporaryDirectory() as scratch:
+            results[name] = measure(Path(scratch))
     if given.demo:
         results["demo"] = {"one Byzantine node": demo(1), "no Byzantine node": demo(0)}
     elif RESULTS.exists() and "demo" in (old := json.loads(RESULTS.read_text())):
@@ -192,7 +231,7 @@ def main() -> None:
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     rows = [
         [part, key, f"{value:.4g}" if isinstance(value, float) else str(value)]
-        for part in ("mesh", "staller")
+        for part in ("mesh", "staller", "large")
         for key, value in results[part].items()
     ]
     Console().print(plain_table(["part", "measure", "value"], rows))

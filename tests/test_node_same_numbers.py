@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as nnf
 
 from bymi import Graph, LocalNetwork, Plan, Snapshot, drsgd_bymi
 from bymi.core.network import Network
-from bymi.problems import LinearProblem, linear_problem, linear_shard
+from bymi.problems import LinearProblem, ModuleProblem, Shards, linear_problem, linear_shard, start_of
 from bymi.testing import check_network
 from bymi.training.plan import Optimisation, StepSize, WarmUp
 from tests.peer_networks import Nodes
@@ -70,6 +71,37 @@ def side_by_side(networks: list[Any], plan: Plan, work: Callable[..., list[Snaps
     for thread in threads:
         thread.join(120)
     return [rows[index] for index in range(len(networks))]
+
+
+def module_problem() -> ModuleProblem:
+    """The same in float32, as a module."""
+    shard = linear_shard(torch.arange(NODES), samples=40, dim=9, seed=1)
+    shard.targets[-1].mul_(-8).sub_(20)
+    shards, model = Shards(shard.features.float(), shard.targets.float()[..., None]), nn.Linear(9, 1)
+    return ModuleProblem(model, nnf.mse_loss, shards, start=start_of(model, seed=1), gradients="loop", threads=1)
+
+
+def test_same_numbers_in_float32() -> None:
+    """Parameters to 1e-6 after every round, the same verdicts."""
+    plan = METHODS["receiver"](
+        warm_up=WarmUp("balance", StepSize(0.05, "sqrt"), batch=8), optimisation=Optimisation(premix_rounds=4)
+    )
+    graph = Graph.from_hears(~torch.eye(NODES, dtype=torch.bool))
+
+    def work(network: Network, plan: Plan) -> list[Snapshot]:
+        return list(drsgd_bymi(module_problem(), network, plan))
+
+    expected = work(LocalNetwork(graph), plan)
+    with Nodes(graph, dim=10, dtype=torch.float32) as nodes:
+        parts = side_by_side(nodes.networks, plan, work)
+        assert nodes.events == []
+    for number, one in enumerate(expected):
+        theta = torch.cat([part[number].theta for part in parts])
+        assert theta.dtype == torch.float32
+        torch.testing.assert_close(theta, one.theta, rtol=0, atol=1e-6)
+        if one.verdict is not None:
+            assert torch.equal(torch.cat([part[number].verdict.flagged for part in parts]), one.verdict.flagged)
+            assert bool(one.verdict.flagged[:-1, -1].all())
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -42,7 +42,7 @@ def keygen(out: Annotated[Path, typer.Option("--out", help="Folder for key.pem a
 
     made = write_identity(out)
     print(f"fingerprint {made.fingerprint}")
-    print(f"Send {out / CERTIFICATE} to whoever writes the roster, and read the fingerprint to them. The key stays here.")
+    print(f"Send {out / CERTIFICATE} to the owner that writes the roster, and read them the fingerprint. The key stays here.")
 
 
 @node_app.command("run")
@@ -52,7 +52,7 @@ def run_node(path: NodeFile = _HERE) -> None:
 
     run = NodeRun(path)
     print(f"{run.progress.name}: run {run.roster.run_id[:16]}, node {run.node} of {run.roster.size}", flush=True)
-    done = run.run()
+    done = run.run(lambda text: print(f"{run.progress.name}: {text}", flush=True))
     print(f"{run.progress.name}: {'run ended' if done else 'stopped'} after round {run.progress.step}", flush=True)
 
 

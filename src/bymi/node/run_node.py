@@ -9,7 +9,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -24,7 +24,7 @@ from bymi.core.files import writing
 from bymi.detection import REASONS
 from bymi.node import node_checkpoints as checkpoints
 from bymi.node.identity import read_identity
-from bymi.node.journal import Journal
+from bymi.node.journal import LOG, Journal
 from bymi.node.loop_thread import LoopThread
 from bymi.node.node_file import NodeFile, read_node_file
 from bymi.node.own_data import LOSSES, OwnProblem, describe, is_object, load_model, load_object, load_samples
@@ -118,14 +118,17 @@ class NodeRun:
 
     # The run.
 
-    def run(self) -> bool:
-        """Run to the end; returns whether it was reached (False: stopped by the owner)."""
+    def run(self, say: Callable[[str], None] = lambda text: None) -> bool:
+        """Run to the end; returns whether it was reached (False: stopped by the owner). `say` is told what to look at."""
         torch.set_num_threads(self.file.threads)
         tell, state = self.journal.tell, self._restored()
         server = StatusServer(self, self.file.status)
         port = self.session.start(self.file.listen)
-        (self.state_folder / "status-url").write_text(server.url + "\n", encoding="utf-8")
+        address = self.state_folder / "status-url"
+        address.write_text(server.url + "\n", encoding="utf-8")
         tell("start", run=self.roster.run_id, step=0 if state is None else state.step, listens=port, status=server.url)
+        names = ", ".join(peer.name for peer in self.session.peers.values())
+        say(f"listens on port {port} for {names}; status page {server.url}; log {self.state_folder / LOG}")
         try:
             self.session.connect()
             with self._stopped_by_signals():
@@ -138,6 +141,7 @@ class NodeRun:
             self.session.linger(min(_ASK, self.roster.limits.deadline))
             return False
         finally:
+            address.unlink(missing_ok=True)
             server.close()
             self.session.close()
             if self._own_loop:
