@@ -24,10 +24,11 @@ from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import VectorStack, ascending, on_host
 from bymi.core.named_parts import Checked
 from bymi.core.neighbourhoods import Need, Neighbourhoods, of_members, of_sets, over_rows, reduce_members
+from bymi.core.threads import in_threads
 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
 
-_ENTRIES = 1 << 20  # entries of a block of coordinates on a CPU, which fits its cache
+_ENTRIES = 1 << 19  # entries of a block of coordinates on a CPU, which fits its cache
 _ENTRIES_AT_ONCE = 1 << 23  # the same on a GPU: few large kernels
 _TURNS = 4  # on an accelerator, turns between two looks at what is left to do
 _TIE = 1e-9  # relative difference below which two values are equal
@@ -174,11 +175,8 @@ class CoordinateRule(Rule):
     def centre_of(self, rows: VectorStack, at: Tensor, valid: Tensor) -> Tensor:
         """The rule's value over sets of rows `at` [b, n], as vectors [b, D]."""
 
-        def value(block: Tensor) -> Tensor:
-            ordered = ascending(torch.where(valid[:, :, None], block, torch.inf), 1)
-            return self.reduce(ordered, valid.sum(1, keepdim=True))
-
-        return _by_blocks(rows.vectors, at, value)
+        count = valid.sum(1, keepdim=True)
+        return _by_blocks(rows.vectors, at, lambda block: self.reduce(ascending(block, 1), count), valid)
 
     def combine(self, inbox: Inbox, round: Round) -> Tensor:
         # A receiver that hears no message keeps its own vector, even if it is not finite.
@@ -201,13 +199,28 @@ class OwnCoordinateRule(Rule):
         return torch.where(isolated, inbox.own, inbox.reduce_coordinates(work))
 
 
-def _by_blocks(vectors: Tensor, at: Tensor, value: Callable[[Tensor], Tensor]) -> Tensor:
-    """Vectors [b, D] that `value` computes from blocks of coordinates [b, n, c] of the rows `at` [b, n]."""
+def _by_blocks(vectors: Tensor, at: Tensor, value: Callable[[Tensor], Tensor], valid: Tensor | None = None) -> Tensor:
+    """Vectors [b, D] that `value` computes from blocks of coordinates [b, n, c] of the rows `at` [b, n].
+
+    With `valid` [b, n], infinity stands at all other places.
+    """
     output = torch.empty(len(at), vectors.shape[1], dtype=vectors.dtype, device=vectors.device)
     entries = _ENTRIES if vectors.device.type == "cpu" else _ENTRIES_AT_ONCE
     step = max(1, entries // max(1, at.numel()))
-    for start in range(0, vectors.shape[1], step):
-        output[:, start : start + step] = value(vectors[:, start : start + step][at])
+    padded = valid is not None and not bool(valid.all())
+    index = (torch.where(valid, at, len(vectors)) if padded and valid is not None else at).flatten()
+
+    def work(start: int) -> None:
+        part = vectors[:, start : start + step]
+        part = torch.nn.functional.pad(part, (0, 0, 0, 1), value=torch.inf) if padded else part
+        output[:, start : start + step] = value(part.index_select(0, index).view(*at.shape, -1))
+
+    starts = range(0, vectors.shape[1], step)
+    if vectors.device.type == "cpu":  # a block per thread, since sorting uses one
+        in_threads(work, starts)
+    else:
+        for start in starts:
+            work(start)
     return output
 
 

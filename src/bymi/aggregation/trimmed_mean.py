@@ -28,6 +28,5 @@ class TrMean(Tolerant, CoordinateRule):
 def trimmed(ordered: Tensor, count: Tensor, trim: Tensor) -> Tensor:
     """Mean [b, c] of sorted values [b, n, c], the first `count` [b, 1] valid, without `trim` [b, 1] at either end."""
     position = torch.arange(ordered.shape[1], device=ordered.device)[None, :]
-    inside = ((position >= trim) & (position < count - trim))[:, :, None]
-    kept = torch.where(inside, ordered, torch.zeros_like(ordered))
-    return kept.sum(1) / (count - 2 * trim)
+    outside = ((position < trim) | (position >= count - trim))[:, :, None]
+    return ordered.masked_fill(outside, 0.0).sum(1) / (count - 2 * trim)

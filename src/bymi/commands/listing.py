@@ -49,6 +49,7 @@ def list_parts(
 
     if kind == "topologies":
         console().print(plain_table(*topology_rows(nodes)))
+        console().print("redraw_every=10 draws a random one again: redraw_graphs=4 draws take turns, ten rounds each.")
         return
     tables = {**catalogue(), "study": study_rows()}
     for heading in tables if kind is None else [heading_of(kind, list(tables))]:
