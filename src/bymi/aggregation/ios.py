@@ -44,25 +44,25 @@ def scissor(hood: Neighbourhoods, mixing: Tensor, quota: Tensor) -> Tensor:
 def remove_afresh(weight: Tensor, size: Tensor, gram: Tensor, quota: Tensor) -> Tensor:
     """`_remove` with sums computed in every turn, for an accelerator: few kernels, and no decision on the host but the first.
 
-    Receivers are in order of their quota, so that those which still remove are the first ones.
+    Of the members j with weights w, that farthest from their mean maximises sum_j w_j |x_r - x_j|^2, which is |x_r - mean|^2
+    sum w up to a constant. Receivers are in order of their quota, so that those which still remove are the first ones.
     """
     order = quota.argsort(descending=True, stable=True)
     left = quota[order].tolist()  # the one wait for the device
-    weight, size = weight[order], size[order]
-    gram = gram if gram.ndim == 2 else gram[order]
+    weight, square = weight[order], gram.diagonal(dim1=-2, dim2=-1)
+    barred = torch.where(size[order] > -torch.inf, 0.0, size[order])  # -inf for those that may not be removed
+    dist2 = square[..., :, None] + square[..., None, :] - 2 * gram
+    dist2 = dist2 if gram.ndim == 2 else dist2[order]
+    some, held, out = -1, weight, barred
     for turn in range(left[0] if left else 0):
-        some = sum(turn < number for number in left)
-        held, sizes = weight[:some], size[:some]
-        # total |x_r - mean|^2 up to a constant: total |x_r|^2 - 2 <sum w x, x_r>
-        reach = held.sum(1, keepdim=True) * sizes
-        reach = (
-            reach.addmm_(held, gram, alpha=-2)
-            if gram.ndim == 2
-            else torch.baddbmm(reach[:, None], held[:, None], gram[:some], alpha=-2).squeeze(1)
-        )
-        farthest = reach.argmax(1, keepdim=True)
+        if some != (count := sum(turn < number for number in left)):
+            some, held, out = count, weight[:count], barred[:count]
+        if gram.ndim == 2:
+            farthest = torch.addmm(out, held, dist2).argmax(1, keepdim=True)
+        else:
+            farthest = torch.baddbmm(out[:, None], held[:, None], dist2[:some]).argmax(2)
         held.scatter_(1, farthest, 0.0)
-        sizes.scatter_(1, farthest, -torch.inf)
+        out.scatter_(1, farthest, -torch.inf)
     return torch.empty_like(weight).index_copy_(0, order, weight)
 
 

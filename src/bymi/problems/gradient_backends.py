@@ -195,7 +195,9 @@ def losses_in_pieces(program: Program, vectors: Tensor, index: Tensor, inputs: T
     output = torch.empty(index.shape, dtype=vectors.dtype, device=vectors.device)
     size = min(_SAMPLES_FORWARD // inputs.shape[1], LIMITS.copied_models // vectors.shape[1]) // index.shape[1]
     for part in _pieces(len(index), size):
-        output[part] = program(vectors[index[part]], inputs[part], targets[part])
+        # By rows: vectors[index] would look up an index per number.
+        theta = vectors.index_select(0, index[part].flatten()).view(*index[part].shape, -1)
+        output[part] = program(theta, inputs[part], targets[part])
     return output
 
 
