@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bymi.core.limits import LIMITS
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
