@@ -191,6 +191,22 @@ def literal(name: str, hood: np.ndarray) -> object:
     return ALL_TRANSCRIPTIONS[name](node, **asdict(RULES[name]()))  # type: ignore[call-overload]
 
 
+def page_rows(results: Path = ROOT / "benchmarks" / "results") -> list[list[str]]:
+    """Rows of the table in docs/benchmarks.md, from the stored JSON of a CPU and, where it is there, of a GPU."""
+    stored = {
+        device: {row["rule"]: row for row in json.loads(path.read_text())["rows"]}
+        for device in ("cpu", "cuda")
+        if (path := results / f"rules-{device}.json").exists()
+    }
+    rows = []
+    for name, row in stored["cpu"].items():
+        ratios = [f"{row[key]:.{1 if row[key] < 10 else 0}f}" if key in row else "" for key in ("times_literal", "times_byzfl")]
+        there = stored.get("cuda", {}).get(name)
+        milliseconds = "" if there is None else f"{1000 * there['seconds']:.1f}"
+        rows.append([name, f"{row['processor_seconds']:.2f}", f"{row['seconds']:.2f}", *ratios, milliseconds])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -199,7 +215,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", nargs="*", default=[], help="rules whose kernels to show (cuda)")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--page", action="store_true", help="measure nothing: print the table of docs/benchmarks.md")
     given = parser.parse_args()
+    if given.page:
+        print("\n".join(f"| {' | '.join(row)} |" for row in page_rows()))
+        return
     torch.set_num_threads(given.threads)
     before = os.getloadavg()[0]
     rows = measure(given.rules, given.device, given.repeat, given.profile)

@@ -258,9 +258,10 @@ def test_the_page_of_benchmarks_shows_the_figures_measured() -> None:
     """Those of large graphs: tests/test_runs_on_lists.py."""
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     times = [line for name in ("core", "images-cuda", "images-cpu") for line in time_lines(name)]
-    for line in (*times, *rank_lines(), *memory_lines()):
+    rules = runpy.run_path(str(ROOT / "benchmarks" / "rules.py"))["page_rows"]()
+    for line in (*times, *rank_lines(), *memory_lines(), *rules):
         assert f"| {' | '.join(line)} |" in page
-    for name in ("core", "images-cuda", "images-cpu", "ranks", "memory", "large"):
+    for name in ("core", "images-cuda", "images-cpu", "ranks", "memory", "large", "rules-cpu", "rules-cuda"):
         assert f"results/{name}.json" in page
         assert f"bymi {measured(name)['environment']['bymi']}, torch" in page.split(f"results/{name}.json")[1][:60]
 
