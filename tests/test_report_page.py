@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+import bymi as bymi_package
 from bymi.detection import REASONS
 from bymi.report import meanings
 from bymi.report.page_data import halves, phases, run_data, step_factors
@@ -129,6 +131,21 @@ def test_words_from_a_folder_are_no_markup(runs: Path, tmp_path: Path) -> None:
     assert "alert(1)</script>" not in text
     assert "<img" not in text
     assert text.count("<script") == 2
+
+
+def test_what_an_own_evaluation_measured_is_in_table_and_results(tmp_path: Path) -> None:
+    inputs = torch.arange(240.0).reshape(6, 10, 4).sin()
+    run = bymi_package.train(
+        *(torch.nn.Linear(4, 1), torch.nn.functional.mse_loss, (inputs, inputs[:, :, :1])),
+        **{"graph": "complete", "steps": 12, "out": tmp_path / "own"},
+        evaluate=lambda model: {"weight": float(model.weight.norm())},
+    )
+    assert bymi("report", tmp_path / "own", "-o", tmp_path / "page.html").code == 0
+    text = (tmp_path / "page.html").read_text()
+    assert f"<b>{run.summary['weight']:.4g}</b><span>weight</span>" in text
+    assert f"{run.summary['loss']:.1e}" in text
+    assert "own data" in text
+    assert {"weight", f"{run.summary['weight']:.3g}"} <= set(bymi("results", tmp_path / "own").words.split())
 
 
 def test_mistakes_are_one_line(runs: Path, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def describe(values: Mapping[str, Any]) -> str:
     name = attack.pop("name")
     detail = f" ({', '.join(f'{key} {value}' for key, value in attack.items())})" if attack else ""
     nodes = f"{values['nodes']} nodes, {100 * values['byzantine_ratio']:g} % Byzantine"
-    data_name = f"d = {data['dim']}" if "dim" in data else data["name"]
+    data_name = f"d = {data['dim']}" if "dim" in data else "own data" if ":" in data["name"] else data["name"]
     return f"{nodes}, {name} attack{detail}, {data_name}"
 
 

@@ -8,6 +8,7 @@ MEANINGS: dict[str, tuple[str, str]] = {
     "fdp": ("FDP", "share of honest nodes among the flagged"),
     "pa": ("P_a", "share of honest nodes that flagged all of their Byzantine neighbours"),
     "gap": ("gap", "excess risk of the averaged model over the honest optimum"),
+    "loss": ("loss", "mean loss of the averaged model over the samples of honest nodes"),
     "acc_all": ("Acc (all)", "test accuracy of the mean model of all nodes, Byzantine ones included"),
     "acc_normal": ("Acc (normal)", "test accuracy of the mean model of the honest nodes"),
     "acc_scc": ("Acc (scc)", "test accuracy of the mean model of the core"),

@@ -164,7 +164,7 @@ def _value(key: str, value: float) -> str:
 
 
 def _tiles(main: ListedRun, runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
-    """Four figures of the main run."""
+    """Four figures of the main run, and up to two of an own evaluation."""
     summary, tiles = main.summary or {}, []
     if summary.get("found") is not None:
         tiles.append((f"{summary['found']:.1%}", "of arcs from Byzantine nodes flagged"))
@@ -174,7 +174,7 @@ def _tiles(main: ListedRun, runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
         tiles.append((str(summary["core_size"]), f"nodes in the core, {summary['core_byzantine']} of them Byzantine"))
     if (measure := _measure(summary)) is not None:
         tiles.append((_value(measure[0], summary[measure[0]]), measure[1]))
-    return tiles
+    return tiles + [(tables.cell(key, summary[key]), key) for key in tables.own_measures(summary)[:2]]
 
 
 def _table(runs: Sequence[ListedRun], main: ListedRun | None) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _failed(run: ListedRun, columns: int) -> list[str]:
 
 def _sweep_table(table: ResultsTable) -> dict[str, Any]:
     """A row per run: settings, the measures that the overview shows, the outcome, and why runs failed if any did."""
-    shown = [key for key, _, _ in SHOWN if key in table.measures]
+    shown = [*[key for key, _, _ in SHOWN if key in table.measures], *tables.own_measures(table.measures)]
     names = {key: heading for heading, key in tables.COLUMNS}
     settings = [*(varied_settings(table) or ["method"]), "seed"]
     failed = any(row["outcome"] != "finished" for row in table)

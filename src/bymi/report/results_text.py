@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bymi.report.sweep_data import SHOWN, varied_settings
-from bymi.report.tables import COLUMNS
+from bymi.report.tables import COLUMNS, own_measures
 from bymi.runs.results_table import ResultsTable
 
 _MAIN = ("gap", "acc_scc", "acc_normal", "loss", "fdp", "pa", "honest_edge_loss", "core_size", "core_byzantine")
@@ -19,7 +19,7 @@ def means_text(table: ResultsTable, width: int) -> str:
     kinds = {key: kind for key, _, kind in SHOWN}
     names = {key: heading.removesuffix(" %") for heading, key in COLUMNS}
     settings = varied_settings(table) or ["method"]
-    shown = [key for key in _MAIN if any(row.get(key) is not None for row in means)]
+    shown = [key for key in [*own_measures(table.measures), *_MAIN] if any(row.get(key) is not None for row in means)]
     counts = ["runs"] if len({row["runs"] for row in means}) > 1 else []
     counts += ["not_finished"] if any(row["not_finished"] for row in means) else []
     headings = [*settings, *[key.replace("_", " ") for key in counts]]
@@ -32,7 +32,9 @@ def means_text(table: ResultsTable, width: int) -> str:
         for row in means
     ]
     each = "" if counts[:1] == ["runs"] else f", {means[0]['runs']} per row"
-    note = f"{len(table)} runs{each}" + ("" if len(table) == len(means) else ", mean +- standard deviation over seeds")
+    note = f"{len(table)} {'run' if len(table) == 1 else 'runs'}{each}" + (
+        "" if len(table) == len(means) else ", mean +- standard deviation over seeds"
+    )
     widths = [max(map(len, [*heading.split(), *[row[at] for row in rows]])) for at, heading in enumerate(headings)]
     if sum(widths) + 2 * len(widths) <= width:
         lines = [
@@ -78,7 +80,7 @@ def _pair(mean: float | None, deviation: float | None, kind: str | None) -> str:
     if mean is None:
         return "-"
     shown = [mean] if deviation is None else [mean, deviation]
-    text = [f"{100 * value:.1f}" if kind == "share" else f"{value:.1e}" if kind == "log" else f"{value:.1f}" for value in shown]
+    text = [f"{100 * value:.1f}" if kind == "share" else f"{value:.1e}" if kind == "log" else f"{value:.3g}" for value in shown]
     return " +- ".join(text)
 
 

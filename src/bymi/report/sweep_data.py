@@ -8,6 +8,7 @@ from typing import Any
 
 from bymi.core.errors import BymiError
 from bymi.report.page_data import curves, measures_of
+from bymi.report.tables import own_measures
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import ListedRun, ResultsTable
 
@@ -38,10 +39,7 @@ def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]
     values = {key: _in_order({_text(row[key]) for row in table}) for key in axes}
     varied = varied_settings(table)
     shown = [{"key": key, "name": name, "kind": kind} for key, name, kind in SHOWN if key in table.measures]
-    known = {one["key"] for one in shown}
-    shown += [
-        {"key": key, "name": key, "kind": "count"} for key in table.measures if key not in known and key.startswith("eval")
-    ]
+    shown += [{"key": key, "name": key, "kind": "count"} for key in own_measures(table.measures)]
     rows = [
         {
             "settings": [_text(row[key]) for key in varied],

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bymi.report.meanings import meanings
+from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.outcome import ENDING_CODES
 
 COLUMNS: tuple[tuple[str, str], ...] = (
@@ -20,6 +21,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("FDP %", "fdp"),
     ("P_a %", "pa"),
     ("gap", "gap"),
+    ("loss", "loss"),
     ("Acc (all) %", "acc_all"),
     ("Acc (normal) %", "acc_normal"),
     ("Acc (scc) %", "acc_scc"),
@@ -29,9 +31,10 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("outcome", "outcome"),
     ("seconds", "seconds"),
 )
-"""Heading and summary key of each column. A run has a gap or accuracies; empty columns are left out."""
+"""Heading and summary key of each column. A run has a gap, accuracies or a loss; empty columns are left out."""
 
-_WORTH = {"gap", "acc_all", "acc_normal", "acc_scc"}
+_WORTH = {"gap", "loss", "acc_all", "acc_normal", "acc_scc"}
+_NO_MEASURES = {"method", "seed", "digest", "theory", "loss", "grad_norm_weighted", *SUMMARY_KEYS}
 _SHARES = {"fdp", "pa", "honest_edge_loss", "acc_all", "acc_normal", "acc_scc"}
 _MANY = 0.2  # share of lost edges between honest nodes that deserves a warning
 
@@ -42,17 +45,26 @@ def cell(key: str, value: Any) -> str:
         return "-"
     if key in _SHARES:
         return f"{100 * value:.1f}"
-    if key == "gap":
+    if key in ("gap", "loss"):
         return f"{value:.1e}"
     if key == "seconds":
         return f"{value:.1f}"
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def own_measures(keys: Iterable[str]) -> list[str]:
+    """Those of these keys of summaries that an own evaluation has measured (`evaluate` of bymi.train)."""
+    return [key for key in dict.fromkeys(keys) if key not in _NO_MEASURES]
 
 
 def columns(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """The columns of a table of these runs."""
     filled = {key for key in _WORTH if any(summary.get(key) is not None for summary in summaries)} or {"gap"}
-    return [(heading, key) for heading, key in COLUMNS if key not in _WORTH or key in filled]
+    shown = [(heading, key) for heading, key in COLUMNS if key not in _WORTH or key in filled]
+    numbers = (key for summary in summaries for key, value in summary.items() if isinstance(value, (int, float)))
+    own = [(key, key) for key in own_measures(numbers)]
+    place = next(at for at, (_, key) in enumerate(shown) if key == "honest_edge_loss")
+    return [*shown[:place], *own, *shown[place:]]
 
 
 def cells(summary: dict[str, Any], shown: Sequence[tuple[str, str]] | None = None) -> list[str]:
