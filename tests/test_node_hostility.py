@@ -9,6 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -506,24 +507,22 @@ def test_silent_connections_and_a_clock_that_jumps(monkeypatch: pytest.MonkeyPat
 
 def test_connections_beyond_the_limits_displace_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent connection is dropped after a while, or for a later one; so is the oldest of a neighbour that has too many."""
-    monkeypatch.setattr(tls_front, "HANDSHAKE", 0.3)
+    monkeypatch.setattr(tls_front, "HANDSHAKE", 1.0)
     monkeypatch.setattr(tls_front, "_HANDSHAKES", 4)
     known = identity_of(1)
     access: dict[str, Any] = {"server": 0, "key": known.key, "certificate": known.certificate}
-    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
-        silent = [socket.create_connection(("127.0.0.1", nodes.ports[0])) for _ in range(6)]
+    with ExitStack() as ends, Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+        for _ in range(6):
+            ends.enter_context(socket.create_connection(("127.0.0.1", nodes.ports[0])))
         assert set(refused_connections(nodes, 2)) == {(None, "silent")}  # two were dropped at once
-        assert call(nodes.endpoints[0], GET, words(kind="status"), **access) == b"0"
+        assert call(nodes.endpoints[0], GET, words(kind="status"), timeout=5.0, **access) == b"0"
         assert set(refused_connections(nodes, 6)) == {(None, "silent")}
-        for one in silent:
-            one.close()
         channels = [channel_to(nodes.endpoints[0], **access) for _ in range(6)]
         method = f"/{SERVICE}/{GET}"
         for channel in channels:
-            assert loop_thread().wait(_answer(channel.unary_unary(method), words(kind="status"), 2.0)) == b"0"
+            ends.callback(lambda channel=channel: loop_thread().wait(channel.close()))  # type: ignore[misc]
+            assert loop_thread().wait(_answer(channel.unary_unary(method), words(kind="status"), 5.0)) == b"0"
         assert refused_connections(nodes, 8)[6:] == [(1, "too many connections")] * 2
-        for channel in channels:
-            loop_thread().wait(channel.close())
 
 
 class Proxy:

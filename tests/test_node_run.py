@@ -114,7 +114,7 @@ def test_kill_9_in_each_phase(tmp_path: Path, profile: str) -> None:
     which there is one, cut its arcs.
     """
     limits = Limits(deadline=1.0, start_wait=30.0, strikes=1)
-    words = (f"profile={profile}", "steps=140", "warm_up.steps=40", "optimisation.premix_rounds=10", "warm_up.cool_down=0")
+    words = (f"profile={profile}", "steps=100", "warm_up.steps=20", "optimisation.premix_rounds=10", "warm_up.cool_down=0")
     paths = write_nodes(tmp_path, 4, *words, limits=limits, checkpoint_every=4, evaluate_every=4, loss=PACED)
     log, hold = paths[3].parent / "state" / LOG, tmp_path / "in-detection"
     others = [Running(path) for path in paths[:3]]
@@ -122,15 +122,15 @@ def test_kill_9_in_each_phase(tmp_path: Path, profile: str) -> None:
     def reached(step: int) -> bool:
         return log.exists() and any(line["event"] == "round" and line["step"] >= step for line in entries(log))
 
-    for place in (lambda: reached(8), hold.exists, lambda: reached(60)):
+    for place in (lambda: reached(8), hold.exists, lambda: reached(32)):
         node = in_process(paths[3], None if hold.exists() else HoldInDetection(hold))
         wait_until(place)
         node.kill()
         node.join(30)
         assert node.exitcode == -signal.SIGKILL
-    wait_until(lambda: all(one.run.progress.step >= 72 for one in others))  # without it
+    wait_until(lambda: all(one.run.progress.step >= 44 for one in others))  # without it
     node = in_process(paths[3])
-    wait_until(lambda: reached(100))
+    wait_until(lambda: reached(68))
     node.terminate()
     node.join(30)
     assert node.exitcode == 0
@@ -145,19 +145,19 @@ def test_kill_9_in_each_phase(tmp_path: Path, profile: str) -> None:
     assert [line["event"] for line in events].count("start") == 5
     restored = [line for line in events if line["event"] == "restored"]
     assert [line["phase"] for line in restored] == ["warm-up", "warm-up", "optimisation", "optimisation"]
-    assert 4 <= restored[0]["step"] <= restored[1]["step"] <= 40 < restored[2]["step"] < restored[3]["step"] == stopped["step"]
+    assert 4 <= restored[0]["step"] <= restored[1]["step"] <= 20 < restored[2]["step"] < restored[3]["step"] == stopped["step"]
     assert events[-1]["event"] == "end"
     assert verify_audit(log.with_name(AUDIT))[1] is None
     joined = [line for line in events if line["event"] == "behind"][-1]
     for run in runs:
         peer = run.session.peers[3]
-        assert run.progress.step == 140
-        assert peer.heard_at == 140
+        assert run.progress.step == 100
+        assert peer.heard_at == 100
         audit = [line for line in entries(run.state_folder / AUDIT) if line.get("peer") == 3]
         suspected, back = (next(line for line in audit if line["event"] == what) for what in ("suspected", "readmitted"))
         assert suspected["step"] < joined["joins"]
         assert back["time"] - joined["time"] < 5.0  # gRPC pauses up to a second, tens of these rounds, between attempts
-        assert peer.counts["heard"] > 70 or (profile == "paper" and "node-3" in run.progress.flagged)
+        assert peer.counts["heard"] > 50 or (profile == "paper" and "node-3" in run.progress.flagged)
 
 
 @pytest.mark.parametrize("point", ["sender", "receiver", "hardened"])

@@ -27,6 +27,7 @@ _RETRY = 0.05  # seconds between attempts while a neighbour cannot be reached
 _METADATA = 4096  # bytes of metadata of a call
 _AT = re.compile(r"(pending|gone) at (\d{1,10})")
 _PORT = re.compile(r"ipv4:127\.0\.0\.1:(\d{1,5})")
+_LONG = "Get in pieces"
 _TARGET = "grpc.ssl_target_name_override"
 
 
@@ -116,9 +117,10 @@ class Transport:
         ]
         channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
         self._channels[number] = channel
-        self._calls[number, GET] = channel.unary_stream(f"/{SERVICE}/{GET}")
-        # One piece is the answer to a question; as a stream it is read like all others, and no further than its limit.
-        self._calls[number, ASK] = channel.stream_stream(f"/{SERVICE}/{ASK}")
+        # An answer of one piece is read as one message, which costs less than a stream of one.
+        self._calls[number, GET] = channel.unary_unary(f"/{SERVICE}/{GET}")
+        self._calls[number, _LONG] = channel.unary_stream(f"/{SERVICE}/{GET}")
+        self._calls[number, ASK] = channel.stream_unary(f"/{SERVICE}/{ASK}")
 
     async def close(self) -> None:
         """Close all channels and the server."""
@@ -132,13 +134,13 @@ class Transport:
 
     async def fetch(self, number: int, method: str, tag: Tag, seconds: float, limit: int, body: bytes = b"") -> Body | Miss:
         """Bytes of a neighbour's message, `limit` at most, waited for up to a deadline; a Miss if it does not come."""
-        head = frame(self._run_id, tag)
-        start, loop = self._calls[number, method], asyncio.get_running_loop()
+        head, long = frame(self._run_id, tag), limit > PIECE
+        start, loop = self._calls[number, _LONG if long else method], asyncio.get_running_loop()
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0:
             call = start(head if method == GET else _question(head, body), timeout=left, wait_for_ready=True)
             try:
-                return await join_pieces(call, limit)
+                return await (join_pieces(call, limit) if long else _one_piece(call, limit))
             except Refused as refused:
                 call.cancel()
                 return Miss(refused.reason, refused=True)
@@ -265,6 +267,14 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, handler_call_details: Any) -> Any:
         return self._methods.get(handler_call_details.method, self._other)
+
+
+async def _one_piece(call: Awaitable[bytes], limit: int) -> bytes:
+    """The answer to a call; raises Refused beyond `limit` bytes."""
+    answer = await call
+    if len(answer) > limit:
+        raise Refused("too large")
+    return answer
 
 
 async def _question(head: bytes, body: bytes) -> AsyncIterator[bytes]:
