@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -32,6 +34,7 @@ SETTINGS = (
     *("detection.sample=identification", "optimisation.step_size=0.1", "optimisation.schedule=linear"),
     *("optimisation.batch=64", "optimisation.max_local_step=0.3", "optimisation.order=adapt-then-combine"),
 )
+_PORTS = range(20_000, 32_000)
 MODEL = "linear:inputs=784,outputs=10"
 """Softmax regression. It has converged after 60 rounds, so that accuracies with and without an attack can be compared."""
 
@@ -78,15 +81,15 @@ def prepare(folder: Path, *, nodes: int, byzantine: int, steps: int, seed: int =
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that are free at the moment."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Ports of loopback that are free at the moment, below those that systems give to outgoing connections."""
+    ports: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            ports.append(port)
+        if len(ports) == count:
+            break
+    return ports
 
 
 def _write_data(folders: list[Path], seed: int) -> int:
