@@ -9,7 +9,7 @@ import torch
 from bymi.aggregation import GeometricMedian
 from bymi.detection import Panel
 from bymi.detection.noise_filter import NoiseEdge
-from bymi.detection.panel import backward, farther, heterogeneity
+from bymi.detection.panel import backward, farther, heterogeneity, usual_distance
 from bymi.detection.robust_statistics import uniform
 from tests.neighbourhood_fixtures import LEVEL, Hall, draw_hall, evidence_of, found_in, heard, reasons_of
 from tests.reference import panel as by_definition
@@ -64,6 +64,19 @@ def test_the_whole_panel_where_nodes_differ(dim: int, attack: str, at_probe: boo
             assert [reasons_of(findings, hall, place) for place, hall in enumerate(halls)] == expected
 
 
+@pytest.mark.parametrize("known", [0.0, 0.2, 0.6])
+@pytest.mark.parametrize("spread", [0.0, 0.15, 0.4])
+def test_data_that_are_known_to_differ_are_judged_so_where_it_does_not_show(known: float, spread: float) -> None:
+    halls, panel = halls_of(40, "one far", spread), Panel(widen=2.0, mixed=0.25)
+    expected = [
+        by_definition.hear(hall.first, hall.second, hall.own, hall.origin, panel, LEVEL, True, known_degree=known)
+        for hall in halls
+    ]
+    findings = heard(halls, panel, known_degree=torch.full((len(halls), 1), known, dtype=torch.float64))
+    assert [reasons_of(findings, hall, place) for place, hall in enumerate(halls)] == expected
+    assert (findings.degree >= known).all() or known == 0
+
+
 def test_what_each_test_finds() -> None:
     """The comparison above is not one of empty sets: far rows alone, a crowd that points backward, at the probe only."""
     (hall,) = [draw_hall(neighbours=60, dim=40, seed=5, byzantine=("backward",) * 6, spread=2.0)]
@@ -101,14 +114,16 @@ def test_farther_and_backward_on_their_own(seed: int) -> None:
     random = np.random.default_rng(seed)
     count = int(random.integers(6, 60))
     values = random.chisquare(3, count) * random.choice([1.0, 3.0, 12.0], count, p=[0.7, 0.2, 0.1])
-    sizes = values / random.uniform(0.2, 1.0, count)
+    values -= random.choice([0.0, 1.0, 3.0])  # more of noise than of spread, for some seeds
+    sizes = np.abs(values) / random.uniform(0.2, 1.0, count)
     scores, lengths = (torch.from_numpy(part)[None] for part in (values, sizes))
     judged = torch.ones(1, count, dtype=torch.bool)
     alone, together = (torch.tensor([[bound]], dtype=torch.float64) for bound in (8.0, 4.0))
-    found, units = farther(scores, lengths, judged, alone, together)
+    unit = usual_distance(scores, judged)
+    found = farther(scores, lengths, judged, unit, alone, together)
     expected, usual = by_definition.farther(dict(enumerate(values.tolist())), dict(enumerate(sizes.tolist())), 8.0, 4.0)
     assert found_in(found)[0] == expected
-    np.testing.assert_allclose(units[0].numpy(), values / usual, rtol=1e-12)
+    assert float(unit) == pytest.approx(usual, rel=1e-12)
     hall = draw_hall(neighbours=count, dim=9, seed=seed, byzantine=("backward",) * (count // 5), spread=0.5)
     evidence = evidence_of([hall], points=False, zero=True)
     weights = GeometricMedian(iterations=1000, tolerance=1e-13).weights(evidence.first, evidence.valid)

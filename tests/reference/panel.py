@@ -250,8 +250,13 @@ def crowd(found: set[int], count: int) -> bool:
 
 
 def farther(values: dict[int, float], sizes: dict[int, float], alone: float, together: float) -> tuple[set[int], float]:
-    """Scores of `alone` times the median score, of `together` times for a crowd, cosines of 0.4; and that median."""
+    """Scores of `alone` times the usual one, of `together` times for a crowd, cosines of 0.4; and the usual one.
+
+    That is the median score, or a third of the noise of scores if it is less and some score is negative.
+    """
     usual = median(list(values.values()))
+    if any(value < 0 for value in values.values()):
+        usual = max(usual, usual_noise(list(values.values())) / 3)
     like = {row for row, value in values.items() if value >= 0.4 * sizes[row]}
     joint = {row for row in like if values[row] >= together * usual}
     found = {row for row in like if values[row] >= alone * usual}
@@ -341,8 +346,11 @@ def hear(
     at_probe: bool = False,
     *,
     answers_differ: bool = False,
+    known_degree: float = -1.0,
 ) -> list[str]:
     """The reason found for each row, "kept" for none: every test on those whom the ones before it have left.
+
+    `known_degree`: how much data differ as seen at another point.
 
     If `answers_differ` by receiver, copies and rows alike leave without a reason; a copy gets that of the row it repeats.
     """
@@ -398,7 +406,7 @@ def hear(
     mixed = 0.0
     if panel.mixed is not None:
         typical = median_weights(one)
-        mixed = min(degree(one, two, middle.weights), degree(one, two, typical))
+        mixed = max(known_degree, min(degree(one, two, middle.weights), degree(one, two, typical)))
         if mixed > panel.mixed:
             others = {
                 place: score for place, score in enumerate(scores(one, two, typical, cross_fit=cross_fit)) if place != mine

@@ -63,24 +63,29 @@ def judge_neighbours(
         excluded = seats.judged & torch.gather(suspended[group], 1, seats.at)
         evidence, origin, crossed, history_grams = claims.before(seats, rows)
         evidence = evidence.without(excluded)
-        findings = _hear(evidence, detector, quiet=probed is None)
         asked = seats.judged & ~excluded
-        code = torch.where(asked & ~evidence.judged, reason_code("not heard"), findings.code)
-        statistic = findings.statistic
-        guard_acted = findings.guard_acted
-        if probed is not None:
+        if probed is None:
+            findings = _hear(evidence, detector, quiet=True)
+            code, statistic, guard_acted = findings.code, findings.statistic, findings.guard_acted
+            code = torch.where(asked & ~evidence.judged, reason_code("not heard"), code)
+        else:
             probe_evidence = probed.before(seats, None).evidence.without(excluded)
             probe_findings = _hear(probe_evidence, detector, quiet=True)
-            extra = torch.where(asked & ~probe_evidence.judged, reason_code("not heard"), probe_findings.code)
+            findings = _hear(evidence, detector, quiet=False, known_degree=probe_findings.degree)
+            code, extra = (
+                torch.where(asked & ~there.judged, reason_code("not heard"), found.code)
+                for there, found in ((evidence, findings), (probe_evidence, probe_findings))
+            )
             new = (code == 0) & (extra != 0)
-            code, statistic = torch.where(new, extra, code), torch.where(new, probe_findings.statistic, statistic)
+            code, statistic = torch.where(new, extra, code), torch.where(new, probe_findings.statistic, findings.statistic)
             code, failed = _guard(code, asked, panel.guard)
-            guard_acted = guard_acted | probe_findings.guard_acted | failed
+            guard_acted = findings.guard_acted | probe_findings.guard_acted | failed
         if update_tests is not None:
             bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
             noise = unasked * evidence.difference2 / 4
+            alike = findings.degree <= (torch.inf if panel.mixed is None else panel.mixed)
             code, statistic, failed = update_tests.judge(
-                seats, asked, evidence, history_grams, crossed, noise, code, statistic, watch, bounds, panel.guard
+                seats, asked, evidence, history_grams, crossed, noise, alike, code, statistic, watch, bounds, panel.guard
             )
             guard_acted = guard_acted | failed
         verdict.mean_claim[group] = _mean_claim(evidence, origin, code)
@@ -120,7 +125,7 @@ def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Te
     return torch.where(failed & ~kept, torch.zeros_like(code), code), failed.squeeze(1)
 
 
-def _hear(evidence: Evidence, detector: Detector, *, quiet: bool) -> Findings:
+def _hear(evidence: Evidence, detector: Detector, *, quiet: bool, known_degree: Tensor | None = None) -> Findings:
     """Findings of the panel. `quiet`: whether too little noise is a reason.
 
     It is none at a receiver's own point if there is a probe: where a neural network fits all samples of an honest node, that
@@ -131,7 +136,7 @@ def _hear(evidence: Evidence, detector: Detector, *, quiet: bool) -> Findings:
     panel = detector.panel if quiet else replace(detector.panel, low=None)
     level = {"fdr_level": detector.fdr_level, "offset": detector.offset}
     how = {"centre": detector.centre, "cross_fit": detector.cross_fit, "answers_differ": True}
-    return hear(evidence, panel, **how, **level)  # type: ignore[arg-type]
+    return hear(evidence, panel, **how, **level, known_degree=known_degree)  # type: ignore[arg-type]
 
 
 class _UpdateTests:
@@ -161,6 +166,7 @@ class _UpdateTests:
         history_grams: Sequence[Tensor] | None,
         crossed: Sequence[Tensor] | None,
         noise: Tensor,
+        alike: Tensor,
         code: Tensor,
         statistic: Tensor,
         watch: Watch,
@@ -169,7 +175,8 @@ class _UpdateTests:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Reason codes and statistics with tests on the update history, and whether the guard dropped these [b].
 
-        `history_grams`: products of it [b, n, n] of each kind, if it came with the claims.
+        `history_grams`: products of it [b, n, n] of each kind, if it came with the claims. `alike` [b, 1]: the neighbours' data
+        are of one distribution. Otherwise the cloud of updates is wide by itself, and there is no test on joint shifts of it.
         """
         limit = (torch.inf if guard is None else guard) * asked.sum(1, keepdim=True)
         own = seats.taken & ~seats.judged
@@ -209,7 +216,8 @@ class _UpdateTests:
                 matrices = (products, claims.middle, crossed[kind], noise)
                 note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, watch.deed * wider, left()))
             if watch.joint is not None:
-                note("joint update", *joint_test(products, points, *rows_of(), watch.joint * wider, wider))
+                flagged, z = joint_test(products, points, *rows_of(), watch.joint * wider, wider)
+                note("joint update", flagged & alike, z)
         return code, statistic, failed.squeeze(1)
 
 

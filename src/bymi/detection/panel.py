@@ -34,6 +34,7 @@ class Findings:
     guard_acted: Tensor  # [b] bool: the guard acted
     weights: Tensor  # [b, n] of the centre
     pull: Tensor  # [b] length of a shift of a neighbour's gradient whose score is at the bound
+    degree: Tensor  # [b, 1] of heterogeneity
 
     @property
     def flagged(self) -> Tensor:
@@ -49,8 +50,12 @@ def hear(
     centre: SetRule,
     cross_fit: bool,
     answers_differ: bool = False,
+    known_degree: Tensor | None = None,
 ) -> Findings:
     """Judge every neighbour: the first test that flags it gives the reason, and flagged rows leave later estimates.
+
+    `known_degree` [b, 1]: degree of heterogeneity at another point, which counts where it is the larger one. Data that differ
+    do so at every point, but gradients at a trained model may be too short to show it.
 
     `answers_differ`: neighbours may tell each receiver something else, so that one can repeat another to have it flagged.
     Copies, and rows alike, then leave the estimates but are not flagged for that alone: their updates decide.
@@ -106,7 +111,7 @@ def hear(
     wider = panel.wider(remaining.count)
     degree, weights = torch.zeros_like(wider), middle.weights
     if panel.mixed is not None:
-        degree, weights = heterogeneity(remaining, middle.weights, panel.mixed)
+        degree, weights = heterogeneity(remaining, middle.weights, panel.mixed, known_degree)
     different = torch.zeros_like(degree, dtype=torch.bool) if panel.mixed is None else degree > panel.mixed
     scores, lengths = remaining.scores(weights, cross_fit=cross_fit), remaining.lengths(weights)
     if panel.strong is None:
@@ -122,10 +127,10 @@ def hear(
         note(flagged & ~different & (units >= _SEVERE * bound), "extreme score", units)
     note(flagged & ~different, "score", units)
     if bool(different.any()):
-        far, spreads = farther(scores, lengths, remaining.judged, panel.far * wider, panel.far_joint * wider)
-        bound = torch.where(different, panel.far * wider, bound)
-        unit = torch.where(different, median(scores, remaining.judged), unit)
-        units = torch.where(different, spreads, units)
+        usual = usual_distance(scores, remaining.judged)
+        far = farther(scores, lengths, remaining.judged, usual, panel.far * wider, panel.far_joint * wider)
+        bound, unit = torch.where(different, panel.far * wider, bound), torch.where(different, usual, unit)
+        units = torch.where(different, scores / usual, units)
         note(far & different & (units >= _SEVERE * bound), "extreme score", units)
         note(far & different, "far", units)
         if panel.backward is not None and evidence.zero is not None:
@@ -151,7 +156,7 @@ def hear(
         code, guard_acted = _guard(code, hard, screened, remaining, panel.guard)
     statistic = torch.where((code == 0) & remaining.judged, units, statistic)
     scores, pull = torch.where(evidence.judged, scores, torch.nan), (bound * unit).clamp_min(0.0).sqrt().squeeze(1)
-    return Findings(code, statistic, scores, middle.filtered_weight, guard_acted, weights, pull)
+    return Findings(code, statistic, scores, middle.filtered_weight, guard_acted, weights, pull, degree)
 
 
 def absurd(evidence: Evidence) -> Tensor:
@@ -255,6 +260,7 @@ def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tu
 _QUANTILE = 0.3  # with 40 % of Byzantine rows above it, it is the median of the honest ones
 _ERRORS = 2.0
 _LEAST_COSINE = 0.4  # below it a shift is smaller than the noise
+_NOISE_UNITS = 3.0  # least unit of scores where data differ, as a part of their noise
 _CROWD, _CROWD_SHARE = 4, 0.08  # rows, and share of all, that make a crowd
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)
 _NORMAL = 1.4826
@@ -262,20 +268,22 @@ _COMMON = 0.5  # usual cosine with the mean gradient from which there is a commo
 _BACK = 0.2  # share of the usual cosine, with the other sign, that counts as backward
 
 
-def heterogeneity(evidence: Evidence, weights: Tensor, mixed: float) -> tuple[Tensor, Tensor]:
+def heterogeneity(evidence: Evidence, weights: Tensor, mixed: float, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Degree of heterogeneity [b, 1], and weights [b, n] of the centre: `weights` [b, n], or a geometric median.
 
     The degree is the 30 % quantile over nodes of the cosine of x1 - c1 and x2 - c2, which estimates |b|^2 / (|b|^2 +
     |noise|^2), minus twice its error: zero or less for alike nodes, up to 1. It is the smaller of those about the centre of
     `weights` and about the geometric median, which is the centre where the degree exceeds `mixed`: a noise edge does not exist
-    there.
+    there. A `known` degree [b, 1] counts where it is larger.
     """
     degree = _quantile(evidence.cosines(weights), evidence.valid)
-    active = (degree > 0).squeeze(1).nonzero().flatten()
+    known = degree.clamp_max(0.0) if known is None else known
+    active = (torch.maximum(degree, known) > 0).squeeze(1).nonzero().flatten()
     if len(active):
         part = evidence.of(active)
         middle = _MIDDLE.weights(part.first, part.valid)
         both = torch.minimum(degree[active], _quantile(part.cosines(middle), part.valid))
+        both = torch.maximum(both, known[active])
         degree = degree.index_copy(0, active, both)
         weights = weights.index_copy(0, active, torch.where(both > mixed, middle, weights[active]))
     return degree, weights
@@ -288,16 +296,23 @@ def _quantile(values: Tensor, among: Tensor) -> Tensor:
     return torch.where(count > 0, ordered.gather(1, at) - _ERRORS * spread(values, among) / count.clamp_min(1).sqrt(), 0.0)
 
 
-def farther(scores: Tensor, lengths: Tensor, judged: Tensor, alone: Tensor, together: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to flag [b, n], and each score in units of the usual |b|^2 [b, n]: the median score.
+def usual_distance(scores: Tensor, judged: Tensor) -> Tensor:
+    """Unit of scores where data differ [b, 1]: the median score, an estimate of the usual |b|^2, if that exceeds the noise.
 
-    Flagged: scores of `alone` units, and of `together` units if a crowd has them. Both halves must point the same way, by a
-    cosine for vectors of these `lengths` |x1 - c1| |x2 - c2| [b, n].
+    At a trained model gradients are short and the median score can be near zero. With a third of the noise of scores as the
+    least unit, the bounds of 24 and 15 units are the 8 and 5 noise units that alike nodes have.
     """
-    units = scores / median(scores, judged).clamp_min(_TINY)
+    return torch.maximum(median(scores, judged), noise_of(scores, judged).nan_to_num(0.0) / _NOISE_UNITS).clamp_min(_TINY)
+
+
+def farther(scores: Tensor, lengths: Tensor, judged: Tensor, unit: Tensor, alone: Tensor, together: Tensor) -> Tensor:
+    """Rows to flag [b, n]: scores of `alone` units [b, 1], and of `together` units if a crowd has them.
+
+    Both halves must point the same way, by a cosine for vectors of these `lengths` |x1 - c1| |x2 - c2| [b, n].
+    """
     far = judged & (scores >= _LEAST_COSINE * lengths)
-    joint = far & (units >= together)
-    return far & (units >= alone) | joint & _crowd(joint, judged), units
+    joint = far & (scores >= together * unit)
+    return far & (scores >= alone * unit) | joint & _crowd(joint, judged)
 
 
 def backward(evidence: Evidence, among: Tensor, weights: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
