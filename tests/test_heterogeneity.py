@@ -119,9 +119,9 @@ def test_farther_and_backward_on_their_own(seed: int) -> None:
     scores, lengths = (torch.from_numpy(part)[None] for part in (values, sizes))
     judged = torch.ones(1, count, dtype=torch.bool)
     alone, together = (torch.tensor([[bound]], dtype=torch.float64) for bound in (8.0, 4.0))
-    unit = usual_distance(scores, judged)
+    unit = usual_distance(scores, judged, 0.3)
     found = farther(scores, lengths, judged, unit, alone, together)
-    expected, usual = by_definition.farther(dict(enumerate(values.tolist())), dict(enumerate(sizes.tolist())), 8.0, 4.0)
+    expected, usual = by_definition.farther(dict(enumerate(values.tolist())), dict(enumerate(sizes.tolist())), 8.0, 4.0, 0.3)
     assert found_in(found)[0] == expected
     assert float(unit) == pytest.approx(usual, rel=1e-12)
     hall = draw_hall(neighbours=count, dim=9, seed=seed, byzantine=("backward",) * (count // 5), spread=0.5)

@@ -249,14 +249,16 @@ def crowd(found: set[int], count: int) -> bool:
     return len(found) >= max(4.0, 0.08 * count)
 
 
-def farther(values: dict[int, float], sizes: dict[int, float], alone: float, together: float) -> tuple[set[int], float]:
+def farther(
+    values: dict[int, float], sizes: dict[int, float], alone: float, together: float, share: float
+) -> tuple[set[int], float]:
     """Scores of `alone` times the usual one, of `together` times for a crowd, cosines of 0.4; and the usual one.
 
-    That is the median score, or a third of the noise of scores if it is less and some score is negative.
+    That is the median score, or a share of the noise of scores if it is less and some score is negative.
     """
     usual = median(list(values.values()))
     if any(value < 0 for value in values.values()):
-        usual = max(usual, usual_noise(list(values.values())) / 3)
+        usual = max(usual, share * usual_noise(list(values.values())))
     like = {row for row, value in values.items() if value >= 0.4 * sizes[row]}
     joint = {row for row in like if values[row] >= together * usual}
     found = {row for row in like if values[row] >= alone * usual}
@@ -412,7 +414,7 @@ def hear(
                 place: score for place, score in enumerate(scores(one, two, typical, cross_fit=cross_fit)) if place != mine
             }
             sizes = dict(enumerate(lengths(one, two, typical)))
-            found, usual = farther(others, sizes, panel.far * wider, panel.far_joint * wider)
+            found, usual = farther(others, sizes, panel.far * wider, panel.far_joint * wider, panel.strong / panel.far)
             note(rows, {place for place in found if others[place] >= 3 * panel.far * wider * usual}, "extreme score")
             note(rows, found, "far")
             if at_probe:

@@ -32,6 +32,7 @@ from bymi.detection.update_history import UpdateHistory, by_kind
 from bymi.detection.verdict import FIRM, HARD, Verdict, reason_code
 
 _COPY = 1e-3  # of the usual distance between update histories: the same history
+_MOSTLY = 0.5  # least share of rounds far out that counts where data differ
 _FEW_ROUNDS = 10  # least denominator of a share of rounds: one refused message means little
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # centre of update histories, whose noise edge is unknown
 
@@ -80,10 +81,10 @@ def judge_neighbours(
             code, statistic = torch.where(new, extra, code), torch.where(new, probe_findings.statistic, findings.statistic)
             code, failed = _guard(code, asked, panel.guard)
             guard_acted = findings.guard_acted | probe_findings.guard_acted | failed
+        alike = findings.degree <= (torch.inf if panel.mixed is None else panel.mixed)
         if update_tests is not None:
             bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
             noise = unasked * evidence.difference2 / 4
-            alike = findings.degree <= (torch.inf if panel.mixed is None else panel.mixed)
             code, statistic, failed = update_tests.judge(
                 seats, asked, evidence, history_grams, crossed, noise, alike, code, statistic, watch, bounds, panel.guard
             )
@@ -95,6 +96,7 @@ def judge_neighbours(
         seats.spread(statistic, verdict.statistic)
         verdict.filtered_weight[group], verdict.guard_acted[group] = findings.filtered_weight, guard_acted
         verdict.pull[group] = findings.pull
+        verdict.different[group] = ~alike.squeeze(1)
     return verdict
 
 
@@ -192,7 +194,9 @@ class _UpdateTests:
 
         counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
         refused = counts / max(_FEW_ROUNDS, self._rounds)
-        note("fuse", asked & (refused > watch.fuse_share), refused)
+        # Where data differ, so do models: an honest node is far out now and then, an attacker all the time.
+        most = torch.where(alike, watch.fuse_share, max(watch.fuse_share, _MOSTLY))
+        note("fuse", asked & (refused > most), refused)
         for kind in range(len(self._history.rates)):
             if history_grams is None:
                 rows, at = self._rows[kind], self.rows(seats)
@@ -233,6 +237,7 @@ def _blank(arcs: Tensor) -> Verdict:
         guard_acted=torch.zeros(shape[0], dtype=torch.bool, device=device),
         pull=torch.full(shape[:1], torch.nan, dtype=torch.float64, device=device),
         mean_claim=torch.full(shape[:1], torch.nan, dtype=torch.float64, device=device),
+        different=torch.zeros(shape[0], dtype=torch.bool, device=device),
     )
 
 

@@ -127,7 +127,7 @@ def hear(
         note(flagged & ~different & (units >= _SEVERE * bound), "extreme score", units)
     note(flagged & ~different, "score", units)
     if bool(different.any()):
-        usual = usual_distance(scores, remaining.judged)
+        usual = usual_distance(scores, remaining.judged, (panel.strong or 0.0) / panel.far)
         far = farther(scores, lengths, remaining.judged, usual, panel.far * wider, panel.far_joint * wider)
         bound, unit = torch.where(different, panel.far * wider, bound), torch.where(different, usual, unit)
         units = torch.where(different, scores / usual, units)
@@ -260,7 +260,6 @@ def _screen(evidence: Evidence, values: Tensor, high: Tensor, low: Tensor) -> tu
 _QUANTILE = 0.3  # with 40 % of Byzantine rows above it, it is the median of the honest ones
 _ERRORS = 2.0
 _LEAST_COSINE = 0.4  # below it a shift is smaller than the noise
-_NOISE_UNITS = 3.0  # least unit of scores where data differ, as a part of their noise
 _CROWD, _CROWD_SHARE = 4, 0.08  # rows, and share of all, that make a crowd
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)
 _NORMAL = 1.4826
@@ -296,13 +295,14 @@ def _quantile(values: Tensor, among: Tensor) -> Tensor:
     return torch.where(count > 0, ordered.gather(1, at) - _ERRORS * spread(values, among) / count.clamp_min(1).sqrt(), 0.0)
 
 
-def usual_distance(scores: Tensor, judged: Tensor) -> Tensor:
-    """Unit of scores where data differ [b, 1]: the median score, an estimate of the usual |b|^2, if that exceeds the noise.
+def usual_distance(scores: Tensor, judged: Tensor, noise_share: float) -> Tensor:
+    """Unit of scores where data differ [b, 1]: the median score, which estimates the usual |b|^2, or a share of their noise.
 
-    At a trained model gradients are short and the median score can be near zero. With a third of the noise of scores as the
-    least unit, the bounds of 24 and 15 units are the 8 and 5 noise units that alike nodes have.
+    At a trained model gradients are short, and the median score can be near zero. With the share strong / far as the least
+    unit, no bound is below that of alike nodes.
     """
-    return torch.maximum(median(scores, judged), noise_of(scores, judged).nan_to_num(0.0) / _NOISE_UNITS).clamp_min(_TINY)
+    noise = noise_of(scores, judged).nan_to_num(0.0)
+    return torch.maximum(median(scores, judged), noise_share * noise).clamp_min(_TINY)
 
 
 def farther(scores: Tensor, lengths: Tensor, judged: Tensor, unit: Tensor, alone: Tensor, together: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ class Verdict:
     by_rule: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: too few to judge, mixes by the warm-up rule
     pull: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] shift of a gradient below which one neighbour is kept
     mean_claim: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] length of the mean gradient that kept nodes claim
+    different: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the data of honest neighbours differ
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """The verdict per sender, from one per message."""
@@ -93,7 +94,8 @@ class Suspensions:
     """Remaining windows of suspension and number of severe flags, per neighbour [B, M].
 
     A mild flag, which an honest node may get by chance, ends at the next detection. A severe one lasts 4, 8, ... windows, up to
-    `longest`: with shorter terms teams of attackers could take turns.
+    `longest`: with shorter terms teams of attackers could take turns. Where the data of honest nodes differ, some of them stand
+    out for a while like attackers: terms are 1, 2, 4, ... windows there.
     """
 
     left: Tensor  # [B, M] int64: detections for which the node stays flagged
@@ -119,6 +121,7 @@ class Suspensions:
         # A clean detection removes one strike.
         clean = ~verdict.flagged & ~self.suspended
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)
-        terms = (2 ** (1 + strikes.clamp_max(30))).clamp_max(self.longest)
+        less = 2 * verdict.different.to(strikes)[:, None] if verdict.different.numel() else 0
+        terms = (2 ** (1 + strikes.clamp_max(30) - less).clamp_min(0)).clamp_max(self.longest)
         left = torch.where(severe, torch.maximum(terms, self.left), self.left)
         return Suspensions((left - 1).clamp_min(0), strikes, self.longest), verdict.keeping(left > 0)
