@@ -84,8 +84,8 @@ def test_what_each_test_finds() -> None:
     assert set(reasons_of(heard([hall], zero=True), hall)[6:]) == {"kept"}
     assert set(reasons_of(heard([hall]), hall)) == {"kept"}
     far = hall.chosen(range(6, 61))
-    far.first[0] += 10
-    far.second[0] += 10
+    far.first[0] += 40
+    far.second[0] += 40
     assert reasons_of(heard([far]), far)[0] in ("far", "extreme score")
 
 
