@@ -93,7 +93,7 @@ def test_no_number_in_the_schema_lacks_a_bound() -> None:
 
 @pytest.mark.parametrize("key", sorted(keys(int)))
 def test_an_integer_beyond_its_bound_is_refused(key: str) -> None:
-    bound = {"seed=": 2**63 - 1, "steps=": 10**7, "optimisation.premix_rounds=": 10**6}.get(key, 10**9)
+    bound = {"seed=": 2**63 - 1, "steps=": 10**7, "optimisation.premix_rounds=": 10**6, "redraw_graphs=": 1000}.get(key, 10**9)
     for value in (bound + 1, 2**63, 10**30):
         line = refusal(key, str(value))
         assert f"got {value}, allowed: " in line

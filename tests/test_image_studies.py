@@ -301,7 +301,7 @@ def test_a_fast_study_is_exported_as_resolved_specs(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("table-cifar",), "'table-cifar': unknown study, allowed: scenario-a, scenario-b, "),
+        (("table-cifar",), "'table-cifar': unknown study; did you mean 'table-fashion'?; allowed: scenario-a, scenario-b, "),
         (("table-mnist", "--only", "recever"), "--only: got 'recever', allowed: "),
         (("scenario-a", "--only", "receiver"), "--only: got ['receiver'], allowed: "),
         (("table-mnist", "--mu", "1"), "--mu or --dim: got "),
