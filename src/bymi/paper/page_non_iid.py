@@ -128,7 +128,8 @@ def figure(runs: Runs) -> Figure:
     """Accuracy and honest edges lost over partitions, MNIST, no attackers and sign flip."""
     chart = Figure(figsize=(9, 5.5), layout="constrained")
     axes = chart.subplots(2, 2, sharex=True, squeeze=False)
-    places = {partition: place for place, partition in enumerate(PARTITIONS)}
+    measured = [partition for partition in PARTITIONS if any(key[:2] == ("mnist", partition) for key in runs)]
+    places = {partition: place for place, partition in enumerate(measured)}
     for column, attack in enumerate(("none", "sign flip")):
         for colour, who in zip(COLOURS, COLUMNS, strict=False):
             for row, key in enumerate(("acc_normal", "honest_edge_loss")):
@@ -139,7 +140,7 @@ def figure(runs: Runs) -> Figure:
                 ]
                 if points:
                     across, up = zip(*points, strict=True)
-                    axes[row][column].plot(across, up, "o-", color=colour, label=who, markersize=4)
+                    axes[row][column].plot(across, up, "o", color=colour, label=who, markersize=6)
         axes[0][column].set_title(f"MNIST, {attack}")
         axes[1][column].set_xticks(list(places.values()), list(places), rotation=40, ha="right")
     axes[0][0].set_ylabel("accuracy of honest nodes, %")
