@@ -20,9 +20,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bymi.distributed.execution import Host
-from bymi.distributed.launch import ranks
-from bymi.distributed.memory_allocator import keep_memory
+from bymi.distributed.execution_settings import Host
+from bymi.distributed.glibc_memory import keep_memory
+from bymi.distributed.join_process_group import ranks
 from bymi.experiment import load
 from bymi.report.tables import plain_table
 from bymi.runs import run

@@ -31,9 +31,9 @@ import torch
 from rich.console import Console
 
 from bymi.core.linalg import norms
-from bymi.distributed.execution import Host
-from bymi.distributed.launch import ranks
-from bymi.distributed.memory_allocator import keep_memory
+from bymi.distributed.execution_settings import Host
+from bymi.distributed.glibc_memory import keep_memory
+from bymi.distributed.join_process_group import ranks
 from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.report.tables import plain_table

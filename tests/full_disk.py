@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bymi.node import node_checkpoints
-from bymi.node.journal import AUDIT, LOG, verify_audit
+from bymi.node.event_log import AUDIT, LOG, verify_audit
 from bymi.node.run_node import CHECKPOINTS, NodeRun
 from bymi.training.state import Snapshot
 from tests.node_fixtures import entries

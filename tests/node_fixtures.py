@@ -20,7 +20,7 @@ from torch.nn import functional as nnf
 from bymi.experiment import load
 from bymi.netdemo.demo import _free_ports
 from bymi.node.identity import certificate_der, write_identity
-from bymi.node.net_init import make_roster
+from bymi.node.make_roster import make_roster
 from bymi.node.own_data import describe, load_model
 from bymi.node.roster import Limits, Member, roster_toml
 from bymi.node.run_node import NodeRun

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.attacks import ATTACKS, Adaptive, Adversary, AttackContext, Timetable
-from bymi.attacks.adaptive import Copies, Frame, Inflate, Kin, Retreat, Rotation, ShiftWithDecoys, Wobble
+from bymi.attacks.detection_aware import Copies, Frame, Inflate, Kin, Retreat, Rotation, ShiftWithDecoys, Wobble
 from bymi.core.errors import InputError
 from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, SECOND_HALF

@@ -15,7 +15,7 @@ import pytest
 
 from bymi.core import files
 from bymi.core.errors import InputError, StorageError
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.experiment import Spec, load, run
 from bymi.paper import study_scenarios as studies
 from bymi.paper.page_scenarios import draw

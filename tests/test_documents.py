@@ -41,7 +41,7 @@ PAGES = [
     *sorted((ROOT / "benchmarks").glob("*.md")),
 ]
 
-BY_HAND = [page for page in PAGES if page.name != "CHANGELOG.md" and "results" not in page.parts]
+BY_HAND = [page for page in PAGES if page.name != "CHANGELOG.md" and "results" not in page.relative_to(ROOT).parts]
 
 
 def blocks(text: str, language: str) -> list[str]:

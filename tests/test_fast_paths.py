@@ -11,7 +11,7 @@ from bymi import RULES, Adversary, ErdosRenyi, Graph, LocalNetwork, Round
 from bymi.aggregation import CAF
 from bymi.aggregation.filtering import top_eigenpair
 from bymi.attacks.gradient import Zero
-from bymi.attacks.malformed_messages import Huge, Inf, MessageAttack, NaN, Silent
+from bymi.attacks.substituted_messages import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.core import message_usage as usage
 from bymi.core.inbox import Inbox
 from bymi.core.linalg import ascending, inner_of_both, join, lower_median, norms_surely_below

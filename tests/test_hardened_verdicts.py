@@ -26,7 +26,7 @@ from bymi.detection import (
     judge_neighbours,
 )
 from bymi.detection import (
-    hardened as tribunal,
+    hardened_detection as tribunal,
 )
 from bymi.detection.clipping import shorten
 from bymi.detection.evidence import Evidence, NeighbourIndex

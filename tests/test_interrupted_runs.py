@@ -20,7 +20,7 @@ import torch
 
 from bymi.core import list_graph as sparse
 from bymi.core.size_limits import LIMITS
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import checkpoints

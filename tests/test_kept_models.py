@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import bymi
 from bymi.core.errors import StorageError
-from bymi.distributed.execution import Host, KeepModels
+from bymi.distributed.execution_settings import Host, KeepModels
 from bymi.distributed.gathered_rounds import Held
 from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run

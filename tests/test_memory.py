@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from bymi import Inbox
-from bymi.distributed import memory_allocator as memory
+from bymi.distributed import glibc_memory as memory
 
 PROGRAM = """
 import json, torch
-from bymi.distributed.memory_allocator import keep_memory, let_go
+from bymi.distributed.glibc_memory import keep_memory, let_go
 
 def held():
     lines = open("/proc/self/status").read().splitlines()

@@ -16,7 +16,7 @@ from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS
 from bymi.core.topology import Complete, ErdosRenyi
 from bymi.detection import Detector, Panel, Watch
-from bymi.detection.detector import Pruning
+from bymi.detection.detection_settings import Pruning
 from bymi.runs.simulate import local_network
 from tests.reference.graphs import prune_mutually
 from tests.reference.scenes import draw_scene

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from bymi.core.errors import InputError
 from bymi.node import node_checkpoints, run_node
-from bymi.node.journal import AUDIT, LOG, Journal, verify_audit
+from bymi.node.event_log import AUDIT, LOG, Journal, verify_audit
 from bymi.node.own_data import LOSSES, OwnProblem, load_model, load_samples
 from bymi.node.roster import Limits, read_roster
 from bymi.node.run_node import NodeRun, StopError

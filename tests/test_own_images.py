@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bymi import InputError
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.problems import ModuleProblem, Shards, lenet

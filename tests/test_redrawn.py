@@ -11,13 +11,13 @@ import torch
 from bymi import RULES, Adversary, ErdosRenyi, LocalNetwork, Plan, Ring, Round, simulate
 from bymi.core.errors import InputError
 from bymi.core.random_streams import stream
-from bymi.core.redrawn import RedrawnGraph, RedrawnNetwork
+from bymi.core.time_varying_graph import RedrawnGraph, RedrawnNetwork
 from bymi.core.topic import PARAMETERS
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.experiment.train import train
-from bymi.node.net_init import _edges
+from bymi.node.make_roster import _edges
 from bymi.runs import run_all
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import lay_out

@@ -11,7 +11,7 @@ import torch
 from bymi import Detector, InputError, Plan
 from bymi.detection import CENTRES, identify
 from bymi.detection.robust_means import StabilityFilter, capped
-from bymi.detection.scale import MedianDeviation
+from bymi.detection.score_matrix import MedianDeviation
 from tests.reference import robust_means
 
 

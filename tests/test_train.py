@@ -20,7 +20,7 @@ import bymi
 from bymi import InputError, datasets
 from bymi.attacks import SignFlip, VectorAttack
 from bymi.core.random_streams import stream
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.experiment import load
 from bymi.problems import lenet, start_of
 from bymi.runs import run_folder as store

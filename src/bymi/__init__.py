@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bymi.core.network import LocalNetwork, Network, Outgoing
     from bymi.core.protocol_deviation import Deviation
     from bymi.core.random_streams import Stream, stream
-    from bymi.core.redrawn import RedrawnGraph
+    from bymi.core.time_varying_graph import RedrawnGraph
     from bymi.core.topic import Topic
     from bymi.core.topology import TOPOLOGIES, Complete, EdgeFile, ErdosRenyi, Regular, Ring
     from bymi.detection import ArrayVerdict, Detector, Identity, Panel, Principal, Verdict, Watch, identify
@@ -129,7 +129,7 @@ _ROOMS = (
         "core.inbox",
         "core.topic",
         "core.network",
-        "core.redrawn",
+        "core.time_varying_graph",
     ),
     *("aggregation", "problems", "detection", "attacks"),
     *(

@@ -34,7 +34,7 @@ from bymi.commands.running import bar, run_specs
 from bymi.core.errors import BymiError, InputError, StorageError, require, system_refusal
 from bymi.core.files import refuse_link
 from bymi.core.interrupts import INTERRUPTED, SENTENCE
-from bymi.distributed.memory_allocator import keep_memory
+from bymi.distributed.glibc_memory import keep_memory
 from bymi.node_cli import net_app, node_app
 
 app = typer.Typer(
@@ -92,7 +92,7 @@ def run(
     track: Track = None,
 ) -> None:
     """Run an experiment and print its table. Without arguments: the paper's Scenario A. Under torchrun: over all ranks."""
-    from bymi.distributed.launch import ranks
+    from bymi.distributed.join_process_group import ranks
     from bymi.experiment import load
     from bymi.report import figures, tables
     from bymi.runs import run_folder as store
@@ -181,7 +181,7 @@ def reproduce(
     timeout: Timeout = 60.0,
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
-    from bymi.distributed.launch import ranks
+    from bymi.distributed.join_process_group import ranks
     from bymi.paper import study_detect_level as detect_level
     from bymi.paper.computed_studies import COMPUTED
     from bymi.paper.find_study import find_study

@@ -111,7 +111,7 @@ def ban(path: NodeFile, name: Annotated[str, typer.Argument(help="A neighbour.")
 @node_app.command()
 def audit(path: Annotated[Path, typer.Argument(help="An audit.jsonl.")]) -> None:
     """Check that no line of an audit log was changed, removed or inserted."""
-    from bymi.node.journal import require_intact
+    from bymi.node.event_log import require_intact
 
     print(f"{require_intact(path)} lines, chain intact")
 
@@ -129,7 +129,7 @@ def init(
 ) -> None:
     """Write the roster that all owners agree on, and print the run id."""
     from bymi.experiment import load
-    from bymi.node.net_init import make_roster, read_members
+    from bymi.node.make_roster import make_roster, read_members
     from bymi.node.own_data import describe, load_model
     from bymi.node.roster import Limits, roster_toml
 

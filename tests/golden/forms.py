@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bymi import Snapshot, State, simulate
 from bymi.core.size_limits import LIMITS
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.runs.resolved_spec import ResolvedSpec

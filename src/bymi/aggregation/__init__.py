@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bymi.aggregation.average import Average
 from bymi.aggregation.balance import BALANCE
 from bymi.aggregation.base import (
     Around,
@@ -29,13 +28,14 @@ from bymi.aggregation.clipping import Clipping
 from bymi.aggregation.faba import FABA
 from bymi.aggregation.filtering import Filtering
 from bymi.aggregation.geometric_median import GeometricMedian
+from bymi.aggregation.gradient_estimators import LocalGradient, LocalSamples, Memory
 from bymi.aggregation.ios import IOS
 from bymi.aggregation.krum import Krum
-from bymi.aggregation.local_gradient import LocalGradient, LocalSamples, Memory
 from bymi.aggregation.mda import MDA
 from bymi.aggregation.meamed import Meamed
 from bymi.aggregation.mean import Mean
 from bymi.aggregation.median import Median
+from bymi.aggregation.mixing_average import Average
 from bymi.aggregation.momentum import Momentum
 from bymi.aggregation.monna import MoNNA
 from bymi.aggregation.multi_krum import MultiKrum

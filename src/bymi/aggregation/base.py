@@ -18,13 +18,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bymi.aggregation.local_gradient import LocalGradient, MiniBatch
+from bymi.aggregation.gradient_estimators import LocalGradient, MiniBatch
 from bymi.core.errors import InputError, require
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import VectorStack, ascending, on_host
 from bymi.core.named_parts import Checked
 from bymi.core.neighbourhoods import Need, Neighbourhoods, of_members, of_sets, over_rows, reduce_members
-from bymi.core.threads import in_threads
+from bymi.core.threaded_work import in_threads
 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
 

@@ -13,7 +13,7 @@ from bymi.aggregation.base import SetRule, waits
 from bymi.core.errors import require
 from bymi.core.linalg import gather_members, on_host
 from bymi.core.neighbourhoods import Need, Neighbourhoods
-from bymi.core.threads import in_threads
+from bymi.core.threaded_work import in_threads
 
 _SQUARINGS = 30
 _AT_A_TIME = 5  # squarings between two divisions: n^-32 is no underflow

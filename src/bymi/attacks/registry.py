@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from bymi.attacks.adaptive import (
+from bymi.attacks.base import PARTS, Level, PerReceiver, VectorAttack
+from bymi.attacks.common_push import Shift, Steer, TrainingShift, Victim
+from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
+from bymi.attacks.detection_aware import (
     Adaptive,
     Copies,
     Fitted,
@@ -18,9 +21,7 @@ from bymi.attacks.adaptive import (
     Wobble,
     WobbleFrame,
 )
-from bymi.attacks.base import PARTS, Level, PerReceiver, VectorAttack
-from bymi.attacks.collusion import Shift, Steer, TrainingShift, Victim
-from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
+from bymi.attacks.disagreeing_halves import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.gradient import (
     ALIE,
     Gaussian,
@@ -32,9 +33,8 @@ from bymi.attacks.gradient import (
     SignFlip,
     Zero,
 )
-from bymi.attacks.half_gradients import Decorrelated, Decoy, NegativeInjection
-from bymi.attacks.malformed_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
+from bymi.attacks.substituted_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.attacks.tracker import TrackerPoison
 from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Table

@@ -39,7 +39,7 @@ def run_specs(
 
 def _host(where: dict[str, Any], specs: Sequence[Any], group: Any, quiet: bool) -> Any:
     """Execution settings. Missing data sets are downloaded first, with a progress bar of their own; with ranks, once."""
-    from bymi.distributed.execution import Host
+    from bymi.distributed.execution_settings import Host
     from bymi.runs.tasks import fetch
 
     host = Host(**where)

@@ -61,7 +61,7 @@ def sweep(
 ) -> None:
     """Run every combination of settings and seeds, then write results.csv and report.html. The same command resumes it."""
     from bymi.commands.running import run_specs
-    from bymi.distributed.launch import ranks
+    from bymi.distributed.join_process_group import ranks
     from bymi.experiment.sweep import load_sweep
     from bymi.report.page import write_page
     from bymi.runs import run_folder as store
@@ -103,7 +103,7 @@ def sweep(
 
 def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> None:
     """Print how many runs there are, which are done, and how long the others may take."""
-    from bymi.distributed.execution import Host
+    from bymi.distributed.execution_settings import Host
     from bymi.report.tables import plain_table
     from bymi.runs import run_folder as store
     from bymi.runs.time_estimate import estimate_seconds

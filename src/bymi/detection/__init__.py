@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bymi.detection.array_verdict import ArrayVerdict
-from bymi.detection.detector import CENTRES, SCALES, THRESHOLDS, Detector, Panel, Watch
-from bymi.detection.half_gradients import HalfGradientMakers, HalfGradients, ProbeMakers, QueriedHalfGradients
-from bymi.detection.half_products import Centre
-from bymi.detection.hardened import judge_neighbours
+from bymi.detection.detection_settings import CENTRES, SCALES, THRESHOLDS, Detector, Panel, Watch
+from bymi.detection.gradients_of_halves import HalfGradientMakers, HalfGradients, ProbeMakers, QueriedHalfGradients
+from bymi.detection.hardened_detection import judge_neighbours
 from bymi.detection.identify_arrays import PANEL, identify
-from bymi.detection.published import identify_neighbours, judge_replies
-from bymi.detection.scale import Identity, Principal, Scale
+from bymi.detection.products_of_halves import Centre
+from bymi.detection.published_detection import identify_neighbours, judge_replies
+from bymi.detection.score_matrix import Identity, Principal, Scale
 from bymi.detection.threshold import PublishedThreshold, Threshold, threshold
 from bymi.detection.update_history import UpdateHistory
 from bymi.detection.verdict import REASONS, Suspensions, Verdict

@@ -18,12 +18,12 @@ from bymi.core.errors import InputError, is_integer, require
 from bymi.core.linalg import VectorStack, inner_of_both, norms
 from bymi.core.message_validity import OVERFLOW
 from bymi.detection.array_verdict import NOT_FINITE, TOO_LARGE, ArrayVerdict, Profile, student_tail
-from bymi.detection.detector import Detector, Panel
+from bymi.detection.detection_settings import Detector, Panel
 from bymi.detection.evidence import Evidence
-from bymi.detection.half_products import Centre, Products, multiply, weigh
 from bymi.detection.panel import Findings, hear, least_cosine, noise_of
+from bymi.detection.products_of_halves import Centre, Products, multiply, weigh
 from bymi.detection.robust_statistics import median
-from bymi.detection.scale import Identity, Scale
+from bymi.detection.score_matrix import Identity, Scale
 from bymi.detection.threshold import threshold
 from bymi.detection.verdict import HARD, REASONS
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
 from bymi.core.linalg import ascending_among
-from bymi.detection.detector import Panel
+from bymi.detection.detection_settings import Panel
 from bymi.detection.duplicates import duplicates, repeated
 from bymi.detection.evidence import Evidence
 from bymi.detection.noise_filter import Centre, NoiseEdge

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import Graph, MatrixGraph
-from bymi.distributed.shard_columns import heard_by
+from bymi.distributed.shard_messages import heard_by
 
 _PAYS = 0.9  # use another order only if it sends less than this share of the rows of the plain order
 _SPARSE = 32  # average degree above which every shard receives almost all rows, whatever the order

@@ -20,8 +20,8 @@ from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, acceptable
 from bymi.distributed.lockstep import Lockstep
-from bymi.distributed.shard_columns import columns_of_shard, heard_by
 from bymi.distributed.shard_layout import Routes
+from bymi.distributed.shard_messages import columns_of_shard, heard_by
 from bymi.distributed.sharded_dense_inbox import ShardedDenseInbox
 from bymi.distributed.sharded_list_inbox import sharded_list_inbox
 

@@ -20,9 +20,9 @@ from bymi.core.errors import BymiError, require
 from bymi.datasets import load_images
 from bymi.datasets.partition import Stratified
 from bymi.experiment import load
+from bymi.node.event_log import AUDIT, LOG
 from bymi.node.identity import certificate_der, write_identity
-from bymi.node.journal import AUDIT, LOG
-from bymi.node.net_init import make_roster
+from bymi.node.make_roster import make_roster
 from bymi.node.own_data import describe, load_model
 from bymi.node.roster import Limits, Member, roster_toml
 from bymi.node.run_node import LASTS

@@ -23,8 +23,8 @@ from bymi.core.errors import InputError, require
 from bymi.core.files import writing
 from bymi.detection import REASONS
 from bymi.node import node_checkpoints as checkpoints
+from bymi.node.event_log import LOG, Journal
 from bymi.node.identity import read_identity
-from bymi.node.journal import LOG, Journal
 from bymi.node.loop_thread import LoopThread
 from bymi.node.node_file import NodeFile, read_node_file
 from bymi.node.own_data import LOSSES, OwnProblem, describe, is_object, load_model, load_object, load_samples

@@ -18,9 +18,9 @@ from torch import Tensor
 from bymi.core.graph import MatrixGraph
 from bymi.node.identity import Identity
 from bymi.node.loop_thread import LoopThread
-from bymi.node.outbox import GoneError, Message
-from bymi.node.peer import Peer
+from bymi.node.peer_record import Peer
 from bymi.node.roster import Limits, Member
+from bymi.node.served_messages import GoneError, Message
 from bymi.node.transport import Miss, Tell, Transport
 from bymi.node.wire import (
     ASK,

@@ -13,8 +13,8 @@ import grpc
 import grpc.aio
 
 from bymi.node.identity import HOST_NAME, Identity, pem_of
-from bymi.node.outbox import GoneError, Outbox
 from bymi.node.roster import Member
+from bymi.node.served_messages import GoneError, Outbox
 from bymi.node.tls_front import HANDSHAKE, Caller, TLSFront
 from bymi.node.wire import ASK, GET, PIECE, SERVICE, STATUS, Body, Refused, Request, Tag, frame, join_pieces, pieces, read_frame
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bymi.distributed.execution import one_thread
+from bymi.distributed.execution_settings import one_thread
 from bymi.power_analysis.ideal_neighbourhoods import JUDGES, Judge, Row, Ways, draw, found, rates
 from bymi.power_analysis.setting import Setting
 

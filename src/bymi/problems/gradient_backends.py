@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bymi.core.size_limits import LIMITS
-from bymi.core.threads import one_torch_thread
+from bymi.core.threaded_work import one_torch_thread
 from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from bymi.core.errors import BymiError
 from bymi.core.interrupts import INTERRUPTED, SENTENCE
-from bymi.distributed.execution import Host
-from bymi.distributed.launch import ranks
-from bymi.distributed.memory_allocator import keep_memory
+from bymi.distributed.execution_settings import Host
+from bymi.distributed.glibc_memory import keep_memory
+from bymi.distributed.join_process_group import ranks
 from bymi.runs import read_resolved_specs, run_all
 from bymi.runs.run_on_ranks import run_apart, run_together
 from bymi.runs.run_setup import check_resolved_spec

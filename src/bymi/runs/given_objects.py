@@ -23,7 +23,7 @@ from bymi.core.graph import Core, Graph
 from bymi.core.inbox import Inbox, Round
 from bymi.core.random_streams import stream
 from bymi.core.topology import Topology
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards

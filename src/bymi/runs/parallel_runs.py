@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from bymi.core.errors import BymiError, OutOfMemoryError
-from bymi.distributed.execution import Host
-from bymi.distributed.memory_allocator import keep_memory
+from bymi.distributed.execution_settings import Host
+from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.parent_watchdog import die_with_parent
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store

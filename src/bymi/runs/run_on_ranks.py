@@ -13,8 +13,8 @@ import torch
 
 import bymi
 from bymi.core.errors import BymiError, InputError, error_of
-from bymi.distributed.execution import Host
-from bymi.distributed.launch import same_everywhere
+from bymi.distributed.execution_settings import Host
+from bymi.distributed.join_process_group import same_everywhere
 from bymi.distributed.process_group import Group
 from bymi.runs import run_folder as store
 from bymi.runs.parallel_runs import Progress, Result, run_all

@@ -18,8 +18,8 @@ from bymi.core.graph import Graph
 from bymi.core.mixing_weights import Weights, weighted
 from bymi.core.named_parts import build_part
 from bymi.core.random_streams import stream
-from bymi.core.redrawn import RedrawnGraph
-from bymi.distributed.execution import Host
+from bymi.core.time_varying_graph import RedrawnGraph
+from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import default_layout

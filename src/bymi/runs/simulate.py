@@ -14,9 +14,9 @@ from bymi.core.errors import BymiError, error_of, require, system_refusal
 from bymi.core.graph import Graph
 from bymi.core.list_graph import GraphLike, as_graph
 from bymi.core.network import LocalNetwork, Observable
-from bymi.core.redrawn import RedrawnGraph, RedrawnNetwork
+from bymi.core.time_varying_graph import RedrawnGraph, RedrawnNetwork
 from bymi.core.topic import PARAMETERS
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.distributed.gathered_rounds import Due, GatheredRound, Held, Models, Scattered, whole_rounds
 from bymi.distributed.process_group import Group
 from bymi.distributed.router import STAY

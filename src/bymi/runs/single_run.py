@@ -23,8 +23,8 @@ from bymi.core.errors import system_refusal
 from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
 from bymi.detection import REASONS, Verdict
-from bymi.distributed.execution import Host, one_thread
-from bymi.distributed.memory_allocator import let_go
+from bymi.distributed.execution_settings import Host, one_thread
+from bymi.distributed.glibc_memory import let_go
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import run_folder as store
 from bymi.runs.checkpoints import Checkpointer, Saved

@@ -19,7 +19,7 @@ from bymi.attacks import Attack, DataAttack
 from bymi.core.errors import InputError, require
 from bymi.core.named_parts import Checked, Table, bounded, build_part, full_name, read_shorthand
 from bymi.core.random_streams import stream
-from bymi.distributed.execution import Host
+from bymi.distributed.execution_settings import Host
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
 from bymi.problems.linear_problem import LARGEST_SPREAD, draw_samples, linear_start
 from bymi.runs.evaluators import Evaluator, ImageEvaluator, LinearEvaluator

@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.errors import require
 from bymi.core.named_parts import Checked, bounded
 from bymi.core.neighbourhoods import padded
-from bymi.detection.half_products import Products
+from bymi.detection.products_of_halves import Products
 
 _SMALLEST = 1e-10  # eigenvalues below this share of the largest are rounding
 

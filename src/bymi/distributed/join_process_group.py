@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from bymi.core.errors import BymiError, InputError, RankLostError
-from bymi.distributed.memory_allocator import keep_memory
+from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.parent_watchdog import die_with_parent
 from bymi.distributed.process_group import Group
 

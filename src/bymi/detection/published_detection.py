@@ -16,8 +16,8 @@ from bymi.core.linalg import inner
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
 from bymi.core.size_limits import LIMITS
-from bymi.detection.detector import Detector
-from bymi.detection.half_products import Products, multiply, multiply_sets, weigh
+from bymi.detection.detection_settings import Detector
+from bymi.detection.products_of_halves import Products, multiply, multiply_sets, weigh
 from bymi.detection.verdict import Verdict, reason_code
 
 
