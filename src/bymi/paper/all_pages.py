@@ -37,6 +37,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     **overview.BLOCKS,
     "claims": claims,
     "evidence-images": evidence.images,
+    "evidence-non-iid": evidence.non_iid,
     "evidence-speed": evidence.speed,
 }
 """What stands between the marks of each name."""

@@ -10,7 +10,7 @@ from statistics import mean
 from matplotlib.figure import Figure
 
 from bymi.core.files import write_bytes
-from bymi.paper.committed_results import NOT_MEASURED, Results, percent, span
+from bymi.paper.committed_results import NOT_MEASURED, Results, of, percent, span
 from bymi.paper.provenance import fingerprints
 from bymi.paper.published_tables import WITH_DETECTION
 from bymi.paper.study_images import ATTACKS, DATA, RULES
@@ -37,6 +37,26 @@ def images(results: Results) -> str:
                 cells.append(span((mean(run[key] or 0.0 for run in cell) for cell in found), percent))
             rows.append([data, attack, paper, *cells])
     return markdown_table(["data", "attack", "paper, with detection", *_COLUMNS], rows) if rows else NOT_MEASURED
+
+
+def non_iid(results: Results) -> str:
+    """For each data set, partition and attack of the study of data that differ: found, honest edges lost and accuracy."""
+    values = results.json("non-iid/non-iid.json")
+    if values is None:
+        return NOT_MEASURED
+    rows = [
+        [
+            *(cell[key] for key in ("data", "partition", "attack")),
+            str(len(cell["runs"])),
+            "-" if cell["attack"] == "none" else percent(mean(run["pa"] or 0.0 for run in cell["runs"])),
+            *(percent(mean(run[key] or 0.0 for run in cell["runs"])) for key in ("honest_edge_loss", "acc_normal")),
+            of(run["outcome"] == "infiltrated" for run in cell["runs"]),
+        ]
+        for cell in values["cells"]
+        if cell["column"] == "hardened"
+    ]
+    headings = ["data", "partition", "attack", "seeds", "P_a", "honest edges lost", "accuracy of honest nodes", "infiltrated"]
+    return markdown_table(headings, rows)
 
 
 _SPEED = ("the plain loop, gradients and BALANCE", "ByzFL 0.0.11, star graph, one trimmed mean", "one iteration with BALANCE")
