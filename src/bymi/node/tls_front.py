@@ -158,10 +158,14 @@ class TLSFront:
                 await asyncio.sleep(_PAUSE)
                 continue
             if len(self._handshakes) >= _HANDSHAKES:
-                next(iter(self._handshakes)).cancel()
+                oldest = next(iter(self._handshakes))
+                del self._handshakes[oldest]
+                oldest.cancel()
             task = self._start(self._serve(connection, f"{address[0]}:{address[1]}"))
             self._handshakes[task] = None
             task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+            # Let it begin: cancelled before, it would neither close its connection nor count it.
+            await asyncio.sleep(0)
 
     async def _serve(self, connection: socket.socket, address: str) -> None:
         """Do the handshake of a connection and pass it on, or refuse it."""

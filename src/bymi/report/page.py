@@ -135,9 +135,10 @@ def outcome(main: ListedRun | None, runs: Sequence[ListedRun]) -> str:
             f"and {summary['fdp']:.1%} of a node's flags were wrong on average"
         )
     elif summary.get("fdp") is not None:
-        said.append(f"{summary['fdp']:.1%} of a node's flags were wrong on average")
+        said.append("no node is marked as Byzantine, so the run does not know which of its flags are right")
     if summary.get("core_size") is not None:
-        said.append(f"{summary['core_size']} nodes are left in the core, {summary['core_byzantine']} of them Byzantine")
+        core = f"{summary['core_size']} nodes are left in the core"
+        said.append(core if summary.get("found") is None else f"{core}, {summary['core_byzantine']} of them Byzantine")
     measure = _measure(summary)
     if measure is not None:
         key, name = measure
@@ -168,7 +169,7 @@ def _tiles(main: ListedRun, runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
     summary, tiles = main.summary or {}, []
     if summary.get("found") is not None:
         tiles.append((f"{summary['found']:.1%}", "of arcs from Byzantine nodes flagged"))
-    if summary.get("fdp") is not None:
+    if summary.get("fdp") is not None and summary.get("found") is not None:
         tiles.append((f"{summary['fdp']:.1%}", "FDP: honest among the flagged"))
     if summary.get("core_size") is not None:
         tiles.append((str(summary["core_size"]), f"nodes in the core, {summary['core_byzantine']} of them Byzantine"))
