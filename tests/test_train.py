@@ -23,7 +23,10 @@ from bymi.core.random_streams import stream
 from bymi.distributed.execution_settings import Host
 from bymi.experiment import load
 from bymi.problems import lenet, start_of
+from bymi.report.page import write_page
+from bymi.report.tables import cells
 from bymi.runs import run_folder as store
+from bymi.runs.metrics import TRUTH_KEYS
 from bymi.training.samples import all_samples, fresh_halves, split_samples
 
 NODES = 10
@@ -364,3 +367,26 @@ def test_tables_for_pandas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="pandas"):
         metrics.to_pandas()
+
+
+def test_on_real_data_nothing_says_who_was_flagged_rightly(tmp_path: Path) -> None:
+    real = train(tmp_path, attack=None, byzantine=())
+    assert real.summary["detections"] >= 1
+    assert {real.summary[key] for key in TRUTH_KEYS} == {None}
+    assert {row.get(key) for row in real.metrics for key in TRUTH_KEYS} == {None}
+    assert [json.loads((real.folder / name).read_text())["byzantine"] for name in ("verdict.json", "per_node.json")] == [
+        None,
+        None,
+    ]
+    assert real.summary["core_size"] == NODES
+    simulated = train(tmp_path, byzantine=())  # an attack that nobody makes: every flag is wrong
+    assert None not in {simulated.summary[key] for key in TRUTH_KEYS if key != "found"}
+    texts = {}
+    for name, run in (("real", real), ("simulated", simulated)):
+        write_page([run.folder], tmp_path / f"{name}.html")
+        texts[name] = (tmp_path / f"{name}.html").read_text()
+    assert "on real data nobody knows which flags are right" in texts["real"]
+    assert "None of them" not in texts["real"]
+    assert "every flag counts as wrong" in texts["simulated"]
+    row = cells(real.summary, [("FDP %", "fdp"), ("P_a %", "pa"), ("lost", "honest_edge_loss"), ("in core", "core_byzantine")])
+    assert row == ["-"] * 4

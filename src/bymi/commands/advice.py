@@ -22,7 +22,7 @@ def few_neighbours(folders: list[Path]) -> str | None:
             nodes, spec = store.read_json(folder / PER_NODE), store.read_json(folder / store.SPEC)
         except BymiError:
             continue
-        bad = set(nodes["byzantine"])
+        bad = set(nodes["byzantine"] or ())
         least = min(len(listed) for node, listed in enumerate(nodes["neighbours"]) if node not in bad)
         if least < FEW:
             level = spec["detection"]["fdr_level"]

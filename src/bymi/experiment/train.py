@@ -95,7 +95,8 @@ def train(
     the graph does not say, the number of `nodes`; `samples` per node. `graph`: networkx, an adjacency matrix, a Graph, or a
     topology by name ("erdos-renyi:p=0.5"). `rule`, `attack`: an instance, a name with parameters, or "module:Name"; as a rule
     also any aggregator of another library, or a function of the vectors of a neighbourhood. `byzantine`: the attackers by
-    number or as a mask, or their share. `evaluate(module)`: a number, or a dict of numbers, for each row of the metrics.
+    number or as a mask, or their share; without an attack the data are real, and nothing in the summary says who was flagged
+    rightly. `evaluate(module)`: a number, or a dict of numbers, for each row of the metrics.
     `identification`: samples per node for the published detection. `settings`: any other spec key, such as `warm_up={"batch":
     16}`, `optimisation={"step_size": 0.1}` or `record_every=10`. `host`: device and checkpoints.
 
@@ -129,7 +130,8 @@ def train(
     spec = read_spec(values)
     require(len(spec.methods) == 1, "method", spec.methods, "one method per call")
     task = OwnTask(**content, model=model, loss=loss, shards=pairs, evaluate=evaluate)  # type: ignore[arg-type]
-    given = Given(task, own, members, rule if isinstance(rule, aggregation.CallableRule) else None)
+    own_rule = rule if isinstance(rule, aggregation.CallableRule) else None
+    given = Given(task, own, members, own_rule, ground_truth=attack is not None)
     resolved = spec.resolved
     host = replace(host or Host(), keep_models="mean" if host is None or host.keep_models == "none" else host.keep_models)
     summary = runs.run(resolved, out, None, host, partial(alone, given=given))

@@ -144,17 +144,18 @@ def _accuracy(row: dict[str, Any]) -> Any:
 def describe(values: Mapping[str, Any]) -> str:
     """The setting of a resolved spec in a few words, from its plain values: nothing that they name is imported."""
     attack, data = dict(values["attack"]), values["data"]
+    data_name = f"d = {data['dim']}" if "dim" in data else "own data" if ":" in data["name"] else data["name"]
+    if not values["byzantine_ratio"]:
+        return f"{values['nodes']} nodes, no simulated attack, {data_name}"
     name = attack.pop("name")
     detail = f" ({', '.join(f'{key} {value}' for key, value in attack.items())})" if attack else ""
-    nodes = f"{values['nodes']} nodes, {100 * values['byzantine_ratio']:g} % Byzantine"
-    data_name = f"d = {data['dim']}" if "dim" in data else "own data" if ":" in data["name"] else data["name"]
-    return f"{nodes}, {name} attack{detail}, {data_name}"
+    return f"{values['nodes']} nodes, {100 * values['byzantine_ratio']:g} % Byzantine, {name} attack{detail}, {data_name}"
 
 
 def _scores_figure(folder: Path) -> Figure:
     """All scores in units of their receiver's threshold: honest ones around zero, Byzantine ones beyond one."""
     verdict = store.read_json(folder / store.VERDICT)
-    bad = set(verdict["byzantine"])
+    bad = set(verdict["byzantine"] or ())
     if any("statistics" in receiver for receiver in verdict["receivers"]):
         return _reasons_figure(folder, verdict, bad)
     shares: dict[bool, list[float]] = {False: [], True: []}

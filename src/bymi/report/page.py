@@ -77,6 +77,7 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
         "table": _sweep_table(table) if is_sweep else _table(runs, main),
         "detailed": bool(detailed),
         "detections": has_detections,
+        "truth": any(graph["byzantine"] is not None for graph in data["graphs"]),
         "nodes": has_nodes,
         "reasons": _reasons(data["runs"]),
         "repeat": [_repeat(run) for run in ended[-_REPEATED:]],
@@ -135,7 +136,9 @@ def outcome(main: ListedRun | None, runs: Sequence[ListedRun]) -> str:
             f"and {summary['fdp']:.1%} of a node's flags were wrong on average"
         )
     elif summary.get("fdp") is not None:
-        said.append("no node is marked as Byzantine, so the run does not know which of its flags are right")
+        said.append("no node is marked as Byzantine, so every flag counts as wrong")
+    elif summary.get("detections"):
+        said.append("on real data nobody knows which flags are right")
     if summary.get("core_size") is not None:
         core = f"{summary['core_size']} nodes are left in the core"
         said.append(core if summary.get("found") is None else f"{core}, {summary['core_byzantine']} of them Byzantine")
@@ -172,7 +175,8 @@ def _tiles(main: ListedRun, runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
     if summary.get("fdp") is not None and summary.get("found") is not None:
         tiles.append((f"{summary['fdp']:.1%}", "FDP: honest among the flagged"))
     if summary.get("core_size") is not None:
-        tiles.append((str(summary["core_size"]), f"nodes in the core, {summary['core_byzantine']} of them Byzantine"))
+        inside = "" if summary.get("found") is None else f", {summary['core_byzantine']} of them Byzantine"
+        tiles.append((str(summary["core_size"]), f"nodes in the core{inside}"))
     if (measure := _measure(summary)) is not None:
         tiles.append((_value(measure[0], summary[measure[0]]), measure[1]))
     return tiles + [(tables.cell(key, summary[key]), key) for key in tables.own_measures(summary)[:2]]

@@ -140,7 +140,7 @@ def _graph(per_node: Mapping[str, Any], graphs: list[dict[str, Any]]) -> int:
     for index, known in enumerate(graphs):
         if all(known[key] == graph[key] for key in graph):
             return index
-    graphs.append({**graph, "places": _places(graph["neighbours"], set(graph["byzantine"]))})
+    graphs.append({**graph, "places": _places(graph["neighbours"], set(graph["byzantine"] or ()))})
     return len(graphs) - 1
 
 

@@ -75,6 +75,12 @@ trained models in the folder; `model_finite`: whether all numbers in them are fi
 requires over the pruned graph, and what the run did (bymi.runs.convergence_theory).
 """
 
+TRUTH_KEYS = (
+    *("fdp", "pa", "found", "honest_edge_loss", "worst_edge_loss", "ever_lost", "stuck", "stuck_nodes", "exiled"),
+    "core_byzantine",
+)
+"""Those that say who was flagged rightly: null on real data, where nobody knows."""
+
 
 def false_discoveries(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
     """FDP: the share of honest nodes among those flagged, averaged over honest receivers. Paper: eq:fdptpr."""
@@ -114,10 +120,16 @@ def _between(graph: Graph, chosen: Tensor) -> Tensor:
 
 
 class Recorder:
-    """Accumulates metrics over all snapshots of a run, yields the rows of metrics.jsonl, and summarises at the end."""
+    """Accumulates metrics over all snapshots of a run, yields the rows of metrics.jsonl, and summarises at the end.
 
-    def __init__(self, evaluator: Evaluator, graph: Graph, byzantine: Tensor, *, steps: int, every: int) -> None:
+    Without `ground_truth` the data are real: everybody counts as honest, and what says who was flagged rightly is None.
+    """
+
+    def __init__(
+        self, evaluator: Evaluator, graph: Graph, byzantine: Tensor, *, steps: int, every: int, ground_truth: bool = True
+    ) -> None:
         self._evaluator, self._graph, self._byzantine = evaluator, graph, byzantine
+        self._ground_truth = ground_truth
         self._honest = (~byzantine).nonzero().flatten()
         self._steps, self._every = steps, every
         self._core: Core | None = None
@@ -224,6 +236,8 @@ class Recorder:
     def _rates(self, verdict: Verdict) -> dict[str, float | None]:
         """Error rates of a verdict."""
         assert self._pruned is not None
+        if not self._ground_truth:
+            return dict.fromkeys(("fdp", "pa", "found", "honest_edge_loss"))
         return {
             "fdp": false_discoveries(verdict.flagged, self._graph, self._byzantine),
             "pa": sure_detection(verdict.flagged, self._graph, self._byzantine),
@@ -289,7 +303,7 @@ class Recorder:
                 capped=int(self._capped[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
                 floored=int(self._floored[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
             )
-        return summary
+        return summary if self._ground_truth else {**summary, **dict.fromkeys(TRUTH_KEYS)}
 
     @property
     def flagged_nodes(self) -> int | None:
@@ -310,7 +324,8 @@ class Recorder:
         if not is_stored(self._graph):
             return None
         counts = {"unheard": self._unheard, "capped": self._capped, "floored": self._floored}
-        return per_node_json(self._graph, self._byzantine, self._core, **counts, local_steps=self._local_steps)
+        byzantine = self._byzantine if self._ground_truth else None
+        return per_node_json(self._graph, byzantine, self._core, **counts, local_steps=self._local_steps)
 
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The recorder's state as tensors and plain values, for a checkpoint."""
@@ -415,16 +430,26 @@ def detection_line(step: int, verdict: Verdict, graph: Graph, pruned: Graph) -> 
 
 
 def per_node_json(
-    graph: Graph, byzantine: Tensor, core: Core | None, *, unheard: Tensor, capped: Tensor, floored: Tensor, local_steps: int
+    graph: Graph,
+    byzantine: Tensor | None,
+    core: Core | None,
+    *,
+    unheard: Tensor,
+    capped: Tensor,
+    floored: Tensor,
+    local_steps: int,
 ) -> dict[str, Any]:
-    """Every node's part in the run; `capped` and `floored` are shares of its `local_steps`, `not_heard` counts by sender."""
+    """Every node's part in the run; `capped` and `floored` are shares of its `local_steps`, `not_heard` counts by sender.
+
+    `byzantine` is None where nobody knows.
+    """
     graph = graph.to("cpu")
     neighbours = []
     for node, row in enumerate(graph.hears):
         columns = row.nonzero().flatten()
         neighbours.append(graph.nodes_at(torch.full_like(columns, node), columns).tolist())
     return {
-        "byzantine": byzantine.nonzero().flatten().tolist(),
+        "byzantine": None if byzantine is None else byzantine.nonzero().flatten().tolist(),
         "neighbours": neighbours,
         "not_heard": unheard.tolist(),
         "core": None if core is None else core.members.nonzero().flatten().tolist(),

@@ -45,6 +45,7 @@ class RunSetup:
     plan: Plan
     layout: ShardLayout | None = None  # None: this process computes all nodes at once
     redrawn: RedrawnGraph | None = None  # None: the graph stays as it is
+    ground_truth: bool = True  # False: real data, nobody knows who is Byzantine
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,7 @@ class Given:
     graph: Graph | None = None
     byzantine: Tensor | None = None  # [M] bool
     rule: Rule | None = None
+    ground_truth: bool = True  # False: real data, nobody knows who is Byzantine
 
 
 def set_up_run(
@@ -101,6 +103,7 @@ def set_up_run(
         plan=plan,
         layout=None if layout is None else layout.to(device),
         redrawn=None if redrawn is None else redrawn.to(device),
+        ground_truth=given.ground_truth,
     )
 
 

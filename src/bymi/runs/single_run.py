@@ -126,7 +126,7 @@ def _execute(
         words = {"version": bymi.__version__, "digest": spec.digest, "mean_of": int(recorder.members.sum())}
         summary.update(write_models(folder, log.trained, setup.problem, words))
     if recorder.verdict is not None:
-        verdict = verdict_to_json(recorder.verdict, setup.byzantine, setup.graph)
+        verdict = verdict_to_json(recorder.verdict, setup.byzantine if setup.ground_truth else None, setup.graph)
         store.write_json(folder / store.VERDICT, verdict, indent=None)
     if log.detections:
         (folder / DETECTIONS).write_bytes(log.detections)
@@ -152,7 +152,8 @@ def _walk(
     observers: Observers | None = None,
 ) -> ProgressLog:
     """Run all rounds, from the newest checkpoint if there is one. Collective."""
-    setup, size = engine.scene, {"steps": spec["steps"], "every": spec["record_every"]}
+    setup = engine.scene
+    size = {"steps": spec["steps"], "every": spec["record_every"], "ground_truth": setup.ground_truth}
     blank = partial(Recorder, setup.evaluator, setup.graph, setup.byzantine, **size)
     how_often, where = host.checkpoint_every, (engine.shape, engine.places, engine.group)
     checkpointer = Checkpointer(checkpoint_folder, spec.digest, how_often, *where)
@@ -290,8 +291,8 @@ def _status_of(
     )
 
 
-def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> dict[str, Any]:
-    """Verdicts as JSON values, one entry per receiver: who was flagged and why; `byzantine` [M] is the ground truth."""
+def verdict_to_json(verdict: Verdict, byzantine: Tensor | None, graph: Graph) -> dict[str, Any]:
+    """Verdicts as JSON values, one entry per receiver: who was flagged and why; `byzantine` [M]: the truth, if known."""
     receivers = []
     arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
     graph = graph.to("cpu")
@@ -318,7 +319,7 @@ def verdict_to_json(verdict: Verdict, byzantine: torch.Tensor, graph: Graph) -> 
             entry["pull"] = _plain(float(verdict.pull[node]))
             entry["mixing"] = "rule" if bool(verdict.by_rule[node]) else "average"
         receivers.append(entry)
-    return {"byzantine": byzantine.nonzero().flatten().tolist(), "receivers": receivers}
+    return {"byzantine": None if byzantine is None else byzantine.nonzero().flatten().tolist(), "receivers": receivers}
 
 
 def _plain(value: float) -> float | None:

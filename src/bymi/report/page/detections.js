@@ -1,6 +1,6 @@
-// One run's detections: graph, matrix, the verdict of one node, the table of nodes.
+// One run's detections: graph, matrix, the verdict of one node, the table of nodes. On real data nobody knows who is Byzantine.
 const CLASSES = {
-  kept: ["kept", "--edge"], right: ["Byzantine, flagged", "--right"], wrong: ["honest, flagged (wrong)", "--wrong"], missed: ["Byzantine, not flagged (missed)", "--missed"],
+  kept: ["kept", "--edge"], flagged: ["flagged", "--right"], right: ["Byzantine, flagged", "--right"], wrong: ["honest, flagged (wrong)", "--wrong"], missed: ["Byzantine, not flagged (missed)", "--missed"],
 };
 const view = { run: null, detection: 0, node: 0, axis: null };
 
@@ -13,7 +13,8 @@ function arcsOf(graph) {
   graph.sender = new Uint32Array(graph.count);
   graph.neighbours.forEach((list, node) => list.forEach((sender, i) => { graph.receiver[graph.offset[node] + i] = node; graph.sender[graph.offset[node] + i] = sender; }));
   graph.bad = new Uint8Array(graph.neighbours.length);
-  for (const node of graph.byzantine) graph.bad[node] = 1;
+  graph.known = graph.byzantine !== null;
+  for (const node of graph.byzantine || []) graph.bad[node] = 1;
   return graph;
 }
 function unpack(run, index) {
@@ -31,21 +32,23 @@ function unpack(run, index) {
   for (let arc = 0; arc < graph.count; arc++) if (!graph.bad[graph.receiver[arc]]) { packed.heard[graph.sender[arc]]++; packed.by[graph.sender[arc]] += packed.flags[arc]; }
   return packed;
 }
-const kindOf = (bad, flagged) => (bad ? (flagged ? "right" : "missed") : flagged ? "wrong" : "kept");
-const statusOf = (graph, detection, node) => kindOf(graph.bad[node], 2 * detection.by[node] > detection.heard[node]);
+const kindOf = (graph, node, flagged) => (graph.bad[node] ? (flagged ? "right" : "missed") : flagged ? (graph.known ? "wrong" : "flagged") : "kept");
+const roleOf = (graph, node) => (graph.known ? (graph.bad[node] ? "Byzantine" : "honest") : "-");
+const receivers = (graph) => (graph.known ? "honest nodes" : "nodes");
+const statusOf = (graph, detection, node) => kindOf(graph, node, 2 * detection.by[node] > detection.heard[node]);
 const current = () => { const run = DATA.runs[view.run]; return { run, graph: arcsOf(DATA.graphs[run.graph]), detection: unpack(run, view.detection) }; };
 
 function drawGraph(box, after) {
   const { run, graph, detection } = current(), size = 460, pad = 22, nodes = graph.neighbours.length;
   const place = (node) => graph.places[node].map((at) => size / 2 + at * (size / 2 - pad));
   const point = graph.neighbours.map((_, node) => place(node));
-  const lines = { kept: "", right: "", wrong: "", missed: "" };
+  const lines = { kept: "", flagged: "", right: "", wrong: "", missed: "" };
   let chosen = "";
   for (let arc = 0; arc < graph.count; arc++) {
     const receiver = graph.receiver[arc], sender = graph.sender[arc];
     if (graph.bad[receiver]) continue;
     const [a, b] = [point[sender], point[receiver]], line = `M${a[0].toFixed(0)} ${a[1].toFixed(0)}L${b[0].toFixed(0)} ${b[1].toFixed(0)}`;
-    const kind = after ? kindOf(graph.bad[sender], detection.cuts[arc]) : graph.bad[sender] ? "right" : "kept";
+    const kind = after ? kindOf(graph, sender, detection.cuts[arc]) : graph.bad[sender] ? "right" : "kept";
     lines[kind] += line;
     if ((receiver === view.node || sender === view.node) && !(after && detection.cuts[arc])) chosen += line;
   }
@@ -60,10 +63,10 @@ function drawGraph(box, after) {
   for (let node = 0; node < nodes; node++) {
     const kind = after ? statusOf(graph, detection, node) : graph.bad[node] ? "byzantine" : "honest";
     const colour = after ? (kind === "kept" ? "var(--honest)" : `var(${CLASSES[kind][1]})`) : `var(--${kind})`;
-    const inside = after ? core.has(node) : true, role = graph.bad[node] ? "Byzantine" : "honest";
+    const inside = after ? core.has(node) : true;
     const dot = mark(graph.bad[node] ? "diamond" : "circle", ...point[node], node === view.node ? radius + 2.5 : radius,
       { fill: inside ? colour : "var(--card)", stroke: node === view.node ? "var(--ink)" : colour, "stroke-width": node === view.node ? 2.5 : 1.8, class: "node", "data-node": node, onclick: () => select(node) });
-    dot.append(svg("title", {}, `node ${node}, ${role}${after ? `, flagged by ${detection.by[node]} of ${detection.heard[node]} honest receivers` : ""}`));
+    dot.append(svg("title", {}, `node ${node}${graph.known ? `, ${roleOf(graph, node)}` : ""}${after ? `, flagged by ${detection.by[node]} of the ${detection.heard[node]} ${receivers(graph)} that receive from it` : ""}`));
     picture.append(dot);
   }
   clear(box).append(picture);
@@ -97,12 +100,12 @@ function drawMatrix() {
   for (let arc = 0; arc < graph.count; arc++) {
     const receiver = graph.receiver[arc], sender = graph.sender[arc];
     context.globalAlpha = graph.bad[receiver] ? 0.25 : 1;
-    context.fillStyle = paint[kindOf(graph.bad[sender], detection.flags[arc])];
+    context.fillStyle = paint[kindOf(graph, sender, detection.flags[arc])];
     context.fillRect(graph.rank[sender] * cell, graph.rank[receiver] * cell, cell - gap, cell - gap);
   }
   context.globalAlpha = 1;
   context.strokeStyle = `rgb(${colourOf("--ink").join(" ")})`;
-  const honest = (nodes - graph.byzantine.length) * cell;
+  const honest = (nodes - (graph.byzantine || []).length) * cell;
   context.setLineDash([4, 4]);
   context.strokeRect(-1, -1, honest + 1, honest + 1);
   context.setLineDash([]);
@@ -121,7 +124,8 @@ function readMatrix(event) {
   }
   const receiver = order(graph)[cursor.row], sender = order(graph)[cursor.column], arc = arcAt(graph, receiver, sender);
   const what = arc < 0 ? "is no neighbour of" : detection.flags[arc] ? `is flagged (${run.reasons[detection.reasons[arc]]}) by` : "is kept by";
-  byId("matrix-readout").textContent = `Node ${sender} (${graph.bad[sender] ? "Byzantine" : "honest"}) ${what} node ${receiver} (${graph.bad[receiver] ? "Byzantine" : "honest"}).`;
+  const role = (node) => (graph.known ? ` (${roleOf(graph, node)})` : "");
+  byId("matrix-readout").textContent = `Node ${sender}${role(sender)} ${what} node ${receiver}${role(receiver)}.`;
 }
 
 const SUSPENDED = ["suspended", "serving time"];  // as it is, and as older run folders call it
@@ -147,7 +151,7 @@ function drawScores() {
   clear(controls).append(el("label", {}, "Node", input));
   if (detection.statistics) controls.append(choice("Height", [["score", "score"], ["statistic", "statistic of the test"]], axis, (value) => { view.axis = value; drawScores(); }));
   const flagged = rows.filter((row) => row.flagged).length, guarded = detection.guarded.includes(node);
-  byId("node-note").textContent = `Node ${node} is ${graph.bad[node] ? "Byzantine" : "honest"}. At round ${detection.step} it flagged ${flagged} of its ${rows.length} neighbours.` +
+  byId("node-note").textContent = `${graph.known ? `Node ${node} is ${roleOf(graph, node)}. ` : ""}At round ${detection.step} node ${node} flagged ${flagged} of its ${rows.length} neighbours.` +
     (limit === null ? " No score threshold applied." : ` Its score threshold was ${num(limit)}.`) + (guarded ? " The guard reduced its flags to hard evidence." : "") +
     (scored ? "" : " It scored nobody.") + (detection.statistics ? " The statistic is that of the test named as the reason, for kept neighbours that of their score." : "");
   const silent = (row) => Number.isNaN(row.value) || (row.value === 0 && Number.isNaN(row.score));  // no number at this detection
@@ -164,7 +168,7 @@ function drawScores() {
     for (const value of marks) picture.append(svg("line", { x1: left, x2: width - 12, y1: y(bend(value)), y2: y(bend(value)), class: value ? "grid" : "axis" }), svg("text", { x: left - 6, y: y(bend(value)) + 4, "text-anchor": "end" }, num(value, 2)));
     if (axis === "score" && limit !== null) picture.append(svg("line", { x1: left, x2: width - 12, y1: y(bend(limit)), y2: y(bend(limit)), stroke: "var(--ink)", "stroke-dasharray": "6 4" }), svg("text", { x: left + 4, y: y(bend(limit)) - 5, class: "strong" }, `threshold ${num(limit)}`));
     drawn.forEach((row, index) => {
-      const kind = kindOf(row.bad, row.flagged), colour = kind === "kept" ? "var(--honest)" : `var(${CLASSES[kind][1]})`;
+      const kind = kindOf(graph, row.sender, row.flagged), colour = kind === "kept" ? "var(--honest)" : `var(${CLASSES[kind][1]})`;
       const dot = mark(row.bad ? "diamond" : "circle", x(index), y(bend(row.value)), drawn.length > 80 ? 3.4 : 4.6, { fill: row.flagged ? colour : "var(--card)", stroke: colour, "stroke-width": 1.8, class: "node", onclick: () => select(row.sender) });
       dot.append(svg("title", {}, `node ${row.sender}: ${num(row.value)}, ${row.reason}`));
       picture.append(dot);
@@ -176,9 +180,9 @@ function drawScores() {
     if (said.length) box.append(el("p", { class: "note" }, said.join(" ")));
   } else box.append(el("p", { class: "note" }, "No numbers at this detection: see the reasons below."));
   setRows(byId("neighbours"), rows.map((row) => {
-    const kind = kindOf(row.bad, row.flagged);
+    const kind = kindOf(graph, row.sender, row.flagged);
     return el("tr", { class: "pick", tabindex: 0, onclick: () => select(row.sender), onkeydown: (event) => { if (event.key === "Enter") select(row.sender); } },
-      el("td", {}, row.sender), el("td", { class: "text" }, row.bad ? "Byzantine" : "honest"), el("td", { class: "text" }, (kind === "kept" ? "kept" : CLASSES[kind][0].replace(/^.*, /, "")) + (row.first ? ", suspended" : "")),
+      el("td", {}, row.sender), el("td", { class: "text" }, roleOf(graph, row.sender)), el("td", { class: "text" }, (kind === "kept" ? "kept" : CLASSES[kind][0].replace(/^.*, /, "")) + (row.first ? ", suspended" : "")),
       el("td", { class: "text" }, row.reason), el("td", {}, num(row.score)), el("td", {}, num(row.statistic)), el("td", { class: "text" }, row.cut ? "cut" : "kept"));
   }));
 }
@@ -195,7 +199,7 @@ function drawLooks() {
       el("td", {}, look.step), el("td", {}, percent(look.fdp)), el("td", {}, percent(look.pa)), el("td", {}, percent(look.found)), el("td", {}, percent(look.honest_edge_loss)), el("td", {}, detection ? flags : "-"));
   }));
   const some = run.detections.length < run.detections_stored ? ` The page holds ${run.detections.length} of ${run.detections_stored} of them.` : "";
-  byId("detections-note").textContent = `${run.looks.length} detections of ${runName(run)}; flags are those of honest receivers. Choose a row to see that detection everywhere on this page.${some}`;
+  byId("detections-note").textContent = `${run.looks.length} detections of ${runName(run)}; flags are those of ${receivers(graph)}. Choose a row to see that detection everywhere on this page.${some}`;
 }
 
 function drawState() {
@@ -207,7 +211,7 @@ function drawState() {
     choice("Detection at round", run.detections.map((one, index) => [index, one.step]), view.detection, (value) => setDetection(Number(value))),
     el("label", {}, "Node", input));
   byId("after-caption").textContent = `After the detection at round ${detection.step}`;
-  byId("graph-readout").textContent = `Node ${view.node}: ${graph.bad[view.node] ? "Byzantine" : "honest"}, flagged by ${detection.by[view.node]} of the ${detection.heard[view.node]} honest nodes that receive from it.`;
+  byId("graph-readout").textContent = `Node ${view.node}: ${graph.known ? `${roleOf(graph, view.node)}, ` : ""}flagged by ${detection.by[view.node]} of the ${detection.heard[view.node]} ${receivers(graph)} that receive from it.`;
 }
 
 function drawNodes() {
@@ -216,12 +220,12 @@ function drawNodes() {
   const graph = arcsOf(DATA.graphs[run.graph]), detection = run.detections.length ? unpack(run, view.detection) : null;
   const core = run.nodes.core ? new Set(run.nodes.core) : null, unheard = run.nodes.not_heard.map((count, node) => [node, count]).filter(([, count]) => count);
   byId("unheard-note").textContent = unheard.length
-    ? `${unheard.reduce((sum, [, count]) => sum + count, 0)} messages of ${unheard.length} senders were missing or unusable and counted as not heard by honest nodes.`
+    ? `${unheard.reduce((sum, [, count]) => sum + count, 0)} messages of ${unheard.length} senders were missing or unusable and counted as not heard by ${receivers(graph)}.`
     : "Every message between neighbours was heard.";
   const relative = (node) => (core && core.has(node) && run.nodes.perron[node] !== null ? run.nodes.perron[node] * core.size : null);
   setRows(byId("node-table"), graph.neighbours.map((list, node) => el("tr", { class: "pick", tabindex: 0, "data-node": node, "aria-selected": String(node === view.node),
     onclick: () => select(node), onkeydown: (event) => { if (event.key === "Enter") select(node); } },
-    el("td", {}, node), el("td", { class: "text" }, graph.bad[node] ? "Byzantine" : "honest"), el("td", {}, list.length),
+    el("td", {}, node), el("td", { class: "text" }, roleOf(graph, node)), el("td", {}, list.length),
     el("td", {}, detection ? ((100 * detection.by[node]) / Math.max(1, detection.heard[node])).toFixed(1) : "-"),
     el("td", { class: "text" }, core ? (core.has(node) ? "in" : "out") : "-"), el("td", {}, num(relative(node))), el("td", {}, num(run.nodes.step_factor ? run.nodes.step_factor[node] : null)),
     el("td", {}, percent(run.nodes.capped ? run.nodes.capped[node] : null)), el("td", {}, percent(run.nodes.floored ? run.nodes.floored[node] : null)), el("td", {}, run.nodes.not_heard[node]))));
@@ -273,11 +277,12 @@ if (byId("matrix")) {
     else if (moves[event.key]) { cursor.row = Math.min(last, Math.max(0, cursor.row + moves[event.key][0])); cursor.column = Math.min(last, Math.max(0, cursor.column + moves[event.key][1])); readMatrix(null); } else return;
     event.preventDefault();
   });
+  const truth = DATA.graphs.some((graph) => graph.byzantine !== null);
   const swatch = (name) => svg("rect", { x: 5, y: 1, width: 12, height: 12, fill: `var(${name})` });
-  legend(byId("matrix-legend"), [[swatch("--line"), "honest, kept"], [swatch("--right"), CLASSES.right[0]], [swatch("--wrong"), CLASSES.wrong[0]], [swatch("--missed"), CLASSES.missed[0]], [svg("text", { x: 2, y: 11 }, "…"), "pale rows: Byzantine receivers"]]);
+  legend(byId("matrix-legend"), !truth ? [[swatch("--line"), "kept"], [swatch("--right"), "flagged"]] : [[swatch("--line"), "honest, kept"], [swatch("--right"), CLASSES.right[0]], [swatch("--wrong"), CLASSES.wrong[0]], [swatch("--missed"), CLASSES.missed[0]], [svg("text", { x: 2, y: 11 }, "…"), "pale rows: Byzantine receivers"]]);
   const shape = (kind, name, filled = true) => mark(kind, 11, 7, 4.5, { fill: filled ? `var(${name})` : "var(--card)", stroke: `var(${name})`, "stroke-width": 1.8 });
   const line = (name, dash) => svg("path", { d: "M0 7H22", stroke: `var(${name})`, "stroke-width": 2, "stroke-dasharray": dash });
-  legend(byId("graph-legend"), [[shape("circle", "--honest"), "honest"], [shape("diamond", "--byzantine"), "Byzantine (before)"], [shape("diamond", "--right", false), "flagged rightly"], [shape("circle", "--wrong"), "flagged wrongly"], [shape("diamond", "--missed"), "missed"], [line("--wrong", "4 3"), "edge cut between honest nodes"], [line("--missed"), "edge left from a Byzantine node"]]);
-  legend(byId("score-legend"), [[shape("circle", "--honest", false), "honest, kept"], [shape("diamond", "--right"), CLASSES.right[0]], [shape("circle", "--wrong"), CLASSES.wrong[0]], [shape("diamond", "--missed", false), CLASSES.missed[0]]]);
+  legend(byId("graph-legend"), !truth ? [[shape("circle", "--honest"), "not flagged"], [shape("circle", "--right"), "flagged by most"]] : [[shape("circle", "--honest"), "honest"], [shape("diamond", "--byzantine"), "Byzantine (before)"], [shape("diamond", "--right", false), "flagged rightly"], [shape("circle", "--wrong"), "flagged wrongly"], [shape("diamond", "--missed"), "missed"], [line("--wrong", "4 3"), "edge cut between honest nodes"], [line("--missed"), "edge left from a Byzantine node"]]);
+  legend(byId("score-legend"), !truth ? [[shape("circle", "--honest", false), "kept"], [shape("circle", "--right"), "flagged"]] : [[shape("circle", "--honest", false), "honest, kept"], [shape("diamond", "--right"), CLASSES.right[0]], [shape("circle", "--wrong"), CLASSES.wrong[0]], [shape("diamond", "--missed", false), CLASSES.missed[0]]]);
 }
 if (byId("matrix") || byId("node-table")) redrawn(drawAll);
