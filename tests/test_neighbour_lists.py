@@ -186,12 +186,12 @@ def test_the_core_by_lists(seed: int, cut: float) -> None:
 
 def test_connected_parts() -> None:
     ring = Ring().draw(40)
-    lists = ListGraph.of_graph(ring).lists
     everybody = torch.ones(40, dtype=torch.bool)
-    assert connected(lists, everybody)
-    assert connected(lists, torch.arange(40) < 20)
-    assert not connected(lists, torch.arange(40) % 20 < 5)
-    assert not connected(lists, ~everybody)
+    for graph in (ring, ListGraph.of_graph(ring)):
+        assert connected(graph, everybody)
+        assert connected(graph, torch.arange(40) < 20)
+        assert not connected(graph, torch.arange(40) % 20 < 5)
+        assert not connected(graph, ~everybody)
 
 
 # The tracker's limit

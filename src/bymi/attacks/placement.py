@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bymi.core.errors import GraphError
 from bymi.core.graph import Graph
-from bymi.core.list_graph import connected
+from bymi.core.list_graph import ListGraph, connected
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.random_streams import Stream, stream
 
@@ -25,30 +25,30 @@ def place(graph: Graph, count: int, how: Placement, *, seed: int) -> Tensor:
 
     A candidate whose removal would disconnect the others is skipped for the next one.
     """
-    links = _links(graph)
-    if not connected(links, torch.ones(graph.size, dtype=torch.bool)):
+    undirected = _undirected(graph)
+    if not connected(undirected, torch.ones(graph.size, dtype=torch.bool)):
         raise GraphError(f"byzantine_placement: got {how!r} on a graph that is not connected, allowed: a connected graph")
-    order = PLACEMENTS[how](links, stream(seed, "roles"))
+    order = PLACEMENTS[how](undirected.lists, stream(seed, "roles"))
     chosen = torch.zeros(graph.size, dtype=torch.bool)
     chosen[order[:count]] = True
-    if connected(links, ~chosen):
+    if connected(undirected, ~chosen):
         return chosen
     chosen = torch.zeros_like(chosen)
     for _ in range(count):
         # A connected graph stays connected without a leaf of a spanning tree, so there is always a candidate.
         for node in order[~chosen[order]].tolist():
             chosen[node] = True
-            if connected(links, ~chosen):
+            if connected(undirected, ~chosen):
                 break
             chosen[node] = False
     return chosen
 
 
-def _links(graph: Graph) -> NeighbourLists:
-    """Neighbour lists of the undirected graph."""
+def _undirected(graph: Graph) -> ListGraph:
+    """The graph with every arc in both directions."""
     arcs = torch.stack(graph.arcs(), 1)
     both = torch.cat([arcs, arcs.flip(1)]).unique(dim=0)
-    return NeighbourLists.of_arcs(both[:, 0], both[:, 1], graph.size)
+    return ListGraph.of_arcs(both[:, 0], both[:, 1], graph.size)
 
 
 def _random(links: NeighbourLists, draws: Stream) -> Tensor:

@@ -95,6 +95,10 @@ class ListGraph(Graph):
         hears[rows, columns], mixing[rows, columns] = True, self.weight[rows, places]
         return MatrixGraph(hears, mixing)
 
+    def compact(self) -> Graph:
+        """The graph itself, or as matrices where these are better."""
+        return self if lists_pay(self.size, self.lists.at.shape[1]) else self.dense()
+
     def with_weights(self, weight: Tensor, self_weight: Tensor) -> ListGraph:
         return ListGraph(self.lists, self.hears, weight, self_weight)
 
@@ -259,15 +263,15 @@ def _nonzero(divisors: Tensor) -> Tensor:
     return torch.where(divisors > 0, divisors, 1.0)
 
 
-def connected(lists: NeighbourLists, part: Tensor) -> bool:
-    """Whether the nodes in `part` [M] bool are connected among themselves, in symmetric lists."""
+def connected(graph: Graph, part: Tensor) -> bool:
+    """Whether the nodes in `part` [M] bool are connected among themselves, in an undirected graph."""
     if not bool(part.any()):
         return False
     seen = torch.zeros_like(part)
     front = part.nonzero()[:1].flatten()
     seen[front] = True
     while len(front):
-        near = lists.at[front][lists.there[front]].unique()
+        near = graph.neighbours(front)[1].unique()
         front = near[part[near] & ~seen[near]]
         seen[front] = True
     return bool((seen == part).all())

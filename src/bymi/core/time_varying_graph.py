@@ -15,7 +15,7 @@ from bymi.core.inbox import Inbox
 from bymi.core.network import ListedVariants, LocalNetwork, Outgoing, Variants
 from bymi.core.random_streams import stream
 from bymi.core.topic import Topic
-from bymi.core.topology_base import Topology
+from bymi.core.topology import Topology
 
 
 @dataclass(frozen=True, eq=False)
