@@ -25,9 +25,6 @@ from bymi.problems import (
     triton_kernels as kernels,
 )
 from bymi.problems import (
-    triton_ops as fused,
-)
-from bymi.problems import (
     vmap_convolution as convolution,
 )
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
@@ -90,9 +87,9 @@ class Counted:
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> tuple[Counted, Counted]:
     """Products, kernels: how often each is asked."""
-    products, fast = Counted(convolution._Product), Counted(fused.Convolution)
+    products, fast = Counted(convolution._Product), Counted(convolution.KernelConvolution)
     monkeypatch.setattr(convolution, "_Product", products)
-    monkeypatch.setattr(convolution.fused, "Convolution", fast)
+    monkeypatch.setattr(convolution, "KernelConvolution", fast)
     return products, fast
 
 
@@ -252,8 +249,8 @@ def test_stride_one_goes_to_the_kernels_and_the_rest_to_products(monkeypatch: py
     ids=str,
 )
 def test_the_usual_pooling_goes_to_the_kernels(how: dict[str, Any], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pools = Counted(fused.MaxPool)
-    monkeypatch.setattr(convolution.fused, "MaxPool", pools)
+    pools = Counted(convolution.KernelMaxPool)
+    monkeypatch.setattr(convolution, "KernelMaxPool", pools)
     images = torch.randn(2, 3, 7, 9)
     with ConvolutionsOfMany():
         made = nnf.max_pool2d(images, **how)

@@ -15,7 +15,6 @@ from torch.nn import functional as nnf
 from torch.overrides import TorchFunctionMode
 
 from bymi.problems import triton_kernels as kernels
-from bymi.problems import triton_ops as fused
 
 Pair = tuple[int, int]
 _IGNORED = -100  # the default of torch
@@ -74,7 +73,7 @@ def _conv2d(
         and all(p < k for p, k in zip(_pair(padding), weight.shape[-2:], strict=True))
     ):
         offsets = torch.zeros_like(weight[:, 0, 0, 0]) if bias is None else bias
-        fast: Tensor = fused.Convolution.apply(inputs, weight, offsets, _pair(padding), 1)  # type: ignore[no-untyped-call]
+        fast: Tensor = KernelConvolution.apply(inputs, weight, offsets, _pair(padding), 1)  # type: ignore[no-untyped-call]
         return fast
     product: Tensor = _Product.apply(inputs, weight, _pair(stride), _pair(padding))[0]  # type: ignore[no-untyped-call]
     return product if bias is None else product + bias[:, None, None]
@@ -94,7 +93,7 @@ def _max_pool2d(
     if not (usual and _pair(dilation) == (1, 1) and kernels.available(input)) or ceil_mode or return_indices:
         more = {"return_indices": True} if return_indices else {}
         return original(input, kernel_size, stride, padding, dilation, ceil_mode, **more)
-    return fused.MaxPool.apply(input)[0]  # type: ignore[no-untyped-call]
+    return KernelMaxPool.apply(input)[0]  # type: ignore[no-untyped-call]
 
 
 class _Product(torch.autograd.Function):
@@ -134,7 +133,7 @@ class _Product(torch.autograd.Function):
             rows, columns = gradients[0].shape[-2:]
             patches_gradient = (weight.flatten(-3).mT @ towards).unflatten(-1, (ctx.size[0], rows, columns))
             patches_gradient = patches_gradient.unflatten(-4, weight.shape[-3:])  # [*, c, kh, kw, n, H', W']
-            by_inputs = _Gather.apply(patches_gradient, ctx.size, ctx.stride, ctx.padding)  # type: ignore[no-untyped-call]
+            by_inputs = _sum_patches(patches_gradient, ctx.size, ctx.stride, ctx.padding)
         return by_inputs, by_weight, None, None
 
     @staticmethod
@@ -148,31 +147,99 @@ class _Product(torch.autograd.Function):
         return _Product.apply(inputs, weight, stride, padding), (0, 0)  # type: ignore[no-untyped-call]
 
 
-class _Gather(torch.autograd.Function):
-    """Sums patches [*, c, kh, kw, n, H', W'] back to images [*, n, c, h, w]."""
+def _sum_patches(spread: Tensor, size: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+    """Images [*, n, c, h, w] of a given size, summed from patches [*, c, kh, kw, n, H', W']."""
+    count, channels, high, wide = size
+    height, width, _, rows, columns = spread.shape[-5:]
+    lead = spread.shape[:-6]
+    total = spread.new_zeros(*lead, channels, count, high + 2 * padding[0], wide + 2 * padding[1])
+    for i in range(height):
+        down = slice(i, i + (rows - 1) * stride[0] + 1, stride[0])
+        for j in range(width):
+            right = slice(j, j + (columns - 1) * stride[1] + 1, stride[1])
+            total[..., down, right] += spread[..., i, j, :, :, :]
+    inside = total[..., padding[0] : padding[0] + high, padding[1] : padding[1] + wide]
+    return inside.transpose(-4, -3)
+
+
+class KernelConvolution(torch.autograd.Function):
+    """conv2d of stride 1 by Triton kernels: inputs [*, n, c, h, w], weight [*, o, c, kh, kw], bias [*, o].
+
+    Leading dimensions are those of models; all three share them. With `groups` the output channels are those of several models
+    on the same inputs: [*, groups, n, o / groups, h', w'].
+    """
 
     @staticmethod
-    def forward(spread: Tensor, size: torch.Size, stride: Pair, padding: Pair) -> Tensor:
-        count, channels, high, wide = size
-        height, width, _, rows, columns = spread.shape[-5:]
-        lead = spread.shape[:-6]
-        total = spread.new_zeros(*lead, channels, count, high + 2 * padding[0], wide + 2 * padding[1])
-        for i in range(height):
-            down = slice(i, i + (rows - 1) * stride[0] + 1, stride[0])
-            for j in range(width):
-                right = slice(j, j + (columns - 1) * stride[1] + 1, stride[1])
-                total[..., down, right] += spread[..., i, j, :, :, :]
-        inside = total[..., padding[0] : padding[0] + high, padding[1] : padding[1] + wide]
-        return inside.transpose(-4, -3)
+    def forward(inputs: Tensor, weight: Tensor, bias: Tensor, padding: Pair, groups: int) -> Tensor:
+        made = kernels.forward(_flat(inputs), _flat(weight), bias.reshape(-1, bias.shape[-1]), padding, groups)
+        return made.reshape(*inputs.shape[:-4], *made.shape[1:])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None: ...
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], inputs[1])
+        ctx.padding, ctx.groups = inputs[3], inputs[4]
 
     @staticmethod
-    def vmap(info: Any, dims: tuple[int | None, ...], spread: Tensor, size: torch.Size, stride: Pair, padding: Pair) -> Any:
-        return _Gather.apply(spread.movedim(dims[0] or 0, 0), size, stride, padding), 0  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        inputs, weight = ctx.saved_tensors
+        gradient = gradients[0] if ctx.groups == 1 else gradients[0].movedim(-5, -4).flatten(-4, -3)
+        by_inputs = by_weight = by_bias = None
+        if ctx.needs_input_grad[0]:
+            by_inputs = kernels.by_inputs(_flat(gradient), _flat(weight), ctx.padding).reshape(inputs.shape)
+        if ctx.needs_input_grad[1]:
+            kernel = weight.shape[-2], weight.shape[-1]
+            by_weight = kernels.by_weight(_flat(gradient), _flat(inputs), kernel, ctx.padding).reshape(weight.shape)
+        if ctx.needs_input_grad[2]:
+            by_bias = gradient.sum((-4, -2, -1))
+        return by_inputs, by_weight, by_bias, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, bias: Tensor, padding: Pair, groups: int
+    ) -> Any:
+        if dims[0] is None and groups == 1:  # one set of inputs, many models: more output channels
+            many, offsets = _in_front(info, dims[1:], weight, bias)
+            many, offsets = many.movedim(0, -5).flatten(-5, -4), offsets.movedim(0, -2).flatten(-2, -1)
+            made = KernelConvolution.apply(inputs, many, offsets, padding, info.batch_size)  # type: ignore[no-untyped-call]
+            return (made.movedim(-5, 0) if info.batch_size > 1 else made[None]), 0
+        return KernelConvolution.apply(*_in_front(info, dims, inputs, weight, bias), padding, groups), 0  # type: ignore[no-untyped-call]
+
+
+class KernelMaxPool(torch.autograd.Function):
+    """2 x 2 max pooling of planes [..., h, w] by Triton kernels, and the index of each value in its square."""
+
+    @staticmethod
+    def forward(images: Tensor) -> tuple[Tensor, Tensor]:
+        return kernels.pool(images)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(output[1])
+        ctx.mark_non_differentiable(output[1])
+        ctx.size = tuple(inputs[0].shape[-2:])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return kernels.unpool(gradients[0], ctx.saved_tensors[0], ctx.size)
+
+    @staticmethod
+    def vmap(info: Any, dims: tuple[int | None, ...], images: Tensor) -> Any:
+        return KernelMaxPool.apply(images.movedim(dims[0] or 0, 0)), (0, 0)  # type: ignore[no-untyped-call]
 
 
 def _pair(value: Any) -> tuple[int, int]:
     values = (value,) if isinstance(value, int) else tuple(value)
     return values[0], values[-1]
+
+
+def _flat(values: Tensor) -> Tensor:
+    """All leading dimensions as one."""
+    return values.reshape(-1, *values.shape[-4:])
+
+
+def _in_front(info: Any, dims: tuple[int | None, ...], *values: Tensor) -> list[Tensor]:
+    """Each value with its batch dimension first; a value without one is expanded."""
+    return [
+        value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+        for value, dim in zip(values, dims, strict=False)
+    ]
