@@ -21,11 +21,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bymi import Adversary, Graph, LocalNetwork, Plan, Snapshot, drsgd_bymi
 from bymi.attacks import SimulatedAdversary
-from bymi.node import tls_front, wire
+from bymi.node import tls_proxy, wire
 from bymi.node.identity import HOST_NAME, fingerprint_of, new_identity
 from bymi.node.roster import Limits
 from bymi.node.session import COMMIT
-from bymi.node.tls_front import TLSFront
+from bymi.node.tls_proxy import TLSProxy
 from bymi.node.wire import ASK, GET, NONCE, PIECE, SERVICE, Refused, Tag, commitment, encode, join_pieces
 from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.training.plan import Optimisation, WarmUp
@@ -413,7 +413,7 @@ def test_a_certificate_authority_among_the_neighbours_is_one_neighbour() -> None
     signed = minted(key.private_bytes(pem, encoding, serialization.NoEncryption()), authority.public_bytes(pem))
     refused: list[tuple[str, str, int | None, str | None]] = []
     der = authority.public_bytes(serialization.Encoding.DER)
-    front = TLSFront(identity_of(0), {fingerprint_of(der): 1}, der, lambda *given: refused.append(given))
+    front = TLSProxy(identity_of(0), {fingerprint_of(der): 1}, der, lambda *given: refused.append(given))
     port = loop_thread().wait(_listen(front))
     answer = call(f"127.0.0.1:{port}", GET, words(), server=0, key=signed[0], certificate=signed[1])
     loop_thread().wait(front.close())
@@ -422,7 +422,7 @@ def test_a_certificate_authority_among_the_neighbours_is_one_neighbour() -> None
     assert str(refused[0][3]).startswith("fingerprint ")
 
 
-async def _listen(front: TLSFront) -> int:
+async def _listen(front: TLSProxy) -> int:
     return front.listen("127.0.0.1:0", 9)
 
 
@@ -430,7 +430,7 @@ def test_the_port_behind_the_front_answers_nobody_else() -> None:
     """Another program of this machine that finds the gRPC server on loopback is refused, and that is counted."""
     with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
         transport = nodes.sessions[0].transport
-        answer = call(f"127.0.0.1:{transport._front._behind}", GET, words(kind="status"), server=0, plain=True)
+        answer = call(f"127.0.0.1:{transport._proxy._server_port}", GET, words(kind="status"), server=0, plain=True)
         assert answer.code() == grpc.StatusCode.PERMISSION_DENIED
         assert transport.refusals == {"not through TLS": 1}
 
@@ -507,8 +507,8 @@ def test_silent_connections_and_a_clock_that_jumps(monkeypatch: pytest.MonkeyPat
 
 def test_connections_beyond_the_limits_displace_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent connection is dropped after a while, or for a later one; so is the oldest of a neighbour that has too many."""
-    monkeypatch.setattr(tls_front, "HANDSHAKE", 1.0)
-    monkeypatch.setattr(tls_front, "_HANDSHAKES", 4)
+    monkeypatch.setattr(tls_proxy, "HANDSHAKE", 1.0)
+    monkeypatch.setattr(tls_proxy, "_HANDSHAKES", 4)
     known = identity_of(1)
     access: dict[str, Any] = {"server": 0, "key": known.key, "certificate": known.certificate}
     with ExitStack() as ends, Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import MatrixGraph
+from bymi.node.grpc_transport import Miss, Tell, Transport
 from bymi.node.identity import Identity
 from bymi.node.loop_thread import LoopThread
+from bymi.node.outbox import GoneError, Message
 from bymi.node.peer_record import Peer
 from bymi.node.roster import Limits, Member
-from bymi.node.served_messages import GoneError, Message
-from bymi.node.transport import Miss, Tell, Transport
 from bymi.node.wire import (
     ASK,
     COMMITMENT,
@@ -119,14 +119,11 @@ class Session:
         return self.loop.wait(self.transport.start(listen))
 
     def connect(self, endpoints: Mapping[int, str] | None = None) -> None:
-        """Open a channel to every node that this one hears."""
-
-        async def open_channels() -> None:
-            for number in self.senders:
-                given = self.setting.members[number].endpoint if endpoints is None else endpoints[number]
-                self.transport.connect(number, given)
-
-        self.loop.wait(open_channels())
+        """Open a channel to every node that this one hears, at the endpoints of the roster or at others."""
+        members = self.setting.members
+        self.loop.wait(
+            self.transport.connect({one: endpoints[one] if endpoints else members[one].endpoint for one in self.senders})
+        )
 
     def close(self) -> None:
         """Close server and channels."""

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,9 @@ import grpc
 import grpc.aio
 
 from bymi.node.identity import HOST_NAME, Identity, pem_of
+from bymi.node.outbox import GoneError, Outbox
 from bymi.node.roster import Member
-from bymi.node.served_messages import GoneError, Outbox
-from bymi.node.tls_front import HANDSHAKE, Caller, TLSFront
+from bymi.node.tls_proxy import HANDSHAKE, TLSProxy
 from bymi.node.wire import ASK, GET, PIECE, SERVICE, STATUS, Body, Refused, Request, Tag, frame, join_pieces, pieces, read_frame
 
 Tell = Callable[..., None]
@@ -25,10 +26,14 @@ _AT_ONCE = 8  # calls of one neighbour at a time
 _SHARE, _LEAST = 0.1, 0.05  # of the time left, and seconds, by which a server answers before the caller's deadline
 _RETRY = 0.05  # seconds between attempts while a neighbour cannot be reached
 _METADATA = 4096  # bytes of metadata of a call
+_SIZES = [
+    ("grpc.max_receive_message_length", PIECE),
+    ("grpc.max_metadata_size", _METADATA),
+    ("grpc.absolute_max_metadata_size", _METADATA),
+]
 _AT = re.compile(r"(pending|gone) at (\d{1,10})")
 _PORT = re.compile(r"ipv4:127\.0\.0\.1:(\d{1,5})")
 _LONG = "Get in pieces"
-_TARGET = "grpc.ssl_target_name_override"
 
 
 @dataclass(frozen=True)
@@ -75,58 +80,50 @@ class Transport:
         self._members = dict(members)
         prints = {member.fingerprint: number for number, member in members.items()}
         certificates = b"".join(member.certificate for member in members.values())
-        self._front = TLSFront(identity, prints, certificates, self._on_refused_connection)
+        self._proxy = TLSProxy(identity, prints, certificates, self._on_refused_connection)
         self._running: Counter[int] = Counter()  # calls of each neighbour
         self._served: Counter[int] = Counter()
         self._served_since = -1
         self.pulled: dict[int, Tag] = {}  # what each neighbour has pulled last
         self._server: Any = None
-        self._channels: dict[int, Any] = {}
+        self._channels: list[Any] = []
         self._calls: dict[tuple[int, str], Any] = {}
 
     async def start(self, listen: str) -> int:
         """Listen at HOST:PORT; returns the port."""
-        options = [
-            ("grpc.max_receive_message_length", PIECE),
-            ("grpc.max_concurrent_streams", 2 * _AT_ONCE),
-            ("grpc.max_metadata_size", _METADATA),
-            ("grpc.absolute_max_metadata_size", _METADATA),
-            ("grpc.so_reuseport", 0),
-        ]
+        options = [*_SIZES, ("grpc.max_concurrent_streams", 2 * _AT_ONCE), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((_Methods(self),))
-        behind = int(self._server.add_insecure_port("127.0.0.1:0"))  # whose callers the front has let in
+        port = int(self._server.add_insecure_port("127.0.0.1:0"))  # whose callers the proxy has let in
         await self._server.start()
-        return self._front.listen(listen, behind)
+        return self._proxy.listen(listen, port)
 
-    def connect(self, number: int, endpoint: str) -> None:
-        """Open the channel to a neighbour. Its certificate is the only one that the channel trusts."""
-        credentials = grpc.ssl_channel_credentials(
-            pem_of(self._members[number].certificate), self._identity.key, self._identity.certificate
-        )
+    async def connect(self, endpoints: Mapping[int, str]) -> None:
+        """Open a channel to each of some neighbours. Its certificate is the only one that the channel trusts."""
         options = [
-            (_TARGET, HOST_NAME),
-            ("grpc.max_receive_message_length", PIECE),
-            ("grpc.max_metadata_size", _METADATA),
-            ("grpc.absolute_max_metadata_size", _METADATA),
+            ("grpc.ssl_target_name_override", HOST_NAME),
+            *_SIZES,
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.min_reconnect_backoff_ms", int(1000 * HANDSHAKE)),  # the time that an attempt has
             ("grpc.max_reconnect_backoff_ms", 1000),
             ("grpc.enable_http_proxy", 0),
         ]
-        channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
-        self._channels[number] = channel
-        # An answer of one piece is read as one message, which costs less than a stream of one.
-        self._calls[number, GET] = channel.unary_unary(f"/{SERVICE}/{GET}")
-        self._calls[number, _LONG] = channel.unary_stream(f"/{SERVICE}/{GET}")
-        self._calls[number, ASK] = channel.stream_unary(f"/{SERVICE}/{ASK}")
+        for number, endpoint in endpoints.items():
+            root = pem_of(self._members[number].certificate)
+            credentials = grpc.ssl_channel_credentials(root, self._identity.key, self._identity.certificate)
+            channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
+            self._channels.append(channel)
+            # An answer of one piece is read as one message, which costs less than a stream of one.
+            self._calls[number, GET] = channel.unary_unary(f"/{SERVICE}/{GET}")
+            self._calls[number, _LONG] = channel.unary_stream(f"/{SERVICE}/{GET}")
+            self._calls[number, ASK] = channel.stream_unary(f"/{SERVICE}/{ASK}")
 
     async def close(self) -> None:
         """Close all channels and the server."""
-        for channel in self._channels.values():
+        for channel in self._channels:
             await channel.close()
-        await self._front.close()
+        await self._proxy.close()
         if self._server is not None:
             await self._server.stop(0)
 
@@ -151,20 +148,16 @@ class Transport:
             await asyncio.sleep(min(_RETRY, left))
         return Miss("silent", late=True)
 
-    # What others ask of this node.
-
-    # Requests are read as streams: a call is admitted before its first byte is read.
+    # What others ask of this node. Requests are read as streams: a call is admitted before its first byte is read.
 
     async def on_get(self, content: AsyncIterable[bytes], context: Any) -> None:
         """Answer a `Get`."""
-        number = await self._admit(context)
-        try:
-            self._running[number] += 1
+        async with self._admitted(context) as number:
             async for piece in content:
-                request = await self._read(piece, number, context)
+                request = self._read(piece)
                 break
             else:  # gRPC has refused a piece that is too long
-                await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "too large", number)
+                raise _CallRefused("too large", grpc.StatusCode.INVALID_ARGUMENT)
             if request.tag.kind == STATUS:
                 body = str(self.outbox.step).encode()
             else:
@@ -173,41 +166,65 @@ class Transport:
                 self._served, self._served_since = Counter(), self.outbox.published
             self._served[number] += len(body)
             if self._served[number] > self._budget:
-                await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, "over its byte budget", number)
+                raise Refused("over its byte budget")
             async with asyncio.timeout(self._hold):
                 for piece in pieces(body):
                     await context.write(piece)
             self.pulled[number] = request.tag
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"pending at {self.outbox.step}")
-        except GoneError:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"gone at {self.outbox.step}")
-        finally:
-            self._running[number] -= 1
 
     async def on_ask(self, content: AsyncIterable[bytes], context: Any) -> bytes:
         """The answer to an `Ask`."""
-        number = await self._admit(context)
-        try:
-            self._running[number] += 1
-            async with asyncio.timeout(self._patience(context)):
-                request = await self._read(await join_pieces(content, self._question), number, context)
-                return await self._answer(number, request)
-        except TimeoutError:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"pending at {self.outbox.step}")
-        except GoneError:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"gone at {self.outbox.step}")
-        except Refused as refused:
-            await self._refuse(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refused.reason, number)
-        finally:
-            self._running[number] -= 1
-        raise AssertionError("abort raises")
+        async with self._admitted(context) as number, asyncio.timeout(self._patience(context)):
+            return await self._answer(number, self._read(await join_pieces(content, self._question)))
+        raise AssertionError("a call that is not answered is aborted")
 
     async def on_other(self, content: AsyncIterable[bytes], context: Any) -> bytes:
         """Refuse a call of any other method."""
-        number = await self._admit(context)
-        await self._refuse(context, grpc.StatusCode.UNIMPLEMENTED, "no such method", number)
-        raise AssertionError("abort raises")
+        async with self._admitted(context):
+            raise _CallRefused("no such method", grpc.StatusCode.UNIMPLEMENTED)
+
+    @asynccontextmanager
+    async def _admitted(self, context: Any) -> AsyncIterator[int]:
+        """Number of the neighbour that calls. Aborts, with its reason, a call that is refused here or within the block."""
+        status = grpc.StatusCode
+        port = _PORT.fullmatch(context.peer())
+        caller = None if port is None else self._proxy.caller(int(port[1]))
+        number = None if caller is None else caller.number
+        try:
+            if number is None:  # another program on this machine, since nobody else reaches the port
+                raise _CallRefused("not through TLS", status.PERMISSION_DENIED)
+            if number in self.banned:
+                raise _CallRefused("banned", status.PERMISSION_DENIED)
+            if self._running[number] >= _AT_ONCE:
+                raise Refused("too many calls at a time")
+            self._running[number] += 1
+            try:
+                yield number
+            finally:
+                self._running[number] -= 1
+        except TimeoutError:
+            await context.abort(status.UNAVAILABLE, f"pending at {self.outbox.step}")
+        except GoneError:
+            await context.abort(status.NOT_FOUND, f"gone at {self.outbox.step}")
+        except Refused as refused:
+            self.refusals[refused.reason] += 1
+            code, detail = (
+                (refused.code, refused.detail) if isinstance(refused, _CallRefused) else (status.RESOURCE_EXHAUSTED, None)
+            )
+            address = str(context.peer())[:80] if caller is None else caller.address
+            self._tell("refused call", peer=number, reason=refused.reason, detail=detail, address=address)
+            await context.abort(code, detail or refused.reason)
+
+    def _read(self, content: Body) -> Request:
+        """The request in a call; raises _CallRefused if it is not as it should be, or of another run."""
+        try:
+            request = read_frame(content)
+        except Refused as refused:
+            raise _CallRefused(refused.reason, grpc.StatusCode.INVALID_ARGUMENT) from None
+        if request.run != self._run_id:
+            ids = f"another run id, {request.run[:64]!r}, not {self._run_id}"
+            raise _CallRefused("another run id", grpc.StatusCode.FAILED_PRECONDITION, ids)
+        return request
 
     def _patience(self, context: Any) -> float:
         """Seconds for which a call may wait here: so much less than the caller waits that it gets an answer."""
@@ -215,44 +232,17 @@ class Transport:
         left = self._hold if left is None else min(left, self._hold)
         return float(max(0.0, left - max(_LEAST, _SHARE * left)))
 
-    async def _admit(self, context: Any) -> int:
-        """Number of the caller; aborts the call of anyone else, and any call beyond those allowed at a time."""
-        status, caller = grpc.StatusCode, self._caller(context)
-        if caller is None:  # another program on this machine, since nobody else reaches the port
-            await self._refuse(context, status.PERMISSION_DENIED, "not through TLS", None)
-        assert caller is not None
-        if caller.number in self.banned:
-            await self._refuse(context, status.PERMISSION_DENIED, "banned", caller.number)
-        if self._running[caller.number] >= _AT_ONCE:
-            await self._refuse(context, status.RESOURCE_EXHAUSTED, "too many calls at a time", caller.number)
-        return caller.number
-
-    async def _read(self, content: Body, number: int, context: Any) -> Request:
-        """The request in a call; aborts the call if it is not as it should be, or of another run."""
-        try:
-            request = read_frame(content)
-        except Refused as refused:
-            await self._refuse(context, grpc.StatusCode.INVALID_ARGUMENT, refused.reason, number)
-        if request.run != self._run_id:
-            ids = f"another run id, {request.run[:64]!r}, not {self._run_id}"
-            await self._refuse(context, grpc.StatusCode.FAILED_PRECONDITION, "another run id", number, ids)
-        return request
-
-    def _caller(self, context: Any) -> Caller | None:
-        """The neighbour at the other end of the connection that a call came in by."""
-        port = _PORT.fullmatch(context.peer())
-        return None if port is None else self._front.caller(int(port[1]))
-
-    async def _refuse(self, context: Any, code: Any, reason: str, number: int | None, text: str | None = None) -> None:
-        self.refusals[reason] += 1
-        caller = self._caller(context)
-        address = str(context.peer())[:80] if caller is None else caller.address
-        self._tell("refused call", peer=number, reason=reason, detail=text, address=address)
-        await context.abort(code, text or reason)
-
     def _on_refused_connection(self, reason: str, address: str, number: int | None, detail: str | None) -> None:
         self.refused_connections[reason] += 1
         self._tell("refused connection", peer=number, reason=reason, detail=detail, address=address)
+
+
+class _CallRefused(Refused):
+    """A refused call with a status other than RESOURCE_EXHAUSTED; `detail`: what the caller is told beyond the reason."""
+
+    def __init__(self, reason: str, code: grpc.StatusCode, detail: str | None = None) -> None:
+        super().__init__(reason)
+        self.code, self.detail = code, detail
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -7,12 +7,13 @@ not signed by a root. Here every connection has an outcome, and not a byte of a 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, NamedTuple
 
 from bymi.core.errors import InputError
 from bymi.node.identity import Identity, fingerprint_of
@@ -22,7 +23,7 @@ HANDSHAKE = 5.0
 
 _HANDSHAKES = 256  # at a time; with one more, the oldest is dropped: an honest one takes milliseconds
 _CONNECTIONS = 4  # of one neighbour; with one more, its oldest is dropped: it may be one that a crash has left behind
-_BUFFER = 1 << 20  # bytes that wait to be written to one end of a connection, until the other end is read no more
+_BUFFER = 1 << 18  # bytes read from one end of a connection before they are written to the other
 _PAUSE = 0.1  # seconds, after a connection could not be accepted: no descriptor is free
 _LOOPBACK = "127.0.0.1"
 _REASONS = {
@@ -41,71 +42,14 @@ Refuse = Callable[[str, str, int | None, str | None], None]
 """Called for every refused connection with a reason, the remote address, the neighbour if it is one, and details."""
 
 
-@dataclass(frozen=True)
-class Caller:
+class Caller(NamedTuple):
     """Which neighbour a connection is from, and its address."""
 
     number: int
     address: str
 
 
-class _End(asyncio.Protocol):
-    """One end of a pipe: what arrives is written to the other end, and is read no faster than it can be written."""
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        self._close = close
-        self.transport: Any = None
-        self.other: Any = None  # transport of the other end
-
-    def connection_made(self, transport: Any) -> None:
-        self.transport = transport
-        transport.set_write_buffer_limits(_BUFFER)
-        transport.pause_reading()  # until the other end is there
-
-    def data_received(self, data: bytes) -> None:
-        self.other.write(data)
-
-    def pause_writing(self) -> None:
-        self.other.pause_reading()
-
-    def resume_writing(self) -> None:
-        self.other.resume_reading()
-
-    def connection_lost(self, problem: Exception | None) -> None:
-        self._close()
-
-
-class _Pipe:
-    """A connection of a neighbour (outer) and the one to the server that it is passed on to (inner)."""
-
-    def __init__(self) -> None:
-        self.outer, self.inner = _End(self.close), _End(self.close)
-        self.at_end: Callable[[], None] = lambda: None
-        self._closed = False
-
-    def open(self) -> None:
-        """Let bytes flow; closes the pipe if one end has gone."""
-        self.outer.other, self.inner.other = self.inner.transport, self.outer.transport
-        if self._closed:
-            self._close_ends()
-            return
-        for end in (self.outer, self.inner):
-            end.transport.resume_reading()
-
-    def close(self) -> None:
-        """Close both ends, once what is written has been sent."""
-        if not self._closed:
-            self._closed = True
-            self.at_end()
-            self._close_ends()
-
-    def _close_ends(self) -> None:
-        for end in (self.inner, self.outer):
-            if end.transport is not None:
-                end.transport.close()
-
-
-class TLSFront:
+class TLSProxy:
     """Listens for neighbours, and connects each of their connections to a server on loopback. Used within the event loop only.
 
     `neighbours`: numbers by fingerprint. `certificates`: theirs, in DER.
@@ -115,20 +59,20 @@ class TLSFront:
         self._neighbours, self._refuse = dict(neighbours), refuse
         self._context = _server_context(identity, certificates)
         self._callers: dict[int, Caller] = {}  # by port of the connection on loopback
-        self._pipes: dict[int, list[_Pipe]] = {}  # by neighbour, oldest first
-        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
         self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._connections: dict[int, list[asyncio.Task[None]]] = defaultdict(list)  # by neighbour, oldest first
         self._listener: socket.socket | None = None
-        self._behind, self._closed = 0, False
+        self._server_port, self._closed = 0, False
 
-    def listen(self, listen: str, behind: int) -> int:
+    def listen(self, listen: str, server_port: int) -> int:
         """Listen at HOST:PORT for a server at a port of loopback; returns the port."""
-        self._listener, self._behind = _listening(listen), behind
+        self._listener, self._server_port = _listening(listen), server_port
         self._start(self._accept(self._listener))
         return int(self._listener.getsockname()[1])
 
     def caller(self, port: int) -> Caller | None:
-        """Whose connection comes to the server from a port of loopback; None: not through this front."""
+        """Whose connection comes to the server from a port of loopback; None: not through this proxy."""
         return self._callers.get(port)
 
     async def close(self) -> None:
@@ -137,22 +81,19 @@ class TLSFront:
         for task in (tasks := list(self._tasks)):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for pipe in [pipe for pipes in self._pipes.values() for pipe in pipes]:
-            pipe.close()
         if self._listener is not None:
             self._listener.close()
 
-    def _start(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, address = await loop.sock_accept(listener)
+                connection, address = await asyncio.get_running_loop().sock_accept(listener)
             except OSError as problem:
                 self._refuse("cannot be accepted", "unknown", None, problem.strerror)
                 await asyncio.sleep(_PAUSE)
@@ -161,24 +102,16 @@ class TLSFront:
                 oldest = next(iter(self._handshakes))
                 del self._handshakes[oldest]
                 oldest.cancel()
-            task = self._start(self._serve(connection, f"{address[0]}:{address[1]}"))
-            self._handshakes[task] = None
-            task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+            self._handshakes[self._start(self._serve(connection, f"{address[0]}:{address[1]}"))] = None
             # Let it begin: cancelled before, it would neither close its connection nor count it.
             await asyncio.sleep(0)
 
     async def _serve(self, connection: socket.socket, address: str) -> None:
-        """Do the handshake of a connection and pass it on, or refuse it."""
-        loop = asyncio.get_running_loop()
-        pipe = _Pipe()
+        """Do the handshake of a connection and pass it on until one end closes it, or refuse it."""
+        task = asyncio.current_task()
+        assert task is not None
         try:
-            await loop.connect_accepted_socket(
-                lambda: pipe.outer,
-                connection,
-                ssl=self._context,
-                ssl_handshake_timeout=HANDSHAKE,
-                ssl_shutdown_timeout=HANDSHAKE,
-            )
+            reader, writer = await self._shake_hands(connection)
         except OSError as problem:
             self._refuse(_reason_of(problem), address, None, None)
             return
@@ -186,36 +119,55 @@ class TLSFront:
             if not self._closed:
                 self._refuse("silent", address, None, "dropped for a later connection")
             raise
-        found = fingerprint_of(pipe.outer.transport.get_extra_info("ssl_object").getpeercert(binary_form=True))
-        number = self._neighbours.get(found)
+        finally:
+            self._handshakes.pop(task, None)
+        fingerprint = fingerprint_of(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
+        number = self._neighbours.get(fingerprint)
         if number is None:
-            pipe.outer.transport.abort()
-            self._refuse("unknown certificate", address, None, f"fingerprint {found}")
+            writer.transport.abort()
+            self._refuse("unknown certificate", address, None, f"fingerprint {fingerprint}")
             return
-        bridge = socket.socket()
-        bridge.setblocking(False)
-        bridge.bind((_LOOPBACK, 0))
-        port, pipes = int(bridge.getsockname()[1]), self._pipes.setdefault(number, [])
-
-        def forget() -> None:
-            """Before the bridge is closed: until then nobody else can have its port."""
-            self._callers.pop(port, None)
-            pipes.remove(pipe)
-
-        self._callers[port] = Caller(number, address)
-        pipes.append(pipe)
-        pipe.at_end = forget
-        if len(pipes) > _CONNECTIONS:
+        connections = self._connections[number]
+        connections.append(task)
+        if len(connections) > _CONNECTIONS:
             self._refuse("too many connections", address, number, "its oldest one was closed")
-            pipes[0].close()
+            connections.pop(0).cancel()
         try:
-            await loop.sock_connect(bridge, (_LOOPBACK, self._behind))
-            await loop.create_connection(lambda: pipe.inner, sock=bridge)
-        except BaseException:
-            pipe.close()
-            bridge.close()
-            raise
-        pipe.open()
+            with contextlib.closing(writer):
+                await self._pass_on(reader, writer, Caller(number, address))
+        finally:
+            if task in connections:
+                connections.remove(task)
+
+    async def _shake_hands(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The two directions of an accepted connection, once its TLS handshake is done."""
+        loop, times = asyncio.get_running_loop(), {"ssl_handshake_timeout": HANDSHAKE, "ssl_shutdown_timeout": HANDSHAKE}
+        reader = asyncio.StreamReader(_BUFFER, loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._context, **times)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: Caller) -> None:
+        """Copy bytes between a neighbour and the server until one of them closes its end."""
+        server_reader, server_writer = await asyncio.open_connection(_LOOPBACK, self._server_port, limit=_BUFFER)
+        port = int(server_writer.get_extra_info("sockname")[1])
+        self._callers[port] = caller
+        copies = [self._start(_copy(reader, server_writer)), self._start(_copy(server_reader, writer))]
+        try:
+            await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for copy in copies:
+                copy.cancel()
+            del self._callers[port]  # before it is closed: until then nobody else can have the port
+            server_writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Write what is read, and read no faster than it can be written, until an end is closed."""
+    with contextlib.suppress(OSError):
+        while block := await reader.read(_BUFFER):
+            writer.write(block)
+            await writer.drain()
 
 
 def _server_context(identity: Identity, certificates: bytes) -> ssl.SSLContext:
@@ -246,11 +198,9 @@ def _listening(listen: str) -> socket.socket:
     return listener
 
 
-def _reason_of(problem: Exception) -> str:
+def _reason_of(problem: OSError) -> str:
     """Why a handshake failed, in a few words that can be counted."""
     if isinstance(problem, ssl.SSLError):
         said = problem.reason or ""
         return _REASONS.get(said, "TLS: " + said.lower().replace("_", " "))
-    if isinstance(problem, TimeoutError | ConnectionAbortedError):
-        return "silent"
-    return "hung up"
+    return "silent" if isinstance(problem, TimeoutError | ConnectionAbortedError) else "hung up"
