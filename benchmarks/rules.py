@@ -6,8 +6,10 @@ wall-clock seconds say little; the load is in the JSON. Beside it, where there i
 tests/reference for one node times 150, and ByzFL's aggregator for one neighbourhood times 150, both on the same numbers and in
 processor seconds. UBAR is with its losses: 7,400 of LeNet on 32 samples.
 
-`--device cuda` measures rules alone, in wall-clock seconds after a warm-up, and the number of times that the host waits for the
-device. It needs torch, numpy and networkx only.
+`--device cuda` measures rules alone, in wall-clock seconds after a warm-up, and of one call the number of times that the host
+waits for the device, the number of launches and of kernels (a CUDA graph is one launch of many), and the seconds in which the
+device was busy: where these are few, launching takes the time. `--check` compares with the same rule on the CPU. It needs
+torch, numpy and networkx only.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +36,15 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from bymi import RULES, LocalNetwork, ModuleProblem, Round, Shards  # noqa: E402
-from bymi.aggregation import WeightedRule  # noqa: E402
+from bymi.aggregation import Rule, WeightedRule  # noqa: E402
 from bymi.core.topic import PARAMETERS  # noqa: E402
 from bymi.core.topology import ErdosRenyi  # noqa: E402
 from bymi.problems.models import lenet  # noqa: E402
 from bymi.runs.run_folder import environment  # noqa: E402
 
 NODES, DIM, BATCH = 150, 61_706, 32
+WARM_UP = 4  # calls on a GPU: the first loads kernels, the second records graphs
+LAUNCHES = ("cudaLaunch", "cuLaunch", "cudaGraphLaunch", "cudaMemcpy", "cudaMemset")
 SKIPPED = {
     "mda": "looks at all subsets",
     "byrdie": "refuses more than 1,000 coordinates",
@@ -93,11 +98,12 @@ def byzfl() -> Any:
 
 def spent(work: Callable[[], object], device: str, repeat: int) -> tuple[float, float]:
     """Processor and wall-clock seconds of one call, the least of a few; on a GPU after a warm-up."""
-    if device == "cuda":
+    for _ in range(WARM_UP if device == "cuda" else 0):
         work()
-        torch.cuda.synchronize()
     times = []
     for _ in range(repeat):
+        if device == "cuda":
+            torch.cuda.synchronize()
         start = time.process_time(), time.perf_counter()
         work()
         if device == "cuda":
@@ -122,51 +128,70 @@ def kind(name: str) -> str:
     return "ubar" if name == "ubar" else "weights" if issubclass(rule, WeightedRule) else "coordinates"
 
 
-def profile(work: Callable[[], object]) -> str:
-    """The kernels of one call that take longest."""
+def traced(work: Callable[[], object]) -> torch.profiler.profile:
+    """A trace of one call."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as made:
         work()
         torch.cuda.synchronize()
-    return str(made.key_averages().table(sort_by="cuda_time_total", row_limit=15, max_name_column_width=60))
+    return made
 
 
-def measure(names: list[str], device: str, repeat: int, profiled: list[str]) -> list[dict[str, Any]]:
+def launched(trace: torch.profiler.profile) -> dict[str, float]:
+    """Launches by the host, kernels and copies on the device, and the seconds that these took."""
+    events = trace.events() or []
+    on_device = [event for event in events if event.device_type == torch.autograd.DeviceType.CUDA]
+    return {
+        "launches": sum(event.name.startswith(LAUNCHES) for event in events),
+        "kernels": len(on_device),
+        "device_seconds": sum(event.time_range.elapsed_us() for event in on_device) / 1e6,
+    }
+
+
+class Setting:
+    """A graph, vectors and the losses of models on a device; the numbers are the same on all."""
+
+    def __init__(self, device: str) -> None:
+        drawn, random = ErdosRenyi(0.5).draw(NODES, seed=0), torch.Generator().manual_seed(0)
+        self.graph = drawn.to(device) if device == "cuda" else drawn
+        vectors = torch.randn(1, DIM, generator=random) + 0.1 * torch.randn(NODES, DIM, generator=random)
+        images = torch.randn(NODES, BATCH, 1, 28, 28, generator=random).to(device)
+        labels = torch.randint(10, (NODES, BATCH), generator=random).to(device)
+        self.vectors = vectors.to(device)
+        self.problem = ModuleProblem(lenet(), torch.nn.functional.cross_entropy, Shards(images, labels))
+        self.nodes, self.chosen = torch.arange(NODES, device=device), torch.arange(BATCH, device=device).expand(NODES, -1)
+
+    def losses(self, tried: torch.Tensor, wanted: torch.Tensor, receivers: torch.Tensor | None = None) -> torch.Tensor:
+        return self.problem.losses(tried, self.nodes, self.chosen, wanted)
+
+    def output(self, rule: Rule) -> torch.Tensor:
+        """One round."""
+        (inbox,) = LocalNetwork(self.graph).exchange(0, {PARAMETERS: self.vectors})
+        return rule(inbox, Round(1, 10, self.losses, nodes=self.nodes))
+
+
+def measure(names: list[str], device: str, repeat: int, profiled: list[str], check: bool) -> list[dict[str, Any]]:
     """One row per rule."""
-    graph = ErdosRenyi(0.5).draw(NODES, seed=0)
-    random = torch.Generator().manual_seed(0)
-    vectors = (torch.randn(1, DIM, generator=random) + 0.1 * torch.randn(NODES, DIM, generator=random)).to(device)
-    if device == "cuda":
-        graph = graph.to(device)
-    images = torch.randn(NODES, BATCH, 1, 28, 28, generator=random)
-    problem = ModuleProblem(
-        lenet(),
-        torch.nn.functional.cross_entropy,
-        Shards(images.to(device), torch.randint(10, (NODES, BATCH), generator=random).to(device)),
-    )
-    nodes, chosen = torch.arange(NODES, device=device), torch.arange(BATCH, device=device).expand(NODES, -1)
-
-    def losses(tried: torch.Tensor, wanted: torch.Tensor, receivers: torch.Tensor | None = None) -> torch.Tensor:
-        return problem.losses(tried, nodes, chosen, wanted)
-
+    setting = Setting(device)
+    beside = Setting("cpu") if check else None
     peer, rows = byzfl() if device == "cpu" else None, []
-    hears = graph.hears[0].cpu()
-    hood = torch.cat([vectors[:1], vectors[hears.to(device)]]).double().cpu().numpy()
+    heard = setting.vectors[setting.graph.hears[0]]
+    hood = torch.cat([setting.vectors[:1], heard]).double().cpu().numpy()
     for name in names:
         rule, before = RULES[name](), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-        def work(rule: Any = rule) -> object:
-            (inbox,) = LocalNetwork(graph).exchange(0, {PARAMETERS: vectors})
-            return rule(inbox, Round(1, 10, losses, nodes=nodes))
-
+        work = partial(setting.output, rule)
         used, passed = spent(work, device, repeat)
         row: dict[str, Any] = {"rule": name, "kind": kind(name), "processor_seconds": used, "seconds": passed}
         if device == "cuda":
-            row["waits"] = waits(work)
+            trace = traced(work)
+            row |= {"waits": waits(work), **launched(trace)}
+            if beside is not None:
+                row["difference"] = float((work().cpu() - beside.output(rule)).abs().max())
         else:
             row["megabytes"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         if device == "cuda" and name in profiled:
-            print(name, profile(work), flush=True)
+            table = trace.key_averages().table(sort_by="cuda_time_total", row_limit=15, max_name_column_width=60)
+            print(name, table, flush=True)
         if device == "cpu" and name in LITERAL:
             row["times_literal"] = NODES * spent(lambda name=name: literal(name, hood), "cpu", 1)[0] / used  # type: ignore[misc]
         if peer is not None and name in BYZFL:
@@ -210,10 +235,12 @@ def page_rows(results: Path = ROOT / "benchmarks" / "results") -> list[list[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--rules", nargs="*", default=[*(name for name in RULES if name not in SKIPPED), *CHAINS])
-    parser.add_argument("--repeat", type=int, default=2)
+    usual = [*(name for name in RULES if name not in SKIPPED), *CHAINS]
+    parser.add_argument("--only", dest="rules", metavar="RULE", nargs="*", default=usual)
+    parser.add_argument("--repeat", type=int, default=None, help="timed calls of which the fastest counts: 2, on a GPU 10")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--profile", nargs="*", default=[], help="rules whose kernels to show (cuda)")
+    parser.add_argument("--check", action="store_true", help="largest difference from the same rule on the CPU (cuda)")
     parser.add_argument("--out", type=Path, default=None)
     parser.add_argument("--page", action="store_true", help="measure nothing: print the table of docs/benchmarks.md")
     given = parser.parse_args()
@@ -222,7 +249,8 @@ def main() -> None:
         return
     torch.set_num_threads(given.threads)
     before = os.getloadavg()[0]
-    rows = measure(given.rules, given.device, given.repeat, given.profile)
+    repeat = given.repeat or (10 if given.device == "cuda" else 2)
+    rows = measure(given.rules, given.device, repeat, given.profile, given.check)
     data = {
         "command": "python benchmarks/rules.py",
         "device": given.device,
@@ -235,7 +263,8 @@ def main() -> None:
     place = given.out or ROOT / "benchmarks" / "results" / f"rules-{given.device}.json"
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(json.dumps(data, indent=1) + "\n")
-    columns = ("processor_seconds", "seconds", "waits", "megabytes", "times_literal", "times_byzfl")
+    counts = ("waits", "launches", "kernels", "device_seconds", "difference") if given.device == "cuda" else ("megabytes",)
+    columns = ("processor_seconds", "seconds", *counts, "times_literal", "times_byzfl")
     print(" " * 18 + "".join(f"{name:>19}" for name in columns))
     for row in rows:
         limit = LIMITS[given.device].get(row["kind"], float("inf"))

@@ -9,7 +9,7 @@ own vector specially (so it is a robust mean, too), `CoordinateRule` works on ea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, overload
 
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bymi.aggregation.gradient_estimators import LocalGradient, MiniBatch
+from bymi.core.captured import captured
 from bymi.core.errors import InputError, require
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import VectorStack, ascending, on_host
@@ -136,6 +137,8 @@ class DistanceRule(NeighbourhoodRule):
 class SetRule(NeighbourhoodRule):
     """A weighted rule in which the own vector is one of the set: a mean over N_i and i, robust or not."""
 
+    recorded: ClassVar[bool] = False  # whether a GPU may record `weights`: it looks at no number on the host
+
     @abstractmethod
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         """Weights [b, n] of the points of b sets, from their inner products about any origin [b, n, n], float64.
@@ -146,7 +149,7 @@ class SetRule(NeighbourhoodRule):
     def weights_in(self, hood: Neighbourhoods) -> Tensor:
         """Weights [b, n] of neighbourhoods, which come with what the rule has a `need` for."""
         assert hood.gram is not None
-        return self.weights(hood.gram, hood.valid)
+        return captured(self.weights, hood.gram, hood.valid) if self.recorded else self.weights(hood.gram, hood.valid)
 
     def weights_of(self, rows: VectorStack, at: Tensor, valid: Tensor) -> Tensor:
         """Weights [b, n] of sets of few rows out of many, given by `at` [b, n]."""
@@ -274,9 +277,46 @@ def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) ->
     return (below + tied * left) * (count > 0)
 
 
-def waits(turn: int, held: Tensor) -> bool:
-    """Whether to look in this turn if all sets are done: not in every turn where the host has to wait for an accelerator."""
-    return on_host(held) or turn % _TURNS == _TURNS - 1
+def iterate(
+    step: Callable[..., tuple[Tensor, ...]],
+    fixed: tuple[Tensor, ...],
+    state: tuple[Tensor, ...],
+    going: Tensor,
+    most: int,
+    **constants: Hashable,
+) -> tuple[Tensor, ...]:
+    """The `state` of b sets after at most `most` steps of those that are `going` [b].
+
+    `step(*fixed, *state, **constants)` returns the next state and which sets go on; all tensors have a row per set. On a CPU
+    only sets that go on take part; on an accelerator all do, in a few turns between two looks at what is left to do.
+    """
+    if not on_host(going):
+        for _ in range(0, most, _TURNS):
+            *rest, going = captured(_turns, *fixed, *state, going, step=step, number=len(fixed), **constants)
+            state = tuple(rest)
+            if not bool(going.any()):
+                break
+        return state
+    for _ in range(most):
+        some = going.nonzero().flatten()
+        if not len(some):
+            break
+        *rest, again = step(*(value[some] for value in (*fixed, *state)), **constants)
+        state = tuple(old.index_copy(0, some, new) for old, new in zip(state, rest, strict=True))
+        going = going.index_copy(0, some, again)
+    return state
+
+
+def _turns(*values: Tensor, step: Callable[..., tuple[Tensor, ...]], number: int, **constants: Hashable) -> tuple[Tensor, ...]:
+    """State and `going` after a few steps: of `values` the first ones are fixed, then comes the state, then `going`."""
+    fixed, state, going = values[:number], values[number:-1], values[-1]
+    for _ in range(_TURNS):
+        *rest, again = step(*fixed, *state, **constants)
+        state = tuple(
+            torch.where(going.view(-1, *[1] * (old.ndim - 1)), new, old) for old, new in zip(state, rest, strict=True)
+        )
+        going = going & again
+    return (*state, going)
 
 
 def squared_distances(gram: Tensor) -> Tensor:

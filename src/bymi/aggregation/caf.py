@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, Tolerant, waits
-from bymi.aggregation.filtering import by_size, spread_of_points, spread_of_products
-from bymi.core.linalg import on_host
+from bymi.aggregation.base import SetRule, Tolerant, iterate
+from bymi.aggregation.filtering import Spread, by_size, spread_of_points, spread_of_products
 from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 
@@ -35,24 +33,20 @@ class CAF(Tolerant, SetRule):
             return super().weights_in(hood)
         return self._filter(spread_of_points, hood.points, hood.valid)
 
-    def _filter(self, spread: Callable[[Tensor, Tensor], Tensor], cloud: Tensor, valid: Tensor) -> Tensor:
+    def _filter(self, spread: Spread, cloud: Tensor, valid: Tensor) -> Tensor:
         count = valid.sum(1)
         goal = (count - 2 * self.assumed(count - 1, (count - 1) // 2)).to(torch.float64)
         weight = valid.to(torch.float64)
-        best, least = weight / weight.sum(1, keepdim=True), torch.full_like(goal, torch.inf)
-        looked_at = on_host(cloud)
-        for turn in range(cloud.shape[1]):  # every step removes at least one point
-            active = weight.sum(1) > goal
-            if waits(turn, cloud) and not bool(active.any()):
-                break
-            some = active.nonzero().flatten() if looked_at else slice(None)
-            held, go_on = weight[some], active[some]
-            tau = spread(cloud[some], held).square()
-            value, peak = (held * tau).sum(1) / held.sum(1), tau.amax(1, keepdim=True)
-            better = go_on & (value < least[some])
-            best[some] = torch.where(better[:, None], held / held.sum(1, keepdim=True), best[some])
-            least[some] = torch.where(better, value, least[some])
-            left = held * (1 - tau / torch.where(peak > 0, peak, 1.0))
-            left = torch.where(peak > 0, left, 0.0)  # all points coincide: done
-            weight[some] = torch.where(go_on[:, None], left, held)
-        return best
+        state = (weight, weight / weight.sum(1, keepdim=True), torch.full_like(goal, torch.inf))
+        # Every step removes at least one point.
+        return iterate(_step, (cloud, goal), state, weight.sum(1) > goal, cloud.shape[1], spread=spread)[1]
+
+
+def _step(cloud: Tensor, goal: Tensor, weight: Tensor, best: Tensor, least: Tensor, spread: Spread) -> tuple[Tensor, ...]:
+    """Weights c, the best means so far as weights [b, n], their lambda [b], and which sets go on [b]."""
+    tau = spread(cloud, weight).square()
+    value, peak = (weight * tau).sum(1) / weight.sum(1), tau.amax(1, keepdim=True)
+    best = torch.where((value < least)[:, None], weight / weight.sum(1, keepdim=True), best)
+    left = weight * (1 - tau / torch.where(peak > 0, peak, 1.0))
+    left = torch.where(peak > 0, left, 0.0)  # all points coincide: done
+    return left, best, torch.minimum(value, least), left.sum(1) > goal

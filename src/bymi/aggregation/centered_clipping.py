@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import NeighbourhoodRule
+from bymi.core.captured import captured
 from bymi.core.errors import require
 from bymi.core.inbox import Round
 from bymi.core.linalg import lower_median
@@ -34,14 +35,16 @@ class CenteredClipping(NeighbourhoodRule):
     def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
         assert hood.gram is not None
         assert hood.own is not None
-        valid, gram = hood.valid, hood.gram
-        weight = torch.zeros_like(valid, dtype=torch.float64).scatter(1, hood.own, 1.0)
+        return captured(self._weights, hood.gram, hood.valid, hood.own)
+
+    def _weights(self, gram: Tensor, valid: Tensor, own: Tensor) -> Tensor:
+        weight = torch.zeros_like(valid, dtype=torch.float64).scatter(1, own, 1.0)
         radius: Tensor | None = None
         for _ in range(self.iterations):
             distance = _from_mean(weight, gram).sqrt()
             if radius is None:
                 given = None if self.tau is None else torch.full_like(distance[:, 0], self.tau)
-                radius = lower_median(distance, hood.neighbours).nan_to_num(0.0) if given is None else given
+                radius = lower_median(distance, valid.scatter(1, own, False)).nan_to_num(0.0) if given is None else given
             factor = valid * (radius[:, None] / torch.where(distance > 0, distance, 1.0)).clamp_max(1.0)
             factor = torch.where(distance > 0, factor, valid.to(torch.float64)) / valid.sum(1, keepdim=True)
             weight = weight * (1 - factor.sum(1, keepdim=True)) + factor

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, waits
+from bymi.aggregation.base import SetRule, iterate
 from bymi.core.errors import require
 from bymi.core.linalg import gather_members, on_host
 from bymi.core.neighbourhoods import Need, Neighbourhoods
@@ -21,6 +21,9 @@ _TINY = torch.finfo(torch.float64).tiny
 _MANY = 32  # points from which a set is worth a second look at its size; below, all eigenvectors are as fast as one
 _TOGETHER = 16  # sets per batch, which fit a CPU's cache
 _RESIDUAL = 1e-13  # relative error of A v = lambda v
+Spread = Callable[[Tensor, Tensor], Tensor]
+"""Projections [b, n] of a cloud with weights [b, n] about its mean on the direction of largest variance."""
+
 _EMPTY = 1e-9  # of a point's initial weight: with less it counts as removed, and no longer sets the scale for others
 
 
@@ -56,30 +59,31 @@ class Filtering(SetRule):
             return super().weights_in(hood)
         return hood.normalise(self._filter(spread_of_points, hood.points, hood.valid.to(torch.float64)))
 
-    def _filter(self, spread: Callable[[Tensor, Tensor], Tensor], cloud: Tensor, weight: Tensor) -> Tensor:
+    def _filter(self, spread: Spread, cloud: Tensor, weight: Tensor) -> Tensor:
         """Weights [b, n] after filtering a cloud of n points with initial weights of 0 or 1 [b, n]."""
-        goal = (1 - self.share) * weight.sum(1)
-        moving, looked_at = torch.ones_like(goal, dtype=torch.bool), on_host(cloud)
-        for turn in range(cloud.shape[1]):  # every full step removes at least one point
-            excess = weight.sum(1) - goal
-            active = (excess > 1e-12 * goal) & moving
-            if waits(turn, cloud) and not bool(active.any()):
-                break
-            some = active if looked_at else slice(None)
-            along = spread(cloud[some], weight[some])
-            if self.about == "median":
-                along = _from_median(along, weight[some] > 0)
-            tau = along.square()
-            peak = tau.amax(1, keepdim=True)
-            # tau / peak first: exactly 1 at the peak, so that the farthest point loses all of its weight.
-            loss = weight[some] * (tau / torch.where(peak > 0, peak, 1.0))
-            taken = loss.sum(1)
-            moving[some] = taken > 0  # else all points coincide
-            share = (excess[some] / torch.where(taken > 0, taken, 1.0)).clamp(0.0, 1.0)
-            left = weight[some] - share[:, None] * loss
-            weight = weight.clone()
-            weight[some] = torch.where(left > _EMPTY, left, 0.0)
-        return weight
+        start = weight.sum(1)
+        goal = (1 - self.share) * start
+        # Every full step removes at least one point.
+        return iterate(self._step, (cloud, goal), (weight,), _above(start, goal), cloud.shape[1], spread=spread)[0]
+
+    def _step(self, cloud: Tensor, goal: Tensor, weight: Tensor, spread: Spread) -> tuple[Tensor, Tensor]:
+        """Weights [b, n] after one step, and which sets need another one [b]."""
+        along = spread(cloud, weight)
+        if self.about == "median":
+            along = _from_median(along, weight > 0)
+        tau = along.square()
+        peak = tau.amax(1, keepdim=True)
+        # tau / peak first: exactly 1 at the peak, so that the farthest point loses all of its weight.
+        loss = weight * (tau / torch.where(peak > 0, peak, 1.0))
+        taken = loss.sum(1)
+        share = ((weight.sum(1) - goal) / torch.where(taken > 0, taken, 1.0)).clamp(0.0, 1.0)
+        left = weight - share[:, None] * loss
+        left = torch.where(left > _EMPTY, left, 0.0)
+        return left, _above(left.sum(1), goal) & (taken > 0)  # nothing is taken where all points coincide
+
+
+def _above(weight: Tensor, goal: Tensor) -> Tensor:
+    return weight - goal > 1e-12 * goal
 
 
 def by_size(work: Callable[[Tensor, Tensor], Tensor], gram: Tensor, valid: Tensor) -> Tensor:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import NeighbourhoodRule, Tolerant
+from bymi.core.captured import captured
 from bymi.core.inbox import Round
 from bymi.core.linalg import on_host
 from bymi.core.neighbourhoods import Neighbourhoods
 
+_TURNS = 8  # turns of a recording are a multiple of this
 _FAR = 1e4  # ratio of squared distances from which sums are recomputed: products have lost 4 of their 16 digits
 
 
@@ -36,34 +38,33 @@ class IOS(Tolerant, NeighbourhoodRule):
 def scissor(hood: Neighbourhoods, mixing: Tensor, quota: Tensor) -> Tensor:
     """Weights of neighbourhoods [b, n] after the removal of `quota` [b] neighbours, from those before, `mixing` [b, n]."""
     assert hood.gram is not None
-    size = torch.where(hood.neighbours, hood.gram.diagonal(dim1=-2, dim2=-1), -torch.inf)
-    remove = _remove if on_host(mixing) else remove_afresh
-    return remove(mixing.clone(), size, hood.gram, quota)
+    if on_host(mixing):
+        size = torch.where(hood.neighbours, hood.gram.diagonal(dim1=-2, dim2=-1), -torch.inf)
+        return _remove(mixing.clone(), size, hood.gram, quota)
+    turns = -(-int(quota.max()) // _TURNS) * _TURNS if len(quota) else 0  # one recording serves similar numbers
+    return captured(_remove_afresh, mixing, hood.neighbours, hood.gram, quota, turns=turns)
 
 
-def remove_afresh(weight: Tensor, size: Tensor, gram: Tensor, quota: Tensor) -> Tensor:
-    """`_remove` with sums computed in every turn, for an accelerator: few kernels, and no decision on the host but the first.
+def _remove_afresh(weight: Tensor, removable: Tensor, gram: Tensor, quota: Tensor, turns: int) -> Tensor:
+    """`_remove` with sums computed in every one of `turns`, for an accelerator: few kernels, and no decision on the host.
 
     Of the members j with weights w, that farthest from their mean maximises sum_j w_j |x_r - x_j|^2, which is |x_r - mean|^2
-    sum w up to a constant. Receivers are in order of their quota, so that those which still remove are the first ones.
+    sum w up to a constant. Receivers that are done remove from an additional place, which is empty.
     """
-    order = quota.argsort(descending=True, stable=True)
-    left = quota[order].tolist()  # the one wait for the device
-    weight, square = weight[order], gram.diagonal(dim1=-2, dim2=-1)
-    barred = torch.where(size[order] > -torch.inf, 0.0, size[order])  # -inf for those that may not be removed
-    dist2 = square[..., :, None] + square[..., None, :] - 2 * gram
-    dist2 = dist2 if gram.ndim == 2 else dist2[order]
-    some, held, out = -1, weight, barred
-    for turn in range(left[0] if left else 0):
-        if some != (count := sum(turn < number for number in left)):
-            some, held, out = count, weight[:count], barred[:count]
+    square = gram.diagonal(dim1=-2, dim2=-1)
+    dist2 = torch.nn.functional.pad(square[..., :, None] + square[..., None, :] - 2 * gram, (0, 1, 0, 1))
+    held = torch.nn.functional.pad(weight, (0, 1))
+    barred = torch.nn.functional.pad(torch.where(removable, 0.0, -torch.inf).to(weight.dtype), (0, 1), value=-torch.inf)
+    going = torch.arange(turns, device=weight.device)[:, None, None] < quota[:, None]
+    for turn in range(turns):
         if gram.ndim == 2:
-            farthest = torch.addmm(out, held, dist2).argmax(1, keepdim=True)
+            farthest = torch.addmm(barred, held, dist2).argmax(1, keepdim=True)
         else:
-            farthest = torch.baddbmm(out[:, None], held[:, None], dist2[:some]).argmax(2)
+            farthest = torch.baddbmm(barred[:, None], held[:, None], dist2).argmax(2)
+        farthest = torch.where(going[turn], farthest, weight.shape[1])
         held.scatter_(1, farthest, 0.0)
-        out.scatter_(1, farthest, -torch.inf)
-    return torch.empty_like(weight).index_copy_(0, order, weight)
+        barred.scatter_(1, farthest, -torch.inf)
+    return held[:, :-1]
 
 
 def _remove(weight: Tensor, size: Tensor, gram: Tensor, quota: Tensor) -> Tensor:

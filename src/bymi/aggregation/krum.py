@@ -21,6 +21,7 @@ class Krum(Tolerant, SetRule):
     """
 
     below: ClassVar[float] = 0.5
+    recorded: ClassVar[bool] = True
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         score, _ = self.scores(gram, valid)

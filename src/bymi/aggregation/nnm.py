@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from bymi.aggregation.base import Tolerant, smallest, squared_distances
 from bymi.aggregation.wrapper import Points, Wrapper
+from bymi.core.captured import captured
 from bymi.core.inbox import Round
 
 
@@ -19,13 +21,17 @@ class NNM(Tolerant, Wrapper):
     """
 
     def apply(self, points: Points, round: Round) -> Points:
-        count = points.valid.sum(1)
-        number = count - self.assumed(count - 1, count - 1)
-        dist2 = squared_distances(points.gram)
-        among = points.valid[:, None, :].expand_as(dist2)
-        each = number[:, None].expand_as(points.valid).reshape(-1, 1)
-        near = smallest(dist2.flatten(0, 1), among.flatten(0, 1), each).view_as(dist2) / number[:, None, None]
-        matrix = torch.where(points.valid[:, :, None], near, 0.0)
+        matrix = captured(self._nearest, points.gram, points.valid)
         # Vectors with the same nearest become equal: their weights must be, too, or the order of senders would decide.
         mixing = (matrix @ points.mixing[:, :, None]).squeeze(2)
         return replace(points.map(matrix), mixing=mixing / mixing.sum(1, keepdim=True))
+
+    def _nearest(self, gram: Tensor, valid: Tensor) -> Tensor:
+        """The means [b, n, n] as sums of the points."""
+        count = valid.sum(1)
+        number = count - self.assumed(count - 1, count - 1)
+        dist2 = squared_distances(gram)
+        among = valid[:, None, :].expand_as(dist2)
+        each = number[:, None].expand_as(valid).reshape(-1, 1)
+        near = smallest(dist2.flatten(0, 1), among.flatten(0, 1), each).view_as(dist2) / number[:, None, None]
+        return torch.where(valid[:, :, None], near, 0.0)

@@ -219,9 +219,13 @@ def medoid(points: Tensor, valid: Tensor) -> Tensor:
     return points.gather(1, away.argmin(1)[:, None, None].expand(-1, 1, points.shape[2])).squeeze(1)
 
 
-def gather_members(member: Tensor) -> tuple[Tensor, Tensor]:
-    """Padded indices [B, n] and their validity [B, n] from a mask [B, R]; order within a row is kept."""
-    size = int(member.sum(1).max()) if member.numel() else 0
+def gather_members(member: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
+    """Padded indices [B, n] and their validity [B, n] from a mask [B, R]; order within a row is kept.
+
+    `size`: n, if it is known; else the size of the largest set.
+    """
+    if size is None:
+        size = int(member.sum(1).max()) if member.numel() else 0
     index = torch.argsort(~member, dim=1, stable=True)[:, :size]
     return index, torch.gather(member, 1, index)
 

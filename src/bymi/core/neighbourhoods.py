@@ -71,13 +71,16 @@ class Trial:
     own: Tensor  # [b, 1] index of the receiver's own vector
 
 
-def padded(member: Tensor, *, width: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Batches of receivers with bounded [b, n, width] temporaries: (slice, padded indices [b, n], valid [b, n])."""
-    largest = max(1, int(member.sum(1).max()))
-    size = max(1, _ENTRIES // (largest * max(1, width)))
+def padded(member: Tensor, *, width: int, largest: int | None = None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Batches of receivers with bounded [b, n, width] temporaries: (slice, padded indices [b, n], valid [b, n]).
+
+    `largest`: the size of the largest set, if it is known.
+    """
+    largest = int(member.sum(1).max()) if largest is None else largest
+    size = max(1, _ENTRIES // (max(1, largest) * max(1, width)))
     for start in range(0, len(member), size):
         receivers = slice(start, start + size)
-        index, valid = gather_members(member[receivers])
+        index, valid = gather_members(member[receivers], largest if size >= len(member) else None)
         yield receivers, index, valid
 
 
@@ -111,12 +114,12 @@ def of_members(rows: VectorStack, member: Tensor, need: Need) -> Iterator[Neighb
         points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)
         return (
             Neighbourhoods(receivers, valid, index, points=points[index], summed_over=member.shape[1])
-            for receivers, index, valid in padded(member, width=min(rows.dim, largest))
+            for receivers, index, valid in padded(member, width=min(rows.dim, largest), largest=largest)
         )
     gram = rows.gram
     return (
         Neighbourhoods(receivers, valid, index, gram[index[:, :, None], index[:, None, :]])
-        for receivers, index, valid in padded(member, width=max(1, largest))
+        for receivers, index, valid in padded(member, width=max(1, largest), largest=largest)
     )
 
 

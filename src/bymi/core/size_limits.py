@@ -31,6 +31,7 @@ class Limits:
     remote_vectors: int = 1 << 23  # own vectors of receivers in other processes
     copied_models: int = 1 << 28  # parameters of models copied for a batched call
 
+    captured: int = 1 << 22  # inputs up to which the decision of a rule is recorded as a CUDA graph
     looked_at: tuple[str, ...] = ("cpu",)  # devices whose values a loop looks at in every turn; for others the host would wait
 
     # Samples.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from threading import Lock
 from typing import Any, Literal, Protocol
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from bymi.core.captured import Recording, on_device
 from bymi.core.size_limits import LIMITS
 from bymi.core.threaded_work import one_torch_thread
 from bymi.problems.parameter_vector import ParameterShapes
@@ -111,7 +111,7 @@ class Batched:
     def piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         # The gradient of the sum of all losses: row by row that of its own. Not torch.func.grad, whose first call imports the
         # compiler of torch, for seconds.
-        with torch.enable_grad(), exact(), _on(theta.device):
+        with torch.enable_grad(), exact(), on_device(theta.device):
             values = {name: value.detach().requires_grad_() for name, value in self._layout.split(theta).items()}
             total = self._each(values, inputs, targets).sum()
             gradients = torch.autograd.grad(total, list(values.values()), materialize_grads=True)
@@ -125,7 +125,7 @@ class Batched:
         """Losses [b, k] of models theta [b, k, D], those of a row on the same inputs."""
         # The inner vmap is over models that share their inputs, the outer one over inputs.
         every = vmap(vmap(self._one, in_dims=(0, None, None)))
-        with torch.no_grad(), exact(), _on(theta.device):
+        with torch.no_grad(), exact(), on_device(theta.device):
             values: Tensor = every(self._layout.split(theta), inputs, targets)
             return values
 
@@ -135,7 +135,7 @@ class Captured:
 
     def __init__(self, batched: Batched) -> None:
         self._batched = batched
-        self._recordings: dict[tuple[Any, ...], _Recording] = {}
+        self._recordings: dict[tuple[Any, ...], Recording] = {}
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return in_pieces(partial(self._replay, self._batched.piece), theta, inputs, targets)
@@ -149,34 +149,9 @@ class Captured:
         if key not in self._recordings:
             while len(self._recordings) >= _RECORDINGS:
                 self._recordings.pop(next(iter(self._recordings)))
-            self._recordings[key] = _Recording(program, values)
-        return self._recordings[key].replay(*values)
-
-
-class _Recording:
-    """One captured program with its static inputs and output."""
-
-    def __init__(self, program: Program, example: tuple[Tensor, ...]) -> None:
-        self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
-        self._device = example[0].device
-        with _on(self._device):
-            # Libraries initialise on their first call, which a graph cannot capture: warm up on a side stream.
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                program(*self._inputs)
-                program(*self._inputs)
-            torch.cuda.current_stream().wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
-                self._output = program(*self._inputs)
-
-    def replay(self, *values: Tensor) -> Tensor:
-        with _on(self._device):
-            for place, value in zip(self._inputs, values, strict=True):
-                place.copy_(value)
-            self._graph.replay()
-            return self._output.clone()
+            self._recordings[key] = Recording(program, values)
+        output: Tensor = self._recordings[key].replay(*values)
+        return output
 
 
 def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -245,8 +220,3 @@ _EXACT = _Exact()
 def exact() -> _Exact:
     """A context in which float32 means float32."""
     return _EXACT
-
-
-def _on(device: torch.device) -> AbstractContextManager[object]:
-    """A context in which `device` is the current GPU; graphs and kernels go there."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

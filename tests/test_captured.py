@@ -1,0 +1,72 @@
+"""Programs as CUDA graphs: `captured` calls a program as it is on a CPU, and on a GPU replays what it recorded."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from bymi import RULES, LocalNetwork, Round
+from bymi.core import captured as module
+from bymi.core.captured import captured
+from bymi.core.topic import PARAMETERS
+from bymi.core.topology import ErdosRenyi
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def powers(values: Tensor, factor: int = 2) -> tuple[Tensor, Tensor]:
+    return values * factor, values**factor
+
+
+def test_a_program_on_the_cpu_is_called() -> None:
+    values = torch.arange(4.0)
+    for _ in range(3):
+        first, second = captured(powers, values, factor=3)
+        assert torch.equal(first, 3 * values)
+        assert torch.equal(second, values**3)
+
+
+class Stubborn:
+    """A recording that fails, as where a program looks at a number."""
+
+    def __init__(self, program: object, example: tuple[Tensor, ...]) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+@on_a_gpu
+def test_a_replay_computes_from_new_numbers_and_overwrites_no_result() -> None:
+    found = [captured(powers, torch.full((3,), float(turn), device="cuda"), factor=2) for turn in range(5)]
+    for turn, (first, second) in enumerate(found):
+        assert first.tolist() == [2.0 * turn] * 3
+        assert second.tolist() == [float(turn) ** 2] * 3
+
+
+@on_a_gpu
+def test_a_program_that_cannot_be_captured_is_called_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Recording", Stubborn)
+    values = torch.ones(7, device="cuda")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            assert captured(powers, values, factor=5)[0].tolist() == [5.0] * 7
+    assert len(caught) == 1
+
+
+@on_a_gpu
+@pytest.mark.parametrize(
+    "name", ["ios", "faba", "krum", "geometric-median", "filtering", "caf", "centered-clipping", "nnm+krum", "bucketing+krum"]
+)
+def test_a_recorded_rule_decides_as_on_the_cpu(name: str) -> None:
+    """Three rounds with other vectors: the first as it is, the second recorded, the third replayed."""
+    rule, graph = RULES[name](), ErdosRenyi(0.6).draw(40, seed=1)
+    for seed in range(3):
+        vectors = torch.randn(40, 300, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        vectors[3] += 30
+        outputs = []
+        for device in ("cpu", "cuda"):
+            (inbox,) = LocalNetwork(graph.to(device)).exchange(0, {PARAMETERS: vectors.to(device)})
+            outputs.append(rule(inbox, Round(1, 10)).cpu())
+        torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
