@@ -354,6 +354,32 @@ def test_bounds_grow_with_few_neighbours() -> None:
     assert wider == pytest.approx([1 + 10 * (1 - 1 / 60), 1 + 10 * (1 - 1 / 60), 1 + 10 * (1 / 10 - 1 / 60), 1.0, 1.0])
 
 
+@few
+@given(**HALLS)
+def test_a_flagged_statistic_is_beyond_the_bound_that_is_told_with_it(
+    neighbours: int, dim: int, byzantine: tuple[str, ...], seed: int
+) -> None:
+    panel, hall = Panel(), draw_hall(neighbours=neighbours, dim=dim, byzantine=byzantine, seed=seed)
+    found = heard([hall], panel)
+    for reason, value, bound in zip(
+        reasons_of(found, hall), found.statistic[0].tolist(), found.bound[0].tolist(), strict=False
+    ):
+        if reason == "duplicate":
+            assert value < bound == panel.duplicate
+        elif reason != "kept":
+            assert value <= bound if bound < 0 else value >= bound
+            least = {"absurd": panel.absurd, "score": panel.weak, "extreme score": panel.strong, "direction": panel.joint}
+            assert abs(bound) >= (least[reason] if reason in least else min(panel.high, panel.low)), "wider, never narrower"
+
+
+def test_a_kept_neighbour_is_told_the_bound_of_a_score_alone() -> None:
+    hall = draw_hall(neighbours=20, dim=5, byzantine=(), seed=0)
+    found = heard([hall])
+    assert set(reasons_of(found, hall)) == {"kept"}
+    rows = found.bound[0].isfinite()
+    assert found.bound[0, rows].tolist() == pytest.approx([8.0 * (1 + 10 * (1 / 20 - 1 / 60))] * 20)
+
+
 @pytest.mark.parametrize("switch", ["absurd", "duplicate", "high", "low", "alike", "edge", "strong", "direction", "guard"])
 def test_each_piece_is_a_switch(switch: str) -> None:
     """Without a piece its reason is not given, and the others still are."""

@@ -81,6 +81,16 @@ def test_every_detection_is_stored_and_the_last_is_the_verdict(runs: Path) -> No
         assert row["found"] == pytest.approx(sum(found) / len(found))
 
 
+def test_the_bounds_of_a_detection_are_those_of_the_verdict(runs: Path) -> None:
+    line, verdict = store.read_rows(hardened(runs) / DETECTIONS)[-1], store.read_json(hardened(runs) / store.VERDICT)
+    bounds = [bound for one in verdict["receivers"] for bound in one["bounds"]]
+    flagged = [bound for bound, flag in zip(bounds, line["flagged"], strict=True) if flag == "1"]
+    assert line["bound"] == [None if bound is None else pytest.approx(bound, rel=1e-3) for bound in flagged]
+    for one, kept_bound in zip(verdict["receivers"], line["kept_bound"], strict=True):
+        kept = [b for s, b in zip(one["neighbours"], one["bounds"], strict=True) if s not in one["flagged"] and b is not None]
+        assert kept_bound == (pytest.approx(kept[0], rel=1e-3) if kept else None)
+
+
 def test_the_page_carries_the_detections_it_draws(runs: Path, page: Path) -> None:
     data, lines = data_of(page), store.read_rows(hardened(runs) / DETECTIONS)
     (run,) = [run for run in data["runs"] if "hardened" in run["label"]]
@@ -180,7 +190,7 @@ def reason_at(runs: Path, arc: int) -> str:
     if lines[-1]["reasons"][lines[-1]["reason"][arc]] != "suspended":
         return lines[-1]["reasons"][lines[-1]["reason"][arc]]
     step, reason = [one for one in told if one[1] != "suspended"][-1]
-    return f"{reason} at round {step}"
+    return f"suspended, for: {reason} at round {step}"
 
 
 def test_every_reason_has_a_meaning() -> None:
@@ -223,6 +233,19 @@ def test_the_page_works_in_a_browser(driver: Any, runs: Path, page: Path) -> Non
     assert len(driver.find_elements("css selector", "#graph-after .node")) == 30
     driver.find_element("id", "theme").send_keys("\n")
     assert driver.get_log("browser") == []
+
+
+@needs_browser
+def test_every_statistic_stands_beside_its_bound(driver: Any, runs: Path, page: Path) -> None:
+    driver.get(page.as_uri())  # the first honest node is chosen, and the last detection
+    columns = [column(driver, "neighbours", index) for index in (3, 5, 6)]
+    assert {"kept"} < set(columns[0])
+    for reason, statistic, said in zip(*columns, strict=True):
+        words = re.fullmatch(r"(above|below) (-?[0-9.]+) (x usual score|x usual length|spreads|of the rounds)", said)
+        assert words is not None, (reason, said)
+        side, bound = words[1], float(words[2])
+        assert side == ("above" if reason != "kept" and bound > 0 else "below"), (reason, said)
+        assert (float(statistic) >= bound) == (side == "above"), (statistic, said)
 
 
 @needs_browser

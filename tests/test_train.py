@@ -26,7 +26,7 @@ from bymi.problems import lenet, start_of
 from bymi.report.page import write_page
 from bymi.report.tables import cells
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import TRUTH_KEYS
+from bymi.runs.metrics import DETECTIONS, TRUTH_KEYS
 from bymi.training.samples import all_samples, fresh_halves, split_samples
 
 NODES = 10
@@ -390,3 +390,23 @@ def test_on_real_data_nothing_says_who_was_flagged_rightly(tmp_path: Path) -> No
     assert "every flag counts as wrong" in texts["simulated"]
     row = cells(real.summary, [("FDP %", "fdp"), ("P_a %", "pa"), ("lost", "honest_edge_loss"), ("in core", "core_byzantine")])
     assert row == ["-"] * 4
+
+
+def test_a_suspended_neighbour_is_told_with_what_it_was_suspended_for(tmp_path: Path) -> None:
+    run = train(tmp_path, steps=24, attack=Push(50.0), watch={"every": 6})
+    stored = {one["node"]: dict(zip(one["neighbours"], one["reasons"], strict=True)) for one in verdict_of(run)["receivers"]}
+    lines = store.read_rows(run.folder / DETECTIONS)
+    assert run.verdict is not None
+    suspended = [row for row in run.verdict if stored[row["receiver"]][row["sender"]] == "suspended"]
+    assert suspended
+    senders = [(one["node"], sender) for one in verdict_of(run)["receivers"] for sender in one["neighbours"]]
+    for row in suspended:
+        arc = senders.index((row["receiver"], row["sender"]))
+        told = [line["reasons"][line["reason"][arc]] for line in lines]
+        assert row["reason"] == f"suspended, for: {[one for one in told if one not in ('suspended', 'kept')][-1]}"
+    others = [row for row in run.verdict if row not in suspended]
+    assert all(row["reason"] == stored[row["receiver"]][row["sender"]] for row in others)
+
+
+def verdict_of(run: bymi.TrainedRun) -> dict[str, Any]:
+    return dict(json.loads((run.folder / "verdict.json").read_text()))

@@ -90,6 +90,7 @@ def _digest(snapshot: Snapshot) -> str:
 _STORED = {"reason": "why", "statistic": "figure", "filtered_weight": "taken", "guard_acted": "guarded"}  # names in digests
 
 
+_NOT_IN_DIGESTS = "bound"  # of a statistic: follows from settings and numbers of neighbours, younger than stored digests
 _LATER = ("pull", "mean_claim", "by_rule")  # fields of the hardened verdict, younger than stored digests of the published one
 
 
@@ -102,7 +103,7 @@ def _tensors(snapshot: Snapshot) -> Iterator[tuple[str, Tensor | None]]:
     yield "far out", None if snapshot.far_out is None else snapshot.far_out[arcs]
     if snapshot.verdict is not None:
         for name, tensor in vars(snapshot.verdict).items():
-            if name in _LATER and not tensor.numel():
+            if name == _NOT_IN_DIGESTS or (name in _LATER and not tensor.numel()):
                 continue
             yield f"verdict {_STORED.get(name, name)}", tensor
     history = None if snapshot.state is None else snapshot.state.history

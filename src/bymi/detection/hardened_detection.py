@@ -67,7 +67,7 @@ def judge_neighbours(
         asked = seats.judged & ~excluded
         if probed is None:
             findings = _hear(evidence, detector, quiet=True)
-            code, statistic, guard_acted = findings.code, findings.statistic, findings.guard_acted
+            code, statistic, bound, guard_acted = findings.code, findings.statistic, findings.bound, findings.guard_acted
             code = torch.where(asked & ~evidence.judged, reason_code("not heard"), code)
         else:
             probe_evidence = probed.before(seats, None).evidence.without(excluded)
@@ -79,14 +79,15 @@ def judge_neighbours(
             )
             new = (code == 0) & (extra != 0)
             code, statistic = torch.where(new, extra, code), torch.where(new, probe_findings.statistic, findings.statistic)
+            bound = torch.where(new, probe_findings.bound, findings.bound)
             code, failed = _guard(code, asked, panel.guard)
             guard_acted = findings.guard_acted | probe_findings.guard_acted | failed
         alike = findings.degree <= (torch.inf if panel.mixed is None else panel.mixed)
         if update_tests is not None:
-            bounds = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
-            noise = unasked * evidence.difference2 / 4
-            code, statistic, failed = update_tests.judge(
-                seats, asked, evidence, history_grams, crossed, noise, alike, code, statistic, watch, bounds, panel.guard
+            wider = panel.wider(asked.sum(1, keepdim=True).to(torch.float64))
+            noise, so_far = unasked * evidence.difference2 / 4, (code, statistic, bound)
+            (code, statistic, bound), failed = update_tests.judge(
+                seats, asked, evidence, history_grams, crossed, noise, alike, so_far, watch, wider, panel.guard
             )
             guard_acted = guard_acted | failed
         verdict.mean_claim[group] = _mean_claim(evidence, origin, code)
@@ -94,6 +95,7 @@ def judge_neighbours(
         seats.spread(code != 0, verdict.flagged)
         seats.spread(findings.scores, verdict.scores)
         seats.spread(statistic, verdict.statistic)
+        seats.spread(bound, verdict.bound)
         verdict.filtered_weight[group], verdict.guard_acted[group] = findings.filtered_weight, guard_acted
         verdict.pull[group] = findings.pull
         verdict.different[group] = ~alike.squeeze(1)
@@ -169,13 +171,12 @@ class _UpdateTests:
         crossed: Sequence[Tensor] | None,
         noise: Tensor,
         alike: Tensor,
-        code: Tensor,
-        statistic: Tensor,
+        so_far: tuple[Tensor, Tensor, Tensor],
         watch: Watch,
         wider: Tensor,
         guard: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Reason codes and statistics with tests on the update history, and whether the guard dropped these [b].
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """Reason codes, statistics and bounds with tests on the update history, and whether the guard dropped these [b].
 
         `history_grams`: products of it [b, n, n] of each kind, if it came with the claims. `alike` [b, 1]: the neighbours' data
         are of one distribution. Otherwise the cloud of updates is wide by itself, and there is no test on joint shifts of it.
@@ -183,20 +184,26 @@ class _UpdateTests:
         limit = (torch.inf if guard is None else guard) * asked.sum(1, keepdim=True)
         own = seats.taken & ~seats.judged
         failed = torch.zeros_like(limit, dtype=torch.bool)
+        code, statistic, bounds = so_far
 
-        def note(name: str, new: Tensor, z: Tensor) -> None:
-            """Add the flags of one test, unless that makes a majority: then this test has failed, not those before it."""
-            nonlocal code, statistic, failed
+        def note(name: str, new: Tensor, z: Tensor, bound: Tensor, together: Tensor | None = None) -> None:
+            """Add the flags of one test, unless that makes a majority: then this test has failed, not those before it.
+
+            Rows below the bound were flagged with others, by the lower bound `together`.
+            """
+            nonlocal code, statistic, bounds, failed
             too_many = ((code != 0) | new).sum(1, keepdim=True) > limit
             failed = failed | (too_many & new.any(1, keepdim=True))
             new = new & (code == 0) & ~too_many
             code, statistic = torch.where(new, reason_code(name), code), torch.where(new, z.to(statistic), statistic)
+            bound = bound if together is None else torch.where(z > bound, bound, together)
+            bounds = torch.where(new, bound.to(bounds), bounds)
 
         counts = self._inbox.tallied(self._refused, seats.receivers, seats.places(self._inbox))
         refused = counts / max(_FEW_ROUNDS, self._rounds)
         # Where data differ, so do models: an honest node is far out now and then, an attacker all the time.
         most = torch.where(alike, watch.fuse_share, max(watch.fuse_share, _MOSTLY))
-        note("fuse", asked & (refused > most), refused)
+        note("fuse", asked & (refused > most), refused, most)
         for kind in range(len(self._history.rates)):
             if history_grams is None:
                 rows, at = self._rows[kind], self.rows(seats)
@@ -215,14 +222,16 @@ class _UpdateTests:
                 return limit - (code != 0).sum(1, keepdim=True)
 
             if watch.drift is not None:
-                note("drift", *drift_test(products, *rows_of(), _MIDDLE, watch.drift * wider, left()))
+                bound = watch.drift * wider
+                note("drift", *drift_test(products, *rows_of(), _MIDDLE, bound, left()), bound, _LOWER * bound)
             if watch.deed is not None and crossed is not None:
-                matrices = (products, claims.middle, crossed[kind], noise)
-                note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, watch.deed * wider, left()))
+                matrices, bound = (products, claims.middle, crossed[kind], noise), watch.deed * wider
+                note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, bound, left()), bound, _LOWER * bound)
             if watch.joint is not None:
-                flagged, z = joint_test(products, points, *rows_of(), watch.joint * wider, wider)
-                note("joint update", flagged & alike, z)
-        return code, statistic, failed.squeeze(1)
+                bound = watch.joint * wider
+                flagged, z = joint_test(products, points, *rows_of(), bound, wider)
+                note("joint update", flagged & alike, z, bound, _JOINT * wider)
+        return (code, statistic, bounds), failed.squeeze(1)
 
 
 def _blank(arcs: Tensor) -> Verdict:
@@ -238,6 +247,7 @@ def _blank(arcs: Tensor) -> Verdict:
         pull=torch.full(shape[:1], torch.nan, dtype=torch.float64, device=device),
         mean_claim=torch.full(shape[:1], torch.nan, dtype=torch.float64, device=device),
         different=torch.zeros(shape[0], dtype=torch.bool, device=device),
+        bound=torch.full(shape, torch.nan, dtype=torch.float64, device=device),
     )
 
 

@@ -25,7 +25,7 @@ _EDGE = 1.2  # noise edge of the directional test if there is no filter
 
 @dataclass(frozen=True, eq=False)
 class Findings:
-    """Result of the panel: reason codes and statistics [b, n], and what it did to its estimates [b]."""
+    """Result of the panel: reason codes, statistics and bounds [b, n], and what it did to its estimates [b]."""
 
     code: Tensor  # [b, n] int8
     statistic: Tensor  # [b, n] float64: statistic in spreads or units of noise; the score if kept
@@ -35,6 +35,7 @@ class Findings:
     weights: Tensor  # [b, n] of the centre
     pull: Tensor  # [b] length of a shift of a neighbour's gradient whose score is at the bound
     degree: Tensor  # [b, 1] of heterogeneity
+    bound: Tensor  # [b, n] float64: bound of the statistic, negative where too little counts; NaN for none
 
     @property
     def flagged(self) -> Tensor:
@@ -62,47 +63,52 @@ def hear(
     """
     code = torch.zeros(evidence.valid.shape, dtype=torch.int8, device=evidence.valid.device)
     statistic = torch.zeros_like(evidence.first[:, 0])
+    bounds = torch.full_like(statistic, torch.nan)
     aside = copies = torch.zeros_like(evidence.valid)
     original: Tensor | None = None
 
-    def note(flagged: Tensor, name: str, value: Tensor) -> None:
+    def note(flagged: Tensor, name: str, value: Tensor, bound: Tensor | float, together: Tensor | None = None) -> None:
+        """Flags of a test, with the bound that counted: the lower one, `together`, where only that was reached."""
         new = flagged & (code == 0)
         code.masked_fill_(new, reason_code(name))
         statistic.copy_(torch.where(new, value, statistic))
+        bound = bound if together is None else torch.where(value >= bound, bound, together)
+        bounds.copy_(torch.where(new, bound, bounds))
 
     if panel.absurd is not None:
         size = absurd(evidence)
-        note(evidence.judged & (size > panel.absurd), "absurd", size)
+        note(evidence.judged & (size > panel.absurd), "absurd", size, panel.absurd)
 
     def inherit() -> None:
         """A copy shares the verdict on the row that it repeats."""
         if original is not None:
             new = copies & (code == 0)
-            statistic.copy_(torch.where(new, statistic.gather(1, original), statistic))
+            for values in (statistic, bounds):
+                values.copy_(torch.where(new, values.gather(1, original), values))
             code.copy_(torch.where(new, code.gather(1, original), code))
 
     if panel.duplicate is not None and answers_differ:
         copies, original, flagged = repeated(evidence.without(code != 0), panel.duplicate)
-        note(flagged, "duplicate", torch.zeros_like(statistic))
+        note(flagged, "duplicate", torch.zeros_like(statistic), torch.nan)
         aside = copies
     elif panel.duplicate is not None:
         flagged, z = duplicates(evidence.without(code != 0), panel.duplicate)
-        note(flagged, "duplicate", z)
+        note(flagged, "duplicate", z, panel.duplicate)
     screened = evidence.without((code != 0) | aside)
     wider = panel.wider(screened.count)
     high, low = (wider * (torch.inf if bound is None else bound) for bound in (panel.high, panel.low))
     flagged, z = inconsistent(screened, high, low)
-    note(flagged, "inconsistent", z)
+    note(flagged, "inconsistent", z, torch.where(z > 0, high, -low))
     if panel.alike is not None:
         flagged, z = alike(evidence.without((code != 0) | aside), panel.alike * wider)
         if answers_differ:
             aside = aside | flagged
         else:
-            note(flagged, "alike", z)
+            note(flagged, "alike", z, panel.alike * wider)
     middle = _centre(evidence.without((code != 0) | aside), panel, centre)
     flagged, z = too_good(evidence.without((code != 0) | aside), middle.weights, low)
     if bool(flagged.any()):
-        note(flagged, "too good", z)
+        note(flagged, "too good", z, -low)
         middle = _centre(evidence.without((code != 0) | aside), panel, centre)
     inherit()
 
@@ -116,7 +122,7 @@ def hear(
     scores, lengths = remaining.scores(weights, cross_fit=cross_fit), remaining.lengths(weights)
     if panel.strong is None:
         limit = threshold(torch.where(remaining.judged, scores, 0.0), remaining.judged, fdr_level=fdr_level, offset=offset)
-        units, bound, unit = scores, limit[:, None], torch.ones_like(wider)
+        units, bound, weak, unit = scores, limit[:, None], limit[:, None], torch.ones_like(wider)
         flagged = remaining.judged & (scores >= bound)
     else:
         bound, weak, unit = panel.strong * wider, panel.weak * wider, noise_of(scores, remaining.judged)
@@ -124,18 +130,18 @@ def hear(
         flagged, units = outstanding(
             scores, lengths, remaining.judged, fdr_level=fdr_level, strong=bound, weak=weak, enough=enough
         )
-        note(flagged & ~different & (units >= _SEVERE * bound), "extreme score", units)
-    note(flagged & ~different, "score", units)
+        note(flagged & ~different & (units >= _SEVERE * bound), "extreme score", units, bound)
+    note(flagged & ~different, "score", units, bound, weak)
     if bool(different.any()):
         usual = usual_distance(scores, remaining.judged, (panel.strong or 0.0) / panel.far)
         far = farther(scores, lengths, remaining.judged, usual, panel.far * wider, panel.far_joint * wider)
         bound, unit = torch.where(different, panel.far * wider, bound), torch.where(different, usual, unit)
         units = torch.where(different, scores / usual, units)
-        note(far & different & (units >= _SEVERE * bound), "extreme score", units)
-        note(far & different, "far", units)
+        note(far & different & (units >= _SEVERE * bound), "extreme score", units, bound)
+        note(far & different, "far", units, bound, panel.far_joint * wider)
         if panel.backward is not None and evidence.zero is not None:
             flagged, z = backward(evidence, remaining.judged, weights, panel.backward * wider)
-            note(flagged & different, "backward", z)
+            note(flagged & different, "backward", z, panel.backward * wider)
     if panel.direction is not None:
         # Alike nodes only: where data differ a little, bounds are wider, and where they differ by more, there is no test.
         stretch = 1.0 if panel.mixed is None else 1 / (1 - degree.clamp_min(0.0) / panel.mixed).clamp_min(0.0)
@@ -149,14 +155,15 @@ def hear(
         flagged, z = shifted(
             without_extreme, middle, edge=panel.edge or _EDGE, strong=strong, weak=weak, fdr_level=fdr_level / 2
         )
-        note(flagged, "direction", z)
+        note(flagged, "direction", z, strong, weak)
     inherit()
     guard_acted = torch.zeros(len(code), dtype=torch.bool, device=code.device)
     if panel.guard is not None:
         code, guard_acted = _guard(code, hard, screened, remaining, panel.guard)
-    statistic = torch.where((code == 0) & remaining.judged, units, statistic)
+    kept = (code == 0) & remaining.judged
+    statistic, bounds = torch.where(kept, units, statistic), torch.where(kept, bound, bounds)
     scores, pull = torch.where(evidence.judged, scores, torch.nan), (bound * unit).clamp_min(0.0).sqrt().squeeze(1)
-    return Findings(code, statistic, scores, middle.filtered_weight, guard_acted, weights, pull, degree)
+    return Findings(code, statistic, scores, middle.filtered_weight, guard_acted, weights, pull, degree, bounds)
 
 
 def absurd(evidence: Evidence) -> Tensor:

@@ -33,6 +33,9 @@ REASONS = (
 "fuse": clipped as far out too often; "drift", "deed", "joint update": update history far off, not matching claimed gradients,
 shifted along one direction; "suspended": flagged earlier, not judged again yet."""
 
+SUSPENDED = "suspended"
+"""Reason for a neighbour whose flag of an earlier detection still lasts."""
+
 SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse", "drift", "deed")
 """Reasons out of reach of honest noise: they suspend a node for 4, 8, 16 windows instead of one."""
 
@@ -72,6 +75,7 @@ class Verdict:
     pull: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] shift of a gradient below which one neighbour is kept
     mean_claim: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] length of the mean gradient that kept nodes claim
     different: Tensor = field(default_factory=lambda: torch.empty(0))  # [B] bool: the data of honest neighbours differ
+    bound: Tensor = field(default_factory=lambda: torch.empty(0))  # [B, J] of the statistic, NaN where the test has none
 
     def by_node(self, inbox: Inbox, size: int) -> Verdict:
         """The verdict per sender, from one per message."""
@@ -85,7 +89,7 @@ class Verdict:
     def keeping(self, earlier: Tensor) -> Verdict:
         """The verdict in which nodes flagged earlier [B, J] stay flagged."""
         added = earlier & ~self.flagged
-        reason = torch.where(added, reason_code("suspended"), self.reason)
+        reason = torch.where(added, reason_code(SUSPENDED), self.reason)
         return replace(self, flagged=self.flagged | added, reason=reason)
 
 

@@ -23,12 +23,14 @@ from bymi.core.graph import Graph
 from bymi.core.list_graph import GraphLike, as_graph
 from bymi.core.named_parts import Table, part_by_name
 from bymi.datasets import Partition
+from bymi.detection.verdict import SUSPENDED
 from bymi.distributed.execution_settings import Host
 from bymi.experiment.spec import read_spec
 from bymi.problems import Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs import run_folder as store
 from bymi.runs.given_objects import Evaluate, OwnTask, digest_of
+from bymi.runs.metrics import DETECTIONS
 from bymi.runs.run_setup import Given
 from bymi.runs.simulate import alone
 from bymi.runs.trained_models import load_model
@@ -62,7 +64,10 @@ class TrainedRun:
     metrics: MetricsTable
     """A row per recorded round."""
     verdict: MetricsTable | None
-    """A row per flag of the last detection: `receiver`, `sender`, `reason`, `score` and threshold; None without a detection."""
+    """A row per flag of the last detection: `receiver`, `sender`, `reason`, `score` and threshold; None without a detection.
+
+    "suspended, for: deed": an earlier detection flagged the sender for its deeds, and that flag still lasts.
+    """
     model: nn.Module
     """The trained module: the mean over the core, or over all honest nodes without a detection."""
 
@@ -142,18 +147,27 @@ def _read(folder: Path, summary: dict[str, Any], model: nn.Module) -> TrainedRun
     trained = copy.deepcopy(model)
     trained.load_state_dict(load_model(folder))
     path = folder / store.VERDICT
-    verdict = _flags(store.read_json(path)["receivers"]) if path.exists() else None
+    verdict = None
+    if path.exists():
+        detections = store.read_rows(folder / DETECTIONS) if (folder / DETECTIONS).exists() else []
+        verdict = _flags(store.read_json(path)["receivers"], detections)
     return TrainedRun(folder, summary, MetricsTable(store.read_rows(folder / store.METRICS)), verdict, trained)
 
 
-def _flags(receivers: list[dict[str, Any]]) -> MetricsTable:
-    """A row per flag."""
-    return MetricsTable(
+def _flags(receivers: list[dict[str, Any]], detections: list[dict[str, Any]]) -> MetricsTable:
+    """A row per flag; of a suspended neighbour with the reason for which an earlier detection flagged it, if it is stored."""
+    arcs = [
         {"receiver": one["node"], "sender": sender, "reason": reason, "score": score, "threshold": one["threshold"]}
         for one in receivers
         for sender, reason, score in zip(one["neighbours"], one["reasons"], one["scores"], strict=True)
-        if sender in one["flagged"]
-    )
+    ]
+    for arc, row in enumerate(arcs):
+        if row["reason"] == SUSPENDED:
+            earlier = (line["reasons"][line["reason"][arc]] for line in reversed(detections) if line["flagged"][arc] == "1")
+            reason = next((reason for reason in earlier if reason != SUSPENDED), None)
+            row["reason"] = SUSPENDED if reason is None else f"{SUSPENDED}, for: {reason}"
+    flagged = {one["node"]: set(one["flagged"]) for one in receivers}
+    return MetricsTable(row for row in arcs if row["sender"] in flagged[row["receiver"]])
 
 
 def _named(key: str, part: Any, table: Table[Any]) -> Any:

@@ -19,13 +19,13 @@ import numpy as np
 from bymi.core.errors import BymiError, require
 from bymi.datasets import load_images
 from bymi.datasets.partition import Stratified
+from bymi.detection.verdict import SUSPENDED
 from bymi.experiment import load
 from bymi.node.event_log import AUDIT, LOG
 from bymi.node.identity import certificate_der, write_identity
 from bymi.node.make_roster import make_roster
 from bymi.node.own_data import describe, load_model
 from bymi.node.roster import Limits, Member, roster_toml
-from bymi.node.run_node import LASTS
 
 LIMITS = Limits(deadline=10.0, start_wait=60.0)
 SETTINGS = (
@@ -139,9 +139,11 @@ def summary(demo: Demo, seconds: float) -> dict[str, Any]:
     for one in demo.honest:
         verdicts = [entry for entry in _entries(one / "state" / AUDIT) if entry["event"] == "verdict"]
         last = max((entry["step"] for entry in verdicts), default=-1)
-        reasons = {entry["name"]: entry["reason"] for entry in verdicts if entry["flagged"] and entry["reason"] != LASTS}
+        reasons = {entry["name"]: entry["reason"] for entry in verdicts if entry["flagged"] and entry["reason"] != SUSPENDED}
         flagged = {
-            entry["name"]: reasons.get(entry["name"], LASTS) for entry in verdicts if entry["step"] == last and entry["flagged"]
+            entry["name"]: reasons.get(entry["name"], SUSPENDED)
+            for entry in verdicts
+            if entry["step"] == last and entry["flagged"]
         }
         end = next((entry for entry in _entries(one / "state" / LOG) if entry["event"] == "end"), {})
         rows.append(

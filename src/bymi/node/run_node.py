@@ -22,6 +22,7 @@ from torch import Tensor
 from bymi.core.errors import InputError, require
 from bymi.core.files import writing
 from bymi.detection import REASONS
+from bymi.detection.verdict import SUSPENDED
 from bymi.node import node_checkpoints as checkpoints
 from bymi.node.event_log import LOG, Journal
 from bymi.node.identity import read_identity
@@ -41,8 +42,6 @@ from bymi.training.state import Snapshot, State
 
 MODEL, CHECKPOINTS = "model.safetensors", "checkpoints"
 DONE = "done"
-LASTS = "suspended"
-"""The reason of a flag that an earlier detection gave."""
 _CLOSE = 2  # rounds behind which a node catches up by itself: neighbours still have the messages
 _ASK = 2.0  # seconds for neighbours to say where they are
 
@@ -257,7 +256,7 @@ class NodeRun:
             if flagged:
                 said = {"reason": reason, "statistic": statistic, "step": snapshot.step}
                 # While a flag lasts, the reason for which it was given is shown.
-                self.progress.flagged[peer.name] = earlier.get(peer.name, said) if reason == LASTS else said
+                self.progress.flagged[peer.name] = earlier.get(peer.name, said) if reason == SUSPENDED else said
 
     def _obey(self, state: State) -> State | None:
         """Carry out orders; returns a state without the flags of pardoned nodes, if there were any."""

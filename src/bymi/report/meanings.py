@@ -25,7 +25,7 @@ REASONS: dict[str, str] = {
     "duplicate": "its gradients repeat those of others",
     "inconsistent": "its two halves differ too much, or too little, for two samples of its data",
     "too good": "its gradients are closer to the centre than a sample can be",
-    "extreme score": "a score far beyond the threshold",
+    "extreme score": "a score of three times the bound or more",
     "direction": "its gradients, or those of a group with it, are shifted along one direction",
     "fuse": "its parameters were far out, or missing, in too many rounds",
     "drift": "its parameters were far from those of others for long",
@@ -37,6 +37,15 @@ REASONS: dict[str, str] = {
     "joint update": "its updates, or those of a group with it, are shifted along one direction",
 }
 """What each reason of a flag says about a neighbour."""
+
+UNITS: dict[str, str] = {
+    **dict.fromkeys(("kept", "score", "extreme score", "far"), "x usual score"),
+    **dict.fromkeys(("inconsistent", "too good", "alike", "direction", "backward"), "spreads"),
+    **dict.fromkeys(("drift", "deed", "joint update"), "spreads"),
+    "absurd": "x usual length",
+    "fuse": "of the rounds",
+}
+"""Unit of the statistic of each test with a bound; "kept": of the score of a neighbour that no test flagged."""
 
 
 def meanings(keys: Iterable[str]) -> list[tuple[str, str]]:

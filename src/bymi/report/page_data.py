@@ -16,6 +16,7 @@ import networkx as nx
 import numpy as np
 
 from bymi.core.errors import BymiError
+from bymi.report.meanings import UNITS
 from bymi.runs import run_folder as store
 from bymi.runs.metrics import DETECTIONS, PER_NODE
 from bymi.runs.results_table import ListedRun
@@ -173,7 +174,8 @@ def _detections(path: Path, budget: int) -> dict[str, Any]:
         packed = [packed[index] for index in chosen]
     names = lines[0]["reasons"]
     used = [names[code] for code in sorted({code for line in lines for code in line["reason"]})]
-    return {"detections": packed, "detections_stored": len(lines), "reasons": names, "reasons_used": used}
+    units = [UNITS.get(name, "") for name in names]
+    return {"detections": packed, "detections_stored": len(lines), "reasons": names, "reasons_used": used, "units": units}
 
 
 def _pack(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -182,6 +184,8 @@ def _pack(line: Mapping[str, Any]) -> dict[str, Any]:
         "threshold": [_short(value) for value in line["threshold"]],
         "score": halves(line["score"]),
         "statistic": None if line["statistic"] is None else halves(line["statistic"]),
+        "bound": None if line.get("bound") is None else halves(line["bound"]),  # runs before 0.14 have none
+        "kept_bound": line.get("kept_bound"),
         "reason": base64.b64encode(bytes(line["reason"])).decode(),
         "flagged": _bits(line["flagged"]),
         "cut": _bits(line["cut"]),

@@ -368,9 +368,10 @@ class Recorder:
                 raise ValueError("a verdict for reasons that there are not")
             full = bool(parts["verdict.statistic"].numel()) if "verdict.statistic" in parts else False
             extra = {"statistic": blank, "filtered_weight": node, "guard_acted": node > 0, "pull": node, "by_rule": node > 0}
-            extra = extra if full else {}
-            # Checkpoints of 0.11 lack these.
+            extra = {**extra, "bound": blank} if full else {}
+            # Checkpoints of 0.11 lack the first two, of 0.13 the last.
             parts = {"verdict.pull": torch.full_like(node, torch.nan), "verdict.by_rule": node > 0, **parts}
+            parts = {"verdict.bound": torch.full_like(blank, torch.nan), **parts}
             self.verdict = Verdict(
                 scores=_like(parts, "verdict.scores", blank),
                 threshold=_like(parts, "verdict.threshold", node),
@@ -410,14 +411,21 @@ def is_stored(graph: Graph) -> bool:
 
 
 def detection_line(step: int, verdict: Verdict, graph: Graph, pruned: Graph) -> bytes:
-    """One line of JSON: thresholds [M], and per arc the score, statistic, reason (an index into `reasons`), flag and cut."""
-    arcs = graph.hears
+    """One line of JSON: thresholds [M], and per arc the score, statistic, reason (an index into `reasons`), flag and cut.
+
+    `bound`: of the statistic of each flagged arc; `kept_bound` [M]: of those of the other arcs of a receiver.
+    """
+    arcs, kept_bound = graph.hears, None
+    if verdict.bound.numel():
+        kept_bound = verdict.bound.masked_fill(~arcs | verdict.flagged, torch.nan).nanmedian(1).values
     line = {
         "step": step,
         "reasons": REASONS,
         "threshold": [_short(limit) for limit in verdict.threshold.tolist()],
         "score": [_short(score) for score in verdict.scores[arcs].tolist()],
         "statistic": [_short(one) for one in verdict.statistic[arcs].tolist()] if verdict.statistic.numel() else None,
+        "bound": None if kept_bound is None else [_short(one) for one in verdict.bound[arcs & verdict.flagged].tolist()],
+        "kept_bound": None if kept_bound is None else [_short(one) for one in kept_bound.tolist()],
         "reason": verdict.reason[arcs].tolist(),
         "flagged": _bits(verdict.flagged[arcs]),
         "cut": _bits(~pruned.hears[arcs]),

@@ -297,7 +297,7 @@ def verdict_to_json(verdict: Verdict, byzantine: Tensor | None, graph: Graph) ->
     arcs, flags, limits = graph.hears.cpu(), verdict.flagged.cpu(), verdict.threshold.tolist()
     graph = graph.to("cpu")
     all_scores, reasons = verdict.scores.cpu(), verdict.reason.cpu()
-    hardened, statistics = bool(verdict.statistic.numel()), verdict.statistic.cpu()
+    hardened, statistics, bounds = bool(verdict.statistic.numel()), verdict.statistic.cpu(), verdict.bound.cpu()
     for node, limit in enumerate(limits):
         places = arcs[node].nonzero().flatten()
         neighbours = graph.nodes_at(torch.full_like(places, node), places)
@@ -312,6 +312,7 @@ def verdict_to_json(verdict: Verdict, byzantine: Tensor | None, graph: Graph) ->
         }
         if hardened:
             entry["statistics"] = [_plain(value) for value in statistics[node, places].tolist()]
+            entry["bounds"] = [_plain(value) for value in bounds[node, places].tolist()]
             entry["filtered_weight"], entry["guard_acted"] = (
                 float(verdict.filtered_weight[node]),
                 bool(verdict.guard_acted[node]),

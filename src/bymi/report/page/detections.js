@@ -26,6 +26,12 @@ function unpack(run, index) {
   packed.reasons = bytes(packed.reason);
   packed.flags = bits(packed.flagged, graph.count);
   packed.cuts = bits(packed.cut, graph.count);
+  packed.bounds = null;
+  if (packed.bound) {  // of flagged arcs one by one, of kept ones per receiver
+    const flagged = floats(packed.bound);
+    let place = 0;
+    packed.bounds = Float32Array.from(packed.flags, (flag, arc) => (flag ? flagged[place++] : packed.kept_bound[graph.receiver[arc]] ?? NaN));
+  }
   const nodes = graph.neighbours.length;
   packed.by = new Uint32Array(nodes);
   packed.heard = new Uint32Array(nodes);
@@ -123,18 +129,25 @@ function readMatrix(event) {
     cursor.column = Math.min(nodes - 1, Math.max(0, Math.floor(((event.clientX - rect.left) / rect.width) * nodes)));
   }
   const receiver = order(graph)[cursor.row], sender = order(graph)[cursor.column], arc = arcAt(graph, receiver, sender);
-  const what = arc < 0 ? "is no neighbour of" : detection.flags[arc] ? `is flagged (${run.reasons[detection.reasons[arc]]}) by` : "is kept by";
+  const what = arc < 0 ? "is no neighbour of" : detection.flags[arc] ? `is flagged (${reasonOf(run, detection, arc, firstFlag(run, detection, arc))}) by` : "is kept by";
   const role = (node) => (graph.known ? ` (${roleOf(graph, node)})` : "");
   byId("matrix-readout").textContent = `Node ${sender}${role(sender)} ${what} node ${receiver}${role(receiver)}.`;
 }
 
 const SUSPENDED = ["suspended", "serving time"];  // as it is, and as older run folders call it
-function flaggedBefore(run, arc) {  // the detection that flagged a neighbour which is suspended since
+function firstFlag(run, detection, arc) {  // the detection that flagged a neighbour which is suspended since
+  if (!SUSPENDED.includes(run.reasons[detection.reasons[arc]])) return null;
   for (let index = view.detection - 1; index >= 0; index--) {
     const one = unpack(run, index);
     if (one.flags[arc] && !SUSPENDED.includes(run.reasons[one.reasons[arc]])) return one;
   }
   return null;
+}
+const reasonOf = (run, detection, arc, first) => (first ? `suspended, for: ${run.reasons[first.reasons[arc]]} at round ${first.step}` : run.reasons[detection.reasons[arc]]);
+function againstBound(run, told, arc, limit) {  // "above 12.3 spreads": where the statistic, or the published score, lies
+  const statistic = told.statistics ? told.statistics[arc] : told.scores[arc], bound = told.statistics ? (told.bounds ? told.bounds[arc] : NaN) : limit === null ? NaN : limit;
+  if (Number.isNaN(statistic) || Number.isNaN(bound)) return "-";
+  return `${statistic >= bound ? "above" : "below"} ${num(bound)} ${told.statistics ? run.units[told.reasons[arc]] : ""}`.trim();
 }
 
 function drawScores() {
@@ -143,9 +156,9 @@ function drawScores() {
   if (!view.axis) view.axis = detection.statistics && limit === null ? "statistic" : "score";
   const axis = detection.statistics ? view.axis : "score";
   const rows = list.map((sender, i) => {
-    const arc = from + i, reason = run.reasons[detection.reasons[arc]], first = SUSPENDED.includes(reason) ? flaggedBefore(run, arc) : null, told = first || detection;
+    const arc = from + i, first = firstFlag(run, detection, arc), told = first || detection;
     const statistic = told.statistics ? told.statistics[arc] : NaN, score = told.scores[arc];
-    return { sender, score, statistic, value: axis === "score" ? score : statistic, flagged: detection.flags[arc], cut: detection.cuts[arc], first, reason: first ? `${run.reasons[first.reasons[arc]]} at round ${first.step}` : reason, bad: graph.bad[sender] };
+    return { sender, score, statistic, value: axis === "score" ? score : statistic, flagged: detection.flags[arc], cut: detection.cuts[arc], first, reason: reasonOf(run, detection, arc, first), against: againstBound(run, told, arc, limit), bad: graph.bad[sender] };
   });
   const controls = byId("node-controls"), input = el("input", { type: "number", min: 0, max: graph.neighbours.length - 1, value: node, id: "node-number", onchange: () => select(Number(input.value)) });
   clear(controls).append(el("label", {}, "Node", input));
@@ -153,7 +166,7 @@ function drawScores() {
   const flagged = rows.filter((row) => row.flagged).length, guarded = detection.guarded.includes(node);
   byId("node-note").textContent = `${graph.known ? `Node ${node} is ${roleOf(graph, node)}. ` : ""}At round ${detection.step} node ${node} flagged ${flagged} of its ${rows.length} neighbours.` +
     (limit === null ? " No score threshold applied." : ` Its score threshold was ${num(limit)}.`) + (guarded ? " The guard reduced its flags to hard evidence." : "") +
-    (scored ? "" : " It scored nobody.") + (detection.statistics ? " The statistic is that of the test named as the reason, for kept neighbours that of their score." : "");
+    (scored ? "" : " It scored nobody.") + (detection.statistics ? " The statistic is that of the test named as the reason, for kept neighbours that of their score; beside it, the bound that applied in this neighbourhood: the lower of two where several were off together. A spread is a robust standard deviation over the neighbours; the usual score is that of an honest neighbour." : "");
   const silent = (row) => Number.isNaN(row.value) || (row.value === 0 && Number.isNaN(row.score));  // no number at this detection
   const drawn = rows.filter((row) => !silent(row)).sort((a, b) => a.value - b.value), box = clear(byId("scores"));
   const unit = axis === "score" && limit !== null ? Math.abs(limit) || 1 : 1, bend = (value) => Math.sign(value) * Math.log10(1 + Math.abs(value) / unit);
@@ -170,7 +183,7 @@ function drawScores() {
     drawn.forEach((row, index) => {
       const kind = kindOf(graph, row.sender, row.flagged), colour = kind === "kept" ? "var(--honest)" : `var(${CLASSES[kind][1]})`;
       const dot = mark(row.bad ? "diamond" : "circle", x(index), y(bend(row.value)), drawn.length > 80 ? 3.4 : 4.6, { fill: row.flagged ? colour : "var(--card)", stroke: colour, "stroke-width": 1.8, class: "node", onclick: () => select(row.sender) });
-      dot.append(svg("title", {}, `node ${row.sender}: ${num(row.value)}, ${row.reason}`));
+      dot.append(svg("title", {}, `node ${row.sender}: ${axis === "score" && detection.statistics ? num(row.value) : `${num(row.value)}, ${row.against}`}, ${row.reason}`));
       picture.append(dot);
     });
     picture.append(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, `neighbours, lowest ${axis} first`));
@@ -182,8 +195,8 @@ function drawScores() {
   setRows(byId("neighbours"), rows.map((row) => {
     const kind = kindOf(graph, row.sender, row.flagged);
     return el("tr", { class: "pick", tabindex: 0, onclick: () => select(row.sender), onkeydown: (event) => { if (event.key === "Enter") select(row.sender); } },
-      el("td", {}, row.sender), el("td", { class: "text" }, roleOf(graph, row.sender)), el("td", { class: "text" }, (kind === "kept" ? "kept" : CLASSES[kind][0].replace(/^.*, /, "")) + (row.first ? ", suspended" : "")),
-      el("td", { class: "text" }, row.reason), el("td", {}, num(row.score)), el("td", {}, num(row.statistic)), el("td", { class: "text" }, row.cut ? "cut" : "kept"));
+      el("td", {}, row.sender), el("td", { class: "text" }, roleOf(graph, row.sender)), el("td", { class: "text" }, kind === "kept" ? "kept" : CLASSES[kind][0].replace(/^.*, /, "")),
+      el("td", { class: "text" }, row.reason), el("td", {}, num(row.score)), el("td", {}, num(row.statistic)), el("td", { class: "text" }, row.against), el("td", { class: "text" }, row.cut ? "cut" : "kept"));
   }));
 }
 
