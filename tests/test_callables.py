@@ -50,11 +50,12 @@ class Trim:
 
 
 class Aggregator:
-    """As a ByzPy aggregator: `aggregate` with a list."""
+    """As a ByzPy aggregator: `aggregate` with a list, which is first asked whether it is empty."""
 
-    def aggregate(self, vectors: list[Any]) -> Any:
-        assert isinstance(vectors, list) or vectors.ndim == 2
-        return sum(vectors) / len(vectors)
+    def aggregate(self, gradients: list[Any]) -> Any:
+        if not gradients:
+            raise ValueError("gradients must be a non-empty sequence")
+        return torch.stack(gradients).mean(0)
 
 
 def Middle(vectors: Tensor) -> Tensor:  # noqa: N802 - named as a part of a spec

@@ -25,9 +25,9 @@ _ALLOWED = "a function of n vectors (a tensor [n, d], an array or a list) that r
 class CallableRule(Rule):
     """What a callable makes of the vectors of N_i and i, one receiver after the other; the own vector comes first.
 
-    `target`: an object with `aggregate(vectors)` or `__call__(vectors)`, or a function. It gets a tensor [n, d]; if it refuses
-    that with a TypeError, an array, then a list of arrays. A receiver that hears nobody keeps its vector. A result that is not
-    a finite vector [d] is an InputError, as is any error of the callable.
+    `target`: an object with `aggregate(vectors)` or `__call__(vectors)`, or a function. `aggregate` gets a list of tensors [d],
+    anything else a tensor [n, d]; if it refuses that with a TypeError, an array, then a list of arrays. A receiver that hears
+    nobody keeps its vector. A result that is not a finite vector [d] is an InputError, as is any error of the callable.
     """
 
     target: object
@@ -57,7 +57,7 @@ def _call(target: Any, vectors: Tensor, name: str) -> Tensor:
     """The callable's vector [d], in the type of the vectors [n, d]."""
     function = _function(target)
     forms: list[Callable[[], Any]] = [
-        vectors.clone,
+        vectors.clone if function is target else lambda: [*vectors.clone()],
         lambda: vectors.numpy(force=True).copy(),
         lambda: [*vectors.numpy(force=True)],
     ]
