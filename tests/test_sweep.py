@@ -18,7 +18,7 @@ from bymi.experiment.sweep import load_sweep, read_list
 from bymi.report.results_text import means_text
 from bymi.runs import run_folder as store
 from bymi.runs.parallel_runs import dealt
-from bymi.runs.results_table import SWEEP, mean_and_deviation
+from bymi.runs.results_table import SWEEP, ListedRun, find_runs, mean_and_deviation, table_of
 from bymi.runs.time_estimate import estimate_seconds
 from tests.browser import assert_fits, browser, needs_browser, requests_of
 from tests.commands import FINISHES, bymi, dates_in, mistake
@@ -78,6 +78,18 @@ def test_a_table_has_a_row_per_run_and_means_over_seeds(swept: Path) -> None:
         assert (line["runs"], line["gap"]) == (2, pytest.approx(statistics.fmean(gaps)))
         assert line["gap_sd"] == pytest.approx(statistics.stdev(gaps))
     assert mean_and_deviation([None, 3.0]) == (3.0, None)
+
+
+@pytest.mark.parametrize("word", ["weights=uniform", "redraw_every=5"])
+def test_runs_that_differ_in_a_key_that_one_lacks_are_two_rows(word: str, tmp_path: Path) -> None:
+    """Specs omit keys with their default: such a run and one that has the key are no two seeds of one setting."""
+    words = (*FINISHES, "method=dsgd", "--out", tmp_path)
+    assert bymi("run", *words, "seed=0").code == bymi("run", *words, "seed=1").code == bymi("run", *words, word).code == 0
+    key, _, value = word.partition("=")
+    means = package.results(tmp_path).over_seeds()
+    assert {(str(line[key]), line["runs"]) for line in means} == {("None", 2), (value, 1)}
+    not_run = ListedRun(tmp_path / "x", "DSGD", 2, None, None, {}, None)
+    assert set(table_of([*find_runs([tmp_path]), not_run]).settings) == set(package.results(tmp_path).settings)
 
 
 def test_files_of_results(swept: Path, tmp_path: Path) -> None:

@@ -207,19 +207,19 @@ def settings_of(runs: Sequence[ListedRun]) -> list[dict[str, Any]]:
     flat = [{} if run.spec is None else flatten(run.spec) for run in runs]
     groups: dict[str, list[dict[str, Any]]] = {}
     for run, values in zip(runs, flat, strict=True):
-        groups.setdefault(run.label, []).append(values)
+        if run.spec is not None:
+            groups.setdefault(run.label, []).append(values)
     keys = [key for key in dict.fromkeys(key for values in flat for key in values) if key not in ("method", "seed", "profile")]
     varied = [key for key in keys if any(_differs(key, group) for group in groups.values())]
     return [{key: values.get(key) for key in varied} | (run.settings or {}) for run, values in zip(runs, flat, strict=True)]
 
 
 def _differs(key: str, group: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether runs differ in a key. Parameters of a part count only among runs with the same part."""
+    """Whether runs differ in a key, where to lack it is a value. Parameters of a part count only among runs with that part."""
     part = key.rpartition(".")[0]
     by_part: dict[Any, set[str]] = {}
     for values in group:
-        if key in values:
-            by_part.setdefault(values.get(part), set()).add(repr(values[key]))
+        by_part.setdefault(values.get(part), set()).add(repr(values[key]) if key in values else "")
     return any(len(seen) > 1 for seen in by_part.values())
 
 
