@@ -57,9 +57,9 @@ def _recorded(program: Callable[..., Any], values: tuple[Tensor, ...]) -> Callab
 
 
 class Recording:
-    """One captured program with its static inputs and outputs."""
+    """One captured program with its static inputs and outputs, in memory of its own or in a `pool` that recordings share."""
 
-    def __init__(self, program: Callable[..., Any], example: tuple[Tensor, ...]) -> None:
+    def __init__(self, program: Callable[..., Any], example: tuple[Tensor, ...], pool: Any = None) -> None:
         self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
         self._device = example[0].device
         with on_device(self._device):
@@ -71,7 +71,7 @@ class Recording:
                 program(*self._inputs)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph):
+            with torch.cuda.graph(self._graph, pool=pool):
                 self._output = program(*self._inputs)
 
     def replay(self, *values: Tensor) -> Any:

@@ -193,7 +193,7 @@ class VectorStack:
     @cached_property
     def origin(self) -> Tensor:
         rows = self.vectors if self.acceptable is None or not bool(self.acceptable.any()) else self.vectors[self.acceptable]
-        return rows[from_middle(rows, rows.shape[1]).argmin()]
+        return rows.index_select(0, from_middle(rows, rows.shape[1]).argmin(0, keepdim=True))[0]  # rows[...] would wait
 
     @cached_property
     def gram(self) -> Tensor:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bymi.core.captured import Recording, on_device
+from bymi.core.linalg import gather_members
 from bymi.core.size_limits import LIMITS
 from bymi.core.threaded_work import one_torch_thread
 from bymi.problems.parameter_vector import ParameterShapes
@@ -34,7 +35,8 @@ Path = Literal["auto", "loop", "stacked", "batched", "captured"]
 
 _SAMPLES = 8192  # samples in one batched call: bounds its memory
 _SAMPLES_FORWARD = 65536  # the same for losses alone
-_RECORDINGS = 4  # CUDA graphs kept, one per shape
+_MULTIPLE = 4  # models per row of a piece are a multiple of this, so that few shapes occur
+_RECORDINGS = 8  # CUDA graphs kept, one per shape
 
 
 class Gradients(Protocol):
@@ -117,12 +119,14 @@ class Batched:
             gradients = torch.autograd.grad(total, list(values.values()), materialize_grads=True)
         return self._layout.join(dict(zip(values, gradients, strict=True)))
 
-    def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Losses [B, k] of the models vectors[index], index [B, k], on each row of inputs and targets [B, s, ...]."""
-        return losses_in_pieces(self.losses_piece, vectors, index, inputs, targets)
+    def losses(self, vectors: Tensor, wanted: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Losses [B, R] of models vectors [R, D] where wanted [B, R], else inf, on rows of inputs and targets [B, s, ...]."""
+        return losses_in_pieces(self.losses_piece, vectors, wanted, inputs, targets)
 
-    def losses_piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Losses [b, k] of models theta [b, k, D], those of a row on the same inputs."""
+    def losses_piece(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Losses [b, k] of the models vectors[index], index [b, k], those of a row on the same inputs."""
+        # By rows: vectors[index] would look up an index per number.
+        theta = vectors.index_select(0, index.flatten()).view(*index.shape, -1)
         # The inner vmap is over models that share their inputs, the outer one over inputs.
         every = vmap(vmap(self._one, in_dims=(0, None, None)))
         with torch.no_grad(), exact(), on_device(theta.device):
@@ -136,20 +140,22 @@ class Captured:
     def __init__(self, batched: Batched) -> None:
         self._batched = batched
         self._recordings: dict[tuple[Any, ...], Recording] = {}
+        self._pool: Any = None  # of memory, which all recordings share: they are replayed one by one, and results copied
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         return in_pieces(partial(self._replay, self._batched.piece), theta, inputs, targets)
 
-    def losses(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, vectors: Tensor, wanted: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """As for Batched."""
-        return losses_in_pieces(partial(self._replay, self._batched.losses_piece), vectors, index, inputs, targets)
+        return losses_in_pieces(partial(self._replay, self._batched.losses_piece), vectors, wanted, inputs, targets)
 
     def _replay(self, program: Program, *values: Tensor) -> Tensor:
         key = (program.__name__, *((value.shape, value.dtype) for value in values))
         if key not in self._recordings:
             while len(self._recordings) >= _RECORDINGS:
                 self._recordings.pop(next(iter(self._recordings)))
-            self._recordings[key] = Recording(program, values)
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._recordings[key] = Recording(program, values, self._pool)
         output: Tensor = self._recordings[key].replay(*values)
         return output
 
@@ -165,20 +171,30 @@ def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) 
     return output
 
 
-def losses_in_pieces(program: Program, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The program on models vectors[index], at most `_SAMPLES_FORWARD` samples at a time."""
-    output = torch.empty(index.shape, dtype=vectors.dtype, device=vectors.device)
-    size = min(_SAMPLES_FORWARD // inputs.shape[1], LIMITS.copied_models // vectors.shape[1]) // index.shape[1]
+def losses_in_pieces(program: Program, vectors: Tensor, wanted: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Losses [B, R] of models vectors [R, D] where wanted [B, R], else inf: at most `_SAMPLES_FORWARD` samples at a time.
+
+    Rows that want most come first, so that those of a piece want similar numbers, and little is padded.
+    """
+    counts, order = wanted.sum(1).sort(descending=True, stable=True)
+    numbers = counts.tolist()
+    output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
+    if not any(numbers):
+        return output
+    index, valid = gather_members(wanted[order], numbers[0])
+    size = min(_SAMPLES_FORWARD // inputs.shape[1], LIMITS.copied_models // vectors.shape[1]) // numbers[0]
     for part in _pieces(len(index), size):
-        # By rows: vectors[index] would look up an index per number.
-        theta = vectors.index_select(0, index[part].flatten()).view(*index[part].shape, -1)
-        output[part] = program(theta, inputs[part], targets[part])
+        rows = order[part]
+        most = min(numbers[0], -(-max(1, numbers[part.start]) // _MULTIPLE) * _MULTIPLE)
+        some, there = index[part, :most], valid[part, :most]
+        values = program(vectors, some, inputs[rows], targets[rows]).to(output.dtype)
+        output[rows] = output[rows].scatter(1, some, torch.where(there, values, torch.inf))
     return output
 
 
 def _pieces(rows: int, size: int) -> list[slice]:
-    """Slices of `size` rows that cover all. The last one overlaps the one before: a CUDA graph needs one shape."""
-    size = min(rows, max(1, size))
+    """Slices of at most `size` rows that cover all. The last one overlaps the one before: a CUDA graph needs one shape."""
+    size = -(-rows // max(1, -(-rows // max(1, size))))  # as few slices, and of equal size
     starts = [min(start, rows - size) for start in range(0, rows, size)] if rows else []
     return [slice(start, start + size) for start in starts]
 

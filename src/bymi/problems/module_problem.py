@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bymi.core.errors import InputError, first_line, is_integer, require
-from bymi.core.linalg import all_finite, check_tensor, gather_members
+from bymi.core.linalg import all_finite, check_tensor
 from bymi.problems.gradient_backends import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.problem import check_numbers, places_of
@@ -132,15 +132,11 @@ class ModuleProblem:
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
         inputs, targets = self._pick(nodes, chosen)
-        output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
-        index, valid = gather_members(wanted)
-        if not index.shape[1]:
-            return output
 
         def work(way: Gradients) -> Tensor:
             if isinstance(way, (Captured, Batched)):
-                values = way.losses(vectors, index, inputs, targets).to(output.dtype)
-                return output.scatter(1, index, torch.where(valid, values, torch.inf))
+                return way.losses(vectors, wanted, inputs, targets)
+            output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
             self._losses_by_loop(output, vectors, inputs, targets, wanted)
             return output
 
