@@ -22,6 +22,7 @@ from bymi.commands.progress_display import Display, clock
 from bymi.core.errors import EXIT_CODES, UNHEALTHY, InputError
 from bymi.experiment import RECIPES, load
 from bymi.experiment.spec import read_spec
+from bymi.paper.find_study import study_rows
 from bymi.report.tables import blocks
 from bymi.runs import run
 from bymi.runs.observers import Observer, RunStatus
@@ -60,6 +61,25 @@ def test_list_of_one_kind(kind: str) -> None:
     answer = bymi("list", kind)
     assert answer.code == 0
     assert answer.out.count("what it is") == 1
+
+
+def test_rules_and_recipes_say_which_gamma_balance_has() -> None:
+    assert (
+        "it is balance:gamma=1.0; a name alone means the parameters above, so balance is gamma=0.3"
+        in bymi("list", "rules").words
+    )
+    rules = {row[0]: row[1] for row in bymi("list", "recipes").rows if row[1:] and row[1].startswith("warm_up.rule=")}
+    assert set(rules) == set(RECIPES)
+    for name, make in RECIPES.items():
+        rule = rules[name].removeprefix("warm_up.rule=")
+        assert load(None, [f"warm_up.rule={rule}"]).warm_up.rule == make().warm_up.rule
+    assert (rules["scenario-a"], rules["mnist"]) == ("warm_up.rule=balance:gamma=1.0", "warm_up.rule=balance")
+
+
+def test_every_study_is_listed() -> None:
+    allowed = mistake("reproduce", "nothing").partition("allowed: ")[2].split(", ")
+    assert {name for name, _, _ in study_rows()} == set(allowed) - {"pages"}
+    assert "bymi list studies" in bymi("reproduce", "--help").words
 
 
 def test_every_kind_has_a_table() -> None:

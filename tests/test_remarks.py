@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from rich.console import Console
 
+import bymi as package
+from bymi.experiment import load
 from bymi.report.tables import COLUMNS, endings, remarks, terminal_table
+from tests.commands import FINISHES, bymi
 
 
 def summary(**changes: Any) -> dict[str, Any]:
@@ -56,3 +62,27 @@ def test_the_table_fits_a_terminal_with_the_longest_ending() -> None:
     assert "…" not in text
     assert "infiltrated" in text
     assert {key for _, key in COLUMNS} >= {"core_byzantine", "outcome"}
+
+
+ABOVE = "optimisation.step_size 0.3 is above optimisation.max_local_step 0.08"
+
+
+def test_a_step_size_above_its_cap_is_remarked_on_the_command_line(tmp_path: Path) -> None:
+    words = (*FINISHES, "method=drsgd-bymi", "--jobs", 1, "--out", tmp_path / "runs")
+    assert ABOVE in " ".join(bymi("run", *words, "optimisation.step_size=0.3").words.split())
+    assert "max_local_step" not in bymi("run", *words, "optimisation.step_size=0.08").words
+
+
+def test_a_step_size_above_its_cap_is_a_warning_in_a_program(tmp_path: Path) -> None:
+    inputs = torch.arange(240.0).reshape(6, 10, 4).sin()
+    parts = (torch.nn.Linear(4, 1), torch.nn.functional.mse_loss, (inputs, inputs[:, :, :1]))
+    settings: dict[str, Any] = {"graph": "complete", "steps": 4, "out": tmp_path}
+    with pytest.warns(UserWarning, match=ABOVE) as caught:
+        package.train(*parts, **settings, optimisation={"step_size": 0.3})
+    assert caught[0].filename == __file__, "the line of the call"
+    package.train(*parts, **settings, optimisation={"step_size": 0.3, "max_local_step": 0.3})  # a warning would be an error
+
+
+def test_a_rule_alone_has_no_cap_to_remark_on() -> None:
+    specs = [spec.resolved for spec in load(None, ["optimisation.step_size=0.3", 'method=["dsgd","rule"]']).expand()]
+    assert [spec.remark for spec in specs] == [None, None]

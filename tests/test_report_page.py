@@ -252,3 +252,23 @@ def test_every_statistic_stands_beside_its_bound(driver: Any, runs: Path, page: 
 def test_the_page_fits_a_phone_and_paper(driver: Any, page: Path) -> None:
     driver.get(page.as_uri())
     assert_fits(driver)
+
+
+def test_two_runs_of_a_changed_script_are_no_sweep(tmp_path: Path) -> None:
+    inputs = torch.arange(240.0).reshape(6, 10, 4).sin()
+    parts = (torch.nn.Linear(4, 1), torch.nn.functional.mse_loss)
+    settings: dict[str, Any] = {"graph": "complete", "steps": 12, "out": tmp_path / "own"}
+    first = bymi_package.train(*parts, (inputs, inputs[:, :, 1:2]), **settings)
+    second = bymi_package.train(*parts, (inputs, inputs[:, :, :1]), **settings)
+    assert bymi("report", tmp_path / "own", "-o", tmp_path / "page.html").code == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "<h1>6 nodes, no simulated attack, own data; runs differ in model, loss or data</h1>" in text
+    assert "data.content (" not in text
+    assert 'id="sweep"' not in text
+    assert [run["label"][-6:] for run in data_of(tmp_path / "page.html")["runs"]] == [
+        run.folder.name[-6:] for run in (first, second)
+    ], "the newest last"
+    longer = bymi_package.train(*parts, (inputs, inputs[:, :, 2:3]), **{**settings, "steps": 14})
+    assert bymi("report", first.folder, longer.folder, "-o", tmp_path / "page.html").code == 0
+    assert "<h1>Sweep over steps (2 values)</h1>" in (tmp_path / "page.html").read_text()
+    assert "model, loss or data" in " ".join(bymi("results", first.folder, second.folder).words.split())

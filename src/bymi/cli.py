@@ -126,8 +126,9 @@ def run(
     if not quiet:
         console = commands.console(error=as_json)
         tables.print_runs(console, summaries, figures.describe(resolved[0].values))
-        if (advice := few_neighbours(folders)) is not None:
-            _print_line(console, advice)
+        for advice in (*(spec.remark for spec in resolved), few_neighbours(folders)):
+            if advice is not None:
+                _print_line(console, advice)
         for path in drawn:
             _print_line(console, f"Figure: {path}")
         for folder in folders:
@@ -144,11 +145,7 @@ def reproduce(
     study: Annotated[
         str,
         typer.Argument(
-            help="default; scenario-a, scenario-b; rules-linear; published-step; detect-level; "
-            "theory, theory-mnist, speed-up, fdr-level; "
-            "red-team, red-team-limits, red-team-pieces, red-team-mnist; non-iid; "
-            "optimisers, centres, centralised; misspecified, rules, rules-mnist; "
-            "ood-scale, table-mnist, ratios-mnist, curves-mnist, table-fashion, ratios-fashion; "
+            help="scenario-a, table-mnist, red-team, ...: `bymi list studies` has all of them and what they show; "
             "or pages: write README and docs of this checkout from docs/results."
         ),
     ],

@@ -43,7 +43,7 @@ def list_parts(
 
     `bymi list topologies --nodes 64` draws every topology: degree, spectral gap, diameter.
     """
-    from bymi.experiment.catalogue import catalogue, topology_rows
+    from bymi.experiment.catalogue import catalogue, rule_note, topology_rows
     from bymi.paper.find_study import study_rows
     from bymi.report.tables import plain_table
 
@@ -54,6 +54,8 @@ def list_parts(
     tables = {**catalogue(), "study": study_rows()}
     for heading in tables if kind is None else [heading_of(kind, list(tables))]:
         console().print(plain_table([heading, "parameters", "what it is"], tables[heading]))
+        if heading == "warm_up.rule":
+            console().print(rule_note(), markup=False, highlight=False, soft_wrap=True)
 
 
 def heading_of(kind: str, headings: list[str]) -> str:

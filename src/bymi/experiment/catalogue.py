@@ -27,7 +27,9 @@ def catalogue() -> dict[str, list[Row]]:
     """Heading -> rows of (name, parameters or default, description)."""
     return {
         "key": _keys(Spec()),
-        "recipe": [(name, "", _first_line(recipe)) for name, recipe in RECIPES.items()],
+        "recipe": [
+            (name, f"warm_up.rule={_written(make().warm_up.rule)}", _first_line(make)) for name, make in RECIPES.items()
+        ],
         "graph": _rows(topology.TOPOLOGIES),
         "warm_up.rule": _rows(aggregation.RULES),
         "wrapper": [(f"{name}+RULE", _parameters(entry), _first_line(entry)) for name, entry in aggregation.WRAPPERS.items()],
@@ -40,6 +42,15 @@ def catalogue() -> dict[str, list[Row]]:
         "detection.threshold": _rows(detection.THRESHOLDS),
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }
+
+
+def rule_note() -> str:
+    """Which parameters rules have that a spec leaves out, or names without parameters."""
+    default, bare = _written(Spec().warm_up.rule), aggregation.BALANCE()
+    return (
+        f"Without warm_up.rule it is {default}; a name alone means the parameters above, so balance is gamma={bare.gamma}. "
+        "`bymi list recipes` has the rule of each recipe."
+    )
 
 
 def topology_rows(nodes: int) -> tuple[list[str], list[list[str]]]:
@@ -72,9 +83,16 @@ def _keys(section: BaseModel, before: str = "") -> list[Row]:
         elif isinstance(value, BaseModel) and not isinstance(value, Part):
             rows += _keys(value, f"{before}{name}.")
         else:
-            shown = value.name if isinstance(value, Part) else json.dumps(value)
+            shown = _written(value) if isinstance(value, Part) else json.dumps(value)
             rows.append((f"{before}{name}", shown, _first_line(type(section)) if not rows else ""))
     return rows
+
+
+def _written(part: Part) -> str:
+    """A part as a spec names it, with the parameters that are not its defaults: "balance:gamma=1.0"."""
+    fields = type(part).model_fields
+    changed = [f"{key}={value}" for key, value in part.model_dump(exclude={"name"}).items() if value != fields[key].default]
+    return f"{part.name}:{','.join(changed)}" if changed else part.name
 
 
 def _default(field: FieldInfo) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -138,6 +139,8 @@ def train(
     own_rule = rule if isinstance(rule, aggregation.CallableRule) else None
     given = Given(task, own, members, own_rule, ground_truth=attack is not None)
     resolved = spec.resolved
+    if resolved.remark is not None:
+        warnings.warn(resolved.remark, stacklevel=2)
     host = replace(host or Host(), keep_models="mean" if host is None or host.keep_models == "none" else host.keep_models)
     summary = runs.run(resolved, out, None, host, partial(alone, given=given))
     return _read(store.folder_of(Path(out), resolved), summary, model)

@@ -67,4 +67,5 @@ def study_rows() -> list[tuple[str, str, str]]:
     scenarios = [(name, (study.__doc__ or "").strip().splitlines()[0]) for name, study in STUDIES.items()]
     others = [entry for table in _TABLES for entry in table.items()]
     others += [(name, study.shows) for name, study in COMPUTED.items()]
-    return [(name, "", shown) for name, shown in (first, *scenarios, *others)]
+    level = (DETECT_LEVEL, "False discovery rate and power of `bymi detect` on arrays with known attackers.")
+    return [(name, "", shown) for name, shown in (first, *scenarios, *others, level)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from bymi.report import tables
 from bymi.report.figures import describe
 from bymi.report.meanings import REASONS, meanings
 from bymi.report.page_data import measures_of, rank, run_data
-from bymi.report.sweep_data import SHOWN, sweep_data, varied_settings
+from bymi.report.sweep_data import OWN, SHOWN, sweep_data, varied_settings
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import ListedRun, ResultsTable, find_runs, flatten, table_of
 
@@ -50,7 +52,10 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     ended = [run for run in runs if run.summary is not None]
     varied = [key for key in table.settings if len({repr(row[key]) for row in table}) > 1]
     detailed = ended if len(ended) <= DETAILED else []
-    is_sweep = len(runs) > DETAILED or any(key != "method" for key in varied)
+    is_sweep = len(runs) > DETAILED or any(key != "method" and key not in OWN for key in varied)
+    if not is_sweep:
+        runs = _told_apart(runs)
+        ended = detailed = [run for run in runs if run.summary is not None]
     data = _data(detailed)
     main = (detailed[data["main"]] if detailed else ended[-1]) if ended else None
     data["sweep"] = sweep_data(runs, table) if is_sweep else None
@@ -66,7 +71,7 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     ]
     values = {
         "version": bymi.__version__,
-        "title": _title(main, data["sweep"]),
+        "title": _title(main, data["sweep"], [OWN[key] for key in varied if key in OWN]),
         "count": f"{len(runs)} runs" if len(runs) > 1 else "1 run",
         "outcome": _overview(table, data["sweep"]) if is_sweep else outcome(main, ended),
         "remarks": [line for run in detailed for line in tables.remarks(run.summary or {})],
@@ -92,13 +97,27 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     return environment.from_string(_part("page.html.j2")).render(values), main
 
 
-def _title(main: ListedRun | None, sweep: dict[str, Any] | None) -> str:
-    """The setting of the main run, or the keys that a sweep varies."""
+def _told_apart(runs: Sequence[ListedRun]) -> list[ListedRun]:
+    """The runs, those of one method named by the end of their folders' names, too, the newest last."""
+    labels = Counter(run.label for run in runs)
+
+    def named(run: ListedRun) -> ListedRun:
+        if labels[run.label] == 1 or run.summary is None:
+            return run
+        name = f"{run.label}, {run.folder.name[-6:]}"
+        return replace(run, label=name, summary={**run.summary, "method": name})
+
+    newest_last = sorted(runs, key=lambda run: (run.folder / store.SUMMARY).stat().st_mtime if run.summary else 0.0)
+    return [named(run) for run in sorted(newest_last, key=rank)]
+
+
+def _title(main: ListedRun | None, sweep: dict[str, Any] | None, own: Sequence[str]) -> str:
+    """The setting of the main run, or the keys that a sweep varies; `own`: what scripts changed."""
     if main is None or main.spec is None:
         return "No run has ended yet"
     if sweep is None or not sweep["axes"]:
-        return describe(main.spec)
-    if len(sweep["axes"]) > 3:
+        return describe(main.spec) + (f"; runs differ in {', '.join(own)}" if own else "")
+    if len(sweep["axes"]) > 3 or any(axis["key"] in own for axis in sweep["axes"]):
         return "Runs that differ in " + ", ".join(axis["key"] for axis in sweep["axes"])
     return "Sweep over " + " and ".join(f"{axis['key']} ({len(axis['values'])} values)" for axis in sweep["axes"])
 
@@ -187,7 +206,9 @@ def _table(runs: Sequence[ListedRun], main: ListedRun | None) -> dict[str, Any]:
     shown = tables.columns(summaries)
     rows = [tables.cells(run.summary, shown) if run.summary else _failed(run, len(shown)) for run in runs]
     return {
-        "title": "Against the baselines" if len(runs) > 1 else "The run",
+        "title": ("Against the baselines" if len({rank(run)[0] for run in runs}) > 1 else "The runs")
+        if len(runs) > 1
+        else "The run",
         "headings": [heading for heading, _ in shown],
         "rows": rows,
         "words": [0],
@@ -217,7 +238,7 @@ def _sweep_table(table: ResultsTable) -> dict[str, Any]:
     return {
         "title": "All runs",
         "headings": [
-            *settings,
+            *[OWN.get(key, key) for key in settings],
             *[names.get(key, _SHORT.get(key, key)) for key in shown],
             "outcome",
             *(["why"] if failed else []),

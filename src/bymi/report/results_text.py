@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from bymi.report.sweep_data import SHOWN, varied_settings
+from bymi.report.sweep_data import OWN, SHOWN, varied_settings
 from bymi.report.tables import COLUMNS, own_measures
 from bymi.runs.results_table import ResultsTable
 
@@ -22,7 +22,7 @@ def means_text(table: ResultsTable, width: int) -> str:
     shown = [key for key in [*own_measures(table.measures), *_MAIN] if any(row.get(key) is not None for row in means)]
     counts = ["runs"] if len({row["runs"] for row in means}) > 1 else []
     counts += ["not_finished"] if any(row["not_finished"] for row in means) else []
-    headings = [*settings, *[key.replace("_", " ") for key in counts]]
+    headings = [*[OWN.get(key, key) for key in settings], *[key.replace("_", " ") for key in counts]]
     headings += [_heading(names.get(key, key), kinds.get(key)) for key in shown]
     rows = [
         [

@@ -30,6 +30,9 @@ SHOWN: tuple[tuple[str, str, str], ...] = (
 )
 """Measures of the overview: key in summary.json, name, and kind of scale."""
 
+OWN = {"data.content": "model, loss or data", "graph.content": "own graph", "warm_up.rule.content": "own rule"}
+"""Names of the digests of what `bymi.train` was given: two runs differ in them after a change in a script."""
+
 _BAND_POINTS = 120
 
 
@@ -57,7 +60,7 @@ def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]
     )
     rows, runs = [rows[index] for index in order], [runs[index] for index in order]
     return {
-        "axes": [{"key": key, "values": values[key]} for key in varied],
+        "axes": [{"key": OWN.get(key, key), "values": values[key]} for key in varied],
         "fixed": [[key, values[key][0]] for key in axes if len(values[key]) == 1],
         "measures": shown,
         "rows": rows,
@@ -66,8 +69,8 @@ def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]
 
 
 def varied_settings(table: ResultsTable) -> list[str]:
-    """Settings that tell runs apart, but for the seed. One that follows from others is left out, the method if it can be."""
-    settings = [key for key in table.settings if key not in ("method", "seed")]
+    """Settings that tell runs apart, but for the seed. One that follows from others is left out, first of all digests."""
+    settings = sorted((key for key in table.settings if key not in ("method", "seed")), key=lambda key: key in OWN)
     chosen: list[str] = []
     for key in [*settings, "method"]:
         before = {tuple(repr(row[one]) for one in chosen) for row in table}

@@ -68,6 +68,16 @@ class ResolvedSpec:
         return str(names[self.method])
 
     @property
+    def remark(self) -> str | None:
+        """One line on a step size that the cap will shorten in every round; None without one."""
+        how = self.values["optimisation"]
+        size, most = how["step_size"], how["max_local_step"]
+        if self.method in ("dsgd", "rule") or how["convention"] == "paper" or isinstance(size, str) or size <= most:
+            return None
+        above = f"optimisation.step_size {size:g} is above optimisation.max_local_step {most:g}"
+        return f"{self.label}: {above}, which steps are shortened to; set the latter, too, for longer steps"
+
+    @property
     def folder_name(self) -> str:
         """Name of the run folder: the same spec finds it again."""
         return f"{self.label.lower()}-seed{self.values['seed']}-{self.digest}"
