@@ -8,7 +8,20 @@ from torch import Tensor
 from bymi import Filtering, Inbox, LocalNetwork
 from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, SECOND_HALF
-from bymi.detection import Detector, HalfGradientMakers, HalfGradients, Panel, UpdateHistory, Verdict, Watch, judge_neighbours
+from bymi.detection import (
+    SCALES,
+    Detector,
+    HalfGradientMakers,
+    HalfGradients,
+    Panel,
+    UpdateHistory,
+    Verdict,
+    Watch,
+    judge_neighbours,
+)
+
+NETWORK_SCALES = [name for name, entry in SCALES.items() if not entry.arrays_only]
+"""Names of the scales that a detection in a network takes; the others work on arrays."""
 
 
 def claims_of(inboxes: tuple[Inbox, ...], deeds: Tensor | None = None) -> HalfGradients:

@@ -16,6 +16,7 @@ from bymi import identify
 from bymi.core.linalg import VectorStack
 from bymi.detection import CENTRES, PANEL, SCALES, ArrayVerdict
 from bymi.detection.array_verdict import student_tail
+from tests.detection_fixtures import NETWORK_SCALES
 from tests.reference import detection as by_definition
 from tests.reference import panel as panel_by_definition
 from tests.reference.rules import TRANSCRIPTIONS
@@ -100,7 +101,7 @@ def test_shifts_far_below_the_noise_norm_are_found(bad: int, together: bool) -> 
     assert 40 < verdict.smallest_shift < 60
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 @pytest.mark.parametrize("centre", ["median", "trimmed-mean"])
 def test_a_centre_without_weights_is_cross_fitted_by_its_value_for_second_halves(centre: str, scale: str) -> None:
     drawn = draw_scene(nodes=18, dim=7, directed=False, losses=False, seed=11)

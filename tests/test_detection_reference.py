@@ -14,6 +14,7 @@ from bymi import Detector, Graph, identify
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, SCALES, identify_neighbours, threshold
 from bymi.runs.metrics import false_discoveries, sure_detection
+from tests.detection_fixtures import NETWORK_SCALES
 from tests.inbox_fixtures import Tampering
 from tests.reference import detection as by_definition
 from tests.reference import robust_means
@@ -34,7 +35,7 @@ SCENES = [(14, 3, False, False, 0), (16, 40, True, False, 1), (25, 3, True, True
 
 def test_every_centre_and_scale_has_a_transcription() -> None:
     assert set(CENTRES) <= {*TRANSCRIPTIONS, *robust_means.MEANS}
-    assert set(SCALES) == set(by_definition.OMEGAS)
+    assert set(NETWORK_SCALES) == set(by_definition.OMEGAS)
 
 
 def halves_through(scene: RunSetup, dtype: torch.dtype) -> Any:
@@ -61,7 +62,7 @@ def scores_of(scene: RunSetup, receiver: int, centre: str, settings: dict[str, A
 
 
 @pytest.mark.parametrize(("nodes", "dim", "directed", "losses", "seed"), SCENES)
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 @pytest.mark.parametrize("centre", BY_NODE)
 def test_verdicts(centre: str, scale: str, nodes: int, dim: int, directed: bool, losses: bool, seed: int) -> None:
     scene = draw_scene(nodes=nodes, dim=dim, directed=directed, losses=losses, seed=seed)
@@ -86,7 +87,7 @@ def test_verdicts(centre: str, scale: str, nodes: int, dim: int, directed: bool,
     assert 0 < flags < scene.hears.sum()  # agreement on nobody, or on everybody, would say little
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 @pytest.mark.parametrize("centre", BY_NODE)
 def test_verdicts_on_single_precision(centre: str, scale: str) -> None:
     """Halves rounded to float32 give the scores of the rounded numbers; a centre kept in float32 costs a few 1e-6."""
@@ -102,7 +103,7 @@ def test_verdicts_on_single_precision(centre: str, scale: str) -> None:
 
 
 @pytest.mark.parametrize("own", [None, 3])
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 @pytest.mark.parametrize("centre", CENTRES)
 def test_plain_matrices(centre: str, scale: str, own: int | None) -> None:
     """All rows of two matrices as one neighbourhood: everybody hears everybody, the own row is not judged."""

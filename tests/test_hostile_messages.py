@@ -18,6 +18,7 @@ from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import simulate
 from bymi.training.state import Snapshot
 from tests.commands import TINY
+from tests.detection_fixtures import NETWORK_SCALES
 from tests.rule_kinds import KINDS
 
 HOSTILE = ("nan", "inf", "huge", "misshapen", "silent")
@@ -71,7 +72,7 @@ def test_hostile_messages_are_refused_and_counted_in_all_phases(rule: str, attac
     assert_refused(*follow(spec_of(f"warm_up.rule={rule}", f"attack={attack}")))
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 @pytest.mark.parametrize("centre", CENTRES)
 def test_hostile_halves_are_refused_by_every_detector(centre: str, scale: str) -> None:
     assert_refused(*follow(spec_of("attack=misshapen", f"detection.centre={centre}", f"detection.scale={scale}")))
@@ -158,7 +159,7 @@ def verdict_of(centre: str, scale: str, dim: int, value: float | None) -> Verdic
 
 @pytest.mark.parametrize("value", WILD)
 @pytest.mark.parametrize("dim", [5, 60])
-@pytest.mark.parametrize("how", [f"{centre} {scale}" for centre in CENTRES for scale in SCALES])
+@pytest.mark.parametrize("how", [f"{centre} {scale}" for centre in CENTRES for scale in NETWORK_SCALES])
 def test_a_node_that_overflows_is_no_more_than_silent_to_a_detector(how: str, dim: int, value: str) -> None:
     wild, silent = (verdict_of(*how.split(), dim, held) for held in (WILD[value], None))
     assert torch.equal(wild.flagged[1:], silent.flagged[1:])

@@ -30,6 +30,7 @@ from bymi.detection.update_history import UpdateHistory
 from bymi.runs.simulate import local_network
 from bymi.training.phases import premix
 from bymi.training.plan import Optimisation
+from tests.detection_fixtures import NETWORK_SCALES
 from tests.reference import graphs as plain
 from tests.rule_kinds import KINDS
 
@@ -354,7 +355,7 @@ def assert_same_verdict(one: Verdict, two: Verdict, lists: NeighbourLists, arcs:
 
 
 @pytest.mark.parametrize("how", ["nobody", "silent"])
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 @pytest.mark.parametrize("centre", CENTRES)
 def test_verdicts_at_the_senders_point(centre: str, scale: str, how: str) -> None:
     exact, short, graph = networks(8, how, directed=True)

@@ -27,6 +27,7 @@ from bymi.training import phases
 from bymi.training.phases import detect_published
 from bymi.training.samples import Split, split_samples
 from bymi.training.state import Snapshot
+from tests.detection_fixtures import NETWORK_SCALES
 from tests.reference import receiver as by_definition
 from tests.reference.scenes import draw_scene
 
@@ -121,7 +122,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("centre", "cross_fit", "nodes", "dim", "directed"), CASES)
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 def test_verdicts(
     centre: str, scale: str, cross_fit: bool, nodes: int, dim: int, directed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,7 +411,7 @@ def test_centres_by_hand() -> None:
         torch.testing.assert_close(scale.scores(crossed, member), torch.tensor([[0.25, 0.25, 11.25]]).double())
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", NETWORK_SCALES)
 @pytest.mark.parametrize("centre", WEIGHTED)
 def test_cross_fitted_scores_of_plain_matrices(centre: str, scale: str) -> None:
     drawn = draw_scene(nodes=18, dim=40, directed=False, losses=False, seed=11)

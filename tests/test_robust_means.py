@@ -12,6 +12,7 @@ from bymi import Detector, InputError, Plan
 from bymi.detection import CENTRES, identify
 from bymi.detection.robust_means import StabilityFilter, capped
 from bymi.detection.score_matrix import MedianDeviation
+from bymi.experiment import load
 from tests.reference import robust_means
 
 
@@ -91,9 +92,11 @@ def test_scales_of_the_centralised_method() -> None:
     first, second = cloud(20, 6, 0, 0.0, 7) * np.arange(1, 7), cloud(20, 6, 0, 0.0, 8) * np.arange(1, 7)
     full = (first + second) / 2
     mad = np.array([np.median(np.abs(full[:, k] - np.median(full[:, k]))) for k in range(6)])
-    scores = identify(first, second, profile="published", cross_fit=False, centre="mean", scale=MedianDeviation()).scores  # type: ignore[arg-type]
+    scores = identify(first, second, profile="published", cross_fit=False, centre="mean", scale="mad").scores  # type: ignore[arg-type]
     mean = first.mean(0)
     expected = [sum((a[k] - mean[k]) * (b[k] - mean[k]) / mad[k] for k in range(6)) for a, b in zip(first, second, strict=True)]
     np.testing.assert_allclose(scores.numpy(), expected, rtol=0, atol=1e-9)
     with pytest.raises(InputError, match=r"scale: got .*MedianDeviation.*, allowed: identity, pca, projected in a network"):
         Plan(10, 2, detector=Detector(scale=MedianDeviation()))
+    with pytest.raises(InputError, match=r"^detection.scale: got 'mad', allowed: identity, pca, projected; bymi detect"):
+        load(None, ["detection.scale=mad", "profile=paper"])

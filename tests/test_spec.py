@@ -18,6 +18,7 @@ from bymi.experiment import RECIPES, Spec, load, read_spec
 from bymi.experiment.spec import Alone, Panel, Watch
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.tasks import TASKS
+from tests.detection_fixtures import NETWORK_SCALES
 
 
 def refusal(*words: str) -> str:
@@ -223,7 +224,7 @@ NAMES = [
     ("data", TASKS),
     ("graph", TOPOLOGIES),
     ("detection.centre", CENTRES),
-    ("detection.scale", SCALES),
+    ("detection.scale", {name: SCALES[name] for name in NETWORK_SCALES}),
 ]
 
 

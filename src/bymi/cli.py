@@ -295,7 +295,7 @@ def detect(
         str | None,
         typer.Option("--centre", help="Published: filtering (default), or any of `bymi list detection.centre`"),
     ] = None,
-    scale: Annotated[str | None, typer.Option("--scale", help="Published: identity (default), pca or projected")] = None,
+    scale: Annotated[str | None, typer.Option("--scale", help="Published: identity (default), pca, projected or mad")] = None,
     flagged_only: Annotated[bool, typer.Option("--flagged-only", help="List flagged machines only.")] = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="Draw the scores with their threshold: .png or .svg")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: settings, warnings, a record per machine.")] = False,

@@ -13,7 +13,7 @@ from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Checked, Table, bounded, check_fields, part_by_name
 from bymi.detection.products_of_halves import Centre
 from bymi.detection.robust_means import AgnosticFilter, BudgetFilter, NoRegret, SpectralSolver, StabilityFilter
-from bymi.detection.score_matrix import Identity, Principal, Projected, Scale
+from bymi.detection.score_matrix import Identity, MedianDeviation, Principal, Projected, Scale
 from bymi.detection.threshold import PublishedThreshold, Threshold
 
 CENTRES: Table[Centre] = Table(
@@ -33,7 +33,7 @@ CENTRES: Table[Centre] = Table(
     },
 )
 
-SCALES: Table[Scale] = Table(Scale, {"identity": Identity, "pca": Principal, "projected": Projected})
+SCALES: Table[Scale] = Table(Scale, {"identity": Identity, "pca": Principal, "projected": Projected, "mad": MedianDeviation})
 
 THRESHOLDS: Table[Threshold] = Table(Threshold, {"published": PublishedThreshold}, "bymi.thresholds")
 

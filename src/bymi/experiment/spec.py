@@ -151,6 +151,9 @@ class Spec(Section):
             raise ValueError(f"warm_up.steps: got {self.warm_up_steps}, allowed: 1 to steps - 1 = {self.steps - 1}")
         if self.detection.cross_fit and not issubclass(detection.CENTRES[self.detection.centre.name], aggregation.SetRule):
             raise ValueError("detection.cross_fit: got True, allowed: with a centre that is a weighted mean")
+        if detection.SCALES[self.detection.scale.name].arrays_only:
+            allowed = "identity, pca, projected; bymi detect and identify take all, on arrays"
+            raise ValueError(f"detection.scale: got {self.detection.scale.name!r}, allowed: {allowed}")
         self._check_optimiser()
         self._check_redrawn()
         self._check_hardening()

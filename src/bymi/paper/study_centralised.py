@@ -15,7 +15,7 @@ from bymi.core.random_streams import stream
 from bymi.datasets import load_images
 from bymi.detection import identify
 from bymi.detection.robust_means import BudgetFilter
-from bymi.detection.score_matrix import MedianDeviation, Projected
+from bymi.detection.score_matrix import Projected
 from bymi.paper.centralised_detectors import farthest_from_krum, least_by_zeno, removed_by_faba, rmdp_bh
 from bymi.paper.computed_study import ComputedStudy, paragraph
 from bymi.report.figures import COLOURS
@@ -45,7 +45,7 @@ def _full(halves: Halves) -> Tensor:
 
 
 DETECTORS: dict[str, Callable[[Halves, int], Tensor]] = {
-    "ByMI, diag(1/MAD)": _published(MedianDeviation()),
+    "ByMI, diag(1/MAD)": _published("mad"),
     "ByMI, projected": _published(Projected(components=20)),
     "ByMI, identity": _published(None),
     "hardened panel": lambda halves, count: identify(*halves, fdr_level=LEVEL, own=0).flagged,
