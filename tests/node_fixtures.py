@@ -20,9 +20,8 @@ from torch.nn import functional as nnf
 from bymi.experiment import load
 from bymi.netdemo.demo import _free_ports
 from bymi.node.identity import certificate_der, write_identity
-from bymi.node.make_roster import make_roster
-from bymi.node.own_data import describe, load_model
-from bymi.node.roster import Limits, Member, roster_toml
+from bymi.node.own_data import load_model, signature_of
+from bymi.node.roster import Limits, Member, make_roster, roster_toml
 from bymi.node.run_node import NodeRun
 from bymi.node.session import Session
 from tests.peer_networks import loop_thread
@@ -49,7 +48,7 @@ def write_nodes(
     ]
     (spec,) = load(None, [*SPEC, f"nodes={count}", *words]).expand()
     limits = limits or Limits(deadline=20.0, start_wait=30.0)
-    roster = make_roster(members, spec.resolved, describe(load_model(MODEL)), samples=SAMPLES, limits=limits)
+    roster = make_roster(members, spec.resolved, signature_of(load_model(MODEL)), samples=SAMPLES, limits=limits)
     (folder / "roster.toml").write_text(roster_toml(roster))
     truth = np.arange(1.0, INPUTS + 1.0)
     for number, (one, endpoint) in enumerate(zip(folders, endpoints, strict=True)):
@@ -99,7 +98,7 @@ class Running:
         self._thread.join(seconds)
         if self.problem is not None:
             raise self.problem
-        assert not self._thread.is_alive(), f"{self.run.progress.name} has not ended: {self.run.progress}"
+        assert not self._thread.is_alive(), f"{self.run.name} has not ended: {self.run.progress}"
         return self.run
 
 

@@ -17,7 +17,7 @@ from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.experiment.train import train
-from bymi.node.make_roster import _edges
+from bymi.node.roster import edges_of
 from bymi.runs import run_all
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import lay_out
@@ -117,7 +117,7 @@ def test_other_networks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="redraw_every: got 5, allowed: off with several ranks"):
         lay_out(spec, Host(), pair)
     with pytest.raises(InputError, match="redraw_every: got 5, allowed: off with real nodes"):
-        _edges(spec, 24, None)
+        edges_of(spec, 24, None)
     with pytest.raises(InputError, match=r"redraw_every: got .3 with a graph that is not drawn"):
         RedrawnGraph.draw(Ring(), 12, every=3)
     with pytest.raises(InputError, match=r"redraw_every: got .3 with neighbour lists"):

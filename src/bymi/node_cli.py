@@ -23,6 +23,7 @@ node_app = typer.Typer(help="One real node: its keys, its run, and what it does.
 net_app = typer.Typer(help="A network of real nodes: its roster, and a demonstration on this machine.", **_OPTIONS)
 
 _HERE = Path("node.toml")
+Neighbour = Annotated[str, typer.Argument(metavar="NAME", help="A neighbour.")]
 NodeFile = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's own settings: docs/deploy.md.")]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the node's status page; default: from NODE.toml's state.")]
 
@@ -51,9 +52,9 @@ def run_node(path: NodeFile = _HERE) -> None:
     from bymi.node.run_node import NodeRun
 
     run = NodeRun(path)
-    print(f"{run.progress.name}: run {run.roster.run_id[:16]}, node {run.node} of {run.roster.size}", flush=True)
-    done = run.run(lambda text: print(f"{run.progress.name}: {text}", flush=True))
-    print(f"{run.progress.name}: {'run ended' if done else 'stopped'} after round {run.progress.step}", flush=True)
+    print(f"{run.name}: run {run.roster.run_id[:16]}, node {run.node} of {run.roster.size}", flush=True)
+    done = run.run(lambda text: print(f"{run.name}: {text}", flush=True))
+    print(f"{run.name}: {'run ended' if done else 'stopped'} after round {run.progress.step}", flush=True)
 
 
 @node_app.command()
@@ -63,7 +64,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what a running node does: round, phase, loss, and each neighbour's state and verdict."""
-    found = json.loads(_get(path, url, "/status.json"))
+    found = json.loads(_call(path, url, "/status.json"))
     if as_json:
         print(json.dumps(found))
         return
@@ -86,7 +87,7 @@ def export(
     from bymi.node.run_node import MODEL
 
     try:
-        model = _get(path, url, "/model.safetensors")
+        model = _call(path, url, "/model.safetensors")
     except InputError:
         if url is not None or not (stored := _state(path) / MODEL).is_file():
             raise
@@ -97,13 +98,13 @@ def export(
 
 
 @node_app.command()
-def pardon(path: NodeFile, name: Annotated[str, typer.Argument(help="A neighbour.")], url: Url = None) -> None:
+def pardon(path: NodeFile, name: Neighbour, url: Url = None) -> None:
     """Take the flag and the ban off a neighbour; the next detection judges it again. Audited."""
     print(_order(path, url, "pardon", name))
 
 
 @node_app.command()
-def ban(path: NodeFile, name: Annotated[str, typer.Argument(help="A neighbour.")], url: Url = None) -> None:
+def ban(path: NodeFile, name: Neighbour, url: Url = None) -> None:
     """Neither hear nor answer a neighbour from the next round on. Audited."""
     print(_order(path, url, "ban", name))
 
@@ -111,9 +112,12 @@ def ban(path: NodeFile, name: Annotated[str, typer.Argument(help="A neighbour.")
 @node_app.command()
 def audit(path: Annotated[Path, typer.Argument(help="An audit.jsonl.")]) -> None:
     """Check that no line of an audit log was changed, removed or inserted."""
-    from bymi.node.event_log import require_intact
+    from bymi.node.event_log import verify_audit
 
-    print(f"{require_intact(path)} lines, chain intact")
+    count, broken = verify_audit(path)
+    if broken is not None:
+        raise InputError(f"{path}: line {broken} was changed, or one before it is missing")
+    print(f"{count} lines, chain intact")
 
 
 @net_app.command()
@@ -129,16 +133,15 @@ def init(
 ) -> None:
     """Write the roster that all owners agree on, and print the run id."""
     from bymi.experiment import load
-    from bymi.node.make_roster import make_roster, read_members
-    from bymi.node.own_data import describe, load_model
-    from bymi.node.roster import Limits, roster_toml
+    from bymi.node.own_data import load_model, signature_of
+    from bymi.node.roster import Limits, make_roster, read_members, roster_toml
 
     sys.path.append(str(Path.cwd()))
     found = read_members(members)
     specs = load(spec, [f"nodes={len(found)}"]).expand()
     require(len(specs) == 1, "--spec", f"{len(specs)} methods", "one, such as method = 'drsgd-bymi'")
     limits = Limits(deadline=deadline, start_wait=start_wait)
-    made = make_roster(found, specs[0].resolved, describe(load_model(model)), samples=samples, limits=limits, edges=edges)
+    made = make_roster(found, specs[0].resolved, signature_of(load_model(model)), samples=samples, limits=limits, edges=edges)
     roster.write_text(roster_toml(made), encoding="utf-8")
     print(f"run id {made.run_id}")
     print(f"{made.size} nodes, {len(made.edges)} edges, {made.model.dim} parameters. Every owner needs this file, unchanged.")
@@ -202,10 +205,6 @@ def _call(path: Path, url: str | None, request: str, body: bytes | None = None) 
         raise InputError(problem.read().decode("utf-8", "replace").strip()) from None
     except (OSError, ValueError) as problem:
         raise InputError(f"{url}: no answer ({problem}); does the node run?") from None
-
-
-def _get(path: Path, url: str | None, request: str) -> bytes:
-    return _call(path, url, request)
 
 
 def _order(path: Path, url: str | None, what: str, name: str) -> str:

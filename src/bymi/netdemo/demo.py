@@ -23,9 +23,8 @@ from bymi.detection.verdict import SUSPENDED
 from bymi.experiment import load
 from bymi.node.event_log import AUDIT, LOG
 from bymi.node.identity import certificate_der, write_identity
-from bymi.node.make_roster import make_roster
-from bymi.node.own_data import describe, load_model
-from bymi.node.roster import Limits, Member, roster_toml
+from bymi.node.own_data import load_model, signature_of
+from bymi.node.roster import Limits, Member, make_roster, roster_toml
 
 LIMITS = Limits(deadline=10.0, start_wait=60.0)
 SETTINGS = (
@@ -67,7 +66,7 @@ def prepare(folder: Path, *, nodes: int, byzantine: int, steps: int, seed: int =
     samples = _write_data(folders, seed)
     words = [*SETTINGS, f"nodes={nodes}", f"steps={steps}", f"warm_up.steps={steps // 6}", f"watch.every={max(5, steps // 3)}"]
     (spec,) = load(None, words, seed).expand()
-    roster = make_roster(members, spec.resolved, describe(load_model(MODEL)), samples=samples, limits=limits)
+    roster = make_roster(members, spec.resolved, signature_of(load_model(MODEL)), samples=samples, limits=limits)
     (folder / "roster.toml").write_text(roster_toml(roster), encoding="utf-8")
     for one, endpoint in zip(folders, endpoints, strict=True):
         lines = {

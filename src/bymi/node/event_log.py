@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bymi.core.errors import InputError
 from bymi.core.files import opened
 
 LOG, AUDIT = "log.jsonl", "audit.jsonl"
@@ -53,7 +54,7 @@ class Journal:
 
     def tell(self, event: str, **fields: Any) -> None:
         """Write one event, with its fields that are not None."""
-        fields = {key: _short(value) for key, value in fields.items() if value is not None}
+        fields = {key: value[:_TEXT] if isinstance(value, str) else value for key, value in fields.items() if value is not None}
         with self._lock:
             self.counts[event] += 1
             if event in OTHERS:
@@ -68,7 +69,7 @@ class Journal:
             self._append(self._log, json.dumps({**entry, **self._lost_before(self._log)}))
             if event in AUDITED:
                 entry |= {**self._lost_before(self._audit), "previous": self._previous}
-                digest = hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+                digest = _digest(entry)
                 if self._append(self._audit, json.dumps({**entry, "hash": digest})):
                     self._previous = digest
 
@@ -79,22 +80,17 @@ class Journal:
     def _append(self, path: Path, line: str) -> bool:
         """Write a line whole, or not at all; returns whether it was written."""
         content, written = line.encode() + b"\n", 0
-        try:
-            with path.open("ab", buffering=0) as file:
-                length = file.seek(0, os.SEEK_END)
-                try:
-                    written = file.write(content)
-                finally:
-                    if written != len(content):  # the disk is full
-                        file.truncate(length)
-        except OSError:
-            pass
-        if written != len(content):
-            self.failures += 1
-            self._lost[path] += 1
-            return False
-        self._lost[path] = 0
-        return True
+        with contextlib.suppress(OSError), path.open("ab", buffering=0) as file:
+            length = file.seek(0, os.SEEK_END)
+            try:
+                written = file.write(content)
+            finally:
+                if written != len(content):  # the disk is full
+                    file.truncate(length)
+        whole = written == len(content)
+        self.failures += not whole
+        self._lost[path] = 0 if whole else self._lost[path] + 1
+        return whole
 
 
 @dataclass(eq=False)
@@ -119,10 +115,6 @@ class _Window:
         return True
 
 
-def _short(value: Any) -> Any:
-    return value[:_TEXT] if isinstance(value, str) else value
-
-
 def _cut_unfinished_line(path: Path) -> None:
     """Remove what follows the last line end of a log: a line that a crash of the machine has cut short."""
     if path.exists():
@@ -134,11 +126,10 @@ def _cut_unfinished_line(path: Path) -> None:
 
 def _last_hash(path: Path) -> str:
     """Hash in the last line of an audit log, which a new line continues; of none, zeros."""
-    last = _FIRST
-    if path.exists():
-        for _, entry in _entries(path):
-            last = entry.get("hash", _FIRST) if isinstance(entry, dict) else _FIRST
-    return last if isinstance(last, str) else _FIRST
+    last = deque(_entries(path) if path.exists() else (), maxlen=1)
+    entry = last[0][1] if last else None
+    said = entry.get("hash") if isinstance(entry, dict) else None
+    return said if isinstance(said, str) else _FIRST
 
 
 def verify_audit(path: Path) -> tuple[int, int | None]:
@@ -148,28 +139,22 @@ def verify_audit(path: Path) -> tuple[int, int | None]:
     """
     previous, count = _FIRST, 0
     for count, entry in _entries(path):
-        if not isinstance(entry, dict) or entry.get("previous") != previous:
-            return count, count
-        said = entry.pop("hash", None)
-        text = json.dumps(entry, sort_keys=True)
-        if hashlib.sha256(text.encode()).hexdigest() != said:
+        said = entry.pop("hash", None) if isinstance(entry, dict) else None
+        if said is None or entry.get("previous") != previous or _digest(entry) != said:
             return count, count
         previous = said
     return count, None
 
 
-def _entries(path: Path) -> Any:
+def _digest(entry: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(entry, sort_keys=True).encode()).hexdigest()
+
+
+def _entries(path: Path) -> Iterator[tuple[int, Any]]:
+    """Number and value of each line, None for one that is not JSON."""
     with opened(path, limit=None) as file:
         for number, line in enumerate(iter(lambda: file.readline(_LINE), b""), start=1):
             try:
                 yield number, json.loads(line)
             except ValueError:
                 yield number, None
-
-
-def require_intact(path: Path) -> int:
-    """Number of lines of an audit log; raises an InputError that names the first line that was changed."""
-    count, broken = verify_audit(path)
-    if broken is not None:
-        raise InputError(f"{path}: line {broken} was changed, or one before it is missing")
-    return count

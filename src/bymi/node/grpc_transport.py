@@ -38,16 +38,15 @@ _LONG = "Get in pieces"
 
 @dataclass(frozen=True)
 class Miss:
-    """Why there is no message. `step`: the round in which the neighbour says it is.
-
-    `late`: a deadline has passed. `refused`: something came that could not be a message.
-    """
+    """Why no message came. `step`: the round in which the neighbour says it is. `late`: a deadline has passed."""
 
     reason: str
     step: int | None = None
     late: bool = False
-    refused: bool = False
 
+
+Answer = Body | Miss | Refused
+"""What a call brings: bytes, nothing, or something that cannot be a message."""
 
 Answerer = Callable[[int, Request], Awaitable[bytes]]
 
@@ -129,8 +128,8 @@ class Transport:
 
     # What this node asks of others.
 
-    async def fetch(self, number: int, method: str, tag: Tag, seconds: float, limit: int, body: bytes = b"") -> Body | Miss:
-        """Bytes of a neighbour's message, `limit` at most, waited for up to a deadline; a Miss if it does not come."""
+    async def fetch(self, number: int, method: str, tag: Tag, seconds: float, limit: int, body: bytes = b"") -> Answer:
+        """Bytes of a neighbour's message, `limit` at most, waited for up to a deadline, or why there are none."""
         head, long = frame(self._run_id, tag), limit > PIECE
         start, loop = self._calls[number, _LONG if long else method], asyncio.get_running_loop()
         end = loop.time() + seconds
@@ -140,11 +139,11 @@ class Transport:
                 return await (join_pieces(call, limit) if long else _one_piece(call, limit))
             except Refused as refused:
                 call.cancel()
-                return Miss(refused.reason, refused=True)
+                return refused
             except grpc.aio.AioRpcError as problem:
-                miss = _miss_of(problem)
-                if miss is not None:
-                    return miss
+                answer = _outcome_of(problem)
+                if answer is not None:
+                    return answer
             await asyncio.sleep(min(_RETRY, left))
         return Miss("silent", late=True)
 
@@ -272,8 +271,8 @@ async def _question(head: bytes, body: bytes) -> AsyncIterator[bytes]:
         yield piece
 
 
-def _miss_of(problem: Any) -> Miss | None:
-    """The Miss for a failed call; None: try again."""
+def _outcome_of(problem: Any) -> Miss | Refused | None:
+    """What a failed call means; None: try again."""
     code, status = problem.code(), grpc.StatusCode
     said = _AT.fullmatch(str(problem.details() or "")[:100])
     step = int(said[2]) if said else None
@@ -284,5 +283,5 @@ def _miss_of(problem: Any) -> Miss | None:
     if code == status.NOT_FOUND and said:
         return Miss("gone", step)
     if code == status.RESOURCE_EXHAUSTED and "larger than max" in str(problem.details()):
-        return Miss("too large", refused=True)
+        return Refused("too large")
     return Miss(f"refused us: {code.name.lower().replace('_', ' ')}")

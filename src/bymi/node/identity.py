@@ -60,17 +60,21 @@ def new_identity() -> Identity:
 
 
 def write_identity(folder: Path) -> Identity:
-    """A new identity, stored in a folder; the key is readable by its owner only. An existing key is never overwritten."""
+    """A new identity, stored in a folder. An existing key is never overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     made = new_identity()
     try:
-        descriptor = os.open(folder / KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_secret(folder / KEY, made.key)
     except FileExistsError:
         raise InputError(f"--out: got {folder}, which has a {KEY} already; allowed: a folder without one") from None
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(made.key)
     (folder / CERTIFICATE).write_bytes(made.certificate)
     return made
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a new file that is readable by its owner only; FileExistsError if there is one."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
 
 
 def read_identity(folder: Path) -> Identity:

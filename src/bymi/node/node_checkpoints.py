@@ -66,31 +66,21 @@ def state_at(state: State | None, step: int, problem: Problem, node: int, plan: 
     A detection in the meantime is not made up for: flags of earlier ones stay, and the update history starts again. The tracker
     starts at its value in a network in which all nodes mix alike.
     """
-    nodes = torch.tensor([node])
-    theta = problem.initial(nodes) if state is None else state.theta
+    nobody = torch.zeros(1, size, dtype=torch.bool)
+    before = State(0, "warm-up", problem.initial(torch.tensor([node]))) if state is None else state
     if plan.detector is None or step < plan.warm_up_steps:
-        return (
-            State(step, "warm-up", theta)
-            if plan.watch is None
-            else _with_watch(State(step, "warm-up", theta), size, state, plan)
-        )
-    judged = max(moment for moment in plan.detections if moment <= step)
-    flagged = torch.zeros(1, size, dtype=torch.bool) if state is None or state.flagged is None else state.flagged
-    tracker = None
-    if plan.detector.pruning != "mutual":
-        uniform = torch.full((1, size), 1 / size, dtype=torch.float64)
-        tracker = uniform if state is None or state.tracker is None else state.tracker
-    phase = "detection" if judged == step else "optimisation"
-    after = State(step, phase, theta, judged, flagged, tracker)
-    return after if plan.watch is None else _with_watch(after, size, state, plan)
-
-
-def _with_watch(after: State, size: int, before: State | None, plan: Plan) -> State:
-    """The state with what the hardened profile carries."""
-    assert plan.watch is not None
-    blank = Suspensions.blank(torch.zeros(1, size, dtype=torch.bool), plan.watch.longest)
-    record = blank if before is None or before.record is None else before.record
+        after = State(step, "warm-up", before.theta)
+    else:
+        judged = max(moment for moment in plan.detections if moment <= step)
+        flagged, tracker = nobody if before.flagged is None else before.flagged, before.tracker
+        if plan.detector.pruning != "mutual" and tracker is None:
+            tracker = torch.full((1, size), 1 / size, dtype=torch.float64)
+        after = State(step, "detection" if judged == step else "optimisation", before.theta, judged, flagged, tracker)
+    if plan.watch is None:
+        return after
+    record = Suspensions.blank(nobody, plan.watch.longest) if before.record is None else before.record
     kept, unknown = KeptStates.blank(after.theta), torch.full((1,), torch.inf, dtype=torch.float64)
-    for moment in plan.detections:  # what was missed is no better than what it holds
-        kept = kept.add(after.theta, unknown) if after.judged is not None and moment <= after.judged else kept
+    for moment in plan.detections:
+        if after.judged is not None and moment <= after.judged:  # what was missed is no better than what it holds
+            kept = kept.add(after.theta, unknown)
     return replace(after, record=record, history=UpdateHistory(plan.watch.rates), kept=kept)

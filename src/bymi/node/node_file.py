@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bymi.core.errors import InputError, require
-from bymi.core.files import parse_toml, read_bytes
-from bymi.core.named_parts import bounded, check_fields
-from bymi.node.roster import is_endpoint
+from bymi.core.files import read_bytes
+from bymi.core.named_parts import Checked, bounded
+from bymi.node.roster import from_table, require_endpoint, toml_table
 
 _LIMIT = 1 << 20  # bytes
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 
 
 @dataclass(frozen=True)
-class NodeFile:
+class NodeFile(Checked):
     """Settings of one node. Paths are relative to the file.
 
     `key`: folder that `bymi node keygen` made. `state`: folder for checkpoints, logs and the model. `listen`: where neighbours
@@ -42,9 +39,13 @@ class NodeFile:
     threads: int = bounded(1, ge=1, le=1024)
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
+        for key in ("data", "held_out"):
+            if isinstance(table := getattr(self, key), dict):
+                fits = set(table) == {"inputs", "targets"} and all(isinstance(path, str) for path in table.values())
+                require(fits, key, table, "inputs and targets, two IDX files")
         for key in ("listen", "status"):
-            require(is_endpoint(getattr(self, key)), key, getattr(self, key), "HOST:PORT")
+            require_endpoint(key, getattr(self, key))
         host = self.status.rpartition(":")[0]
         require(host in LOOPBACK, "status", self.status, f"an address of this machine only: {', '.join(LOOPBACK)}")
         require(self.noise == 0 or self.clip is not None, "noise", self.noise, "0 unless clip is set")
@@ -52,28 +53,7 @@ class NodeFile:
 
 def parse_node_file(content: bytes) -> NodeFile:
     """The settings in the bytes of a file; a one-line InputError for anything else."""
-    try:
-        values = parse_toml(content)
-    except ValueError as problem:
-        raise InputError(f"not valid TOML: {problem}") from None
-    names = [field.name for field in fields(NodeFile)]
-    for key in values:
-        close = difflib.get_close_matches(key, names, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        require(key in names, "node file", f"the key {key!r}", f"{', '.join(names)}{hint}")
-    for key in ("roster", "key", "data", "model", "listen"):
-        require(key in values, "node file", f"no {key}", f"{key} = ...")
-    _require_texts(values)
-    return NodeFile(**values)
-
-
-def _require_texts(values: Mapping[str, Any]) -> None:
-    """Raise an InputError unless the tables of IDX files hold texts."""
-    for key in ("data", "held_out"):
-        table = values.get(key)
-        if isinstance(table, dict):
-            fits = set(table) == {"inputs", "targets"} and all(isinstance(path, str) for path in table.values())
-            require(fits, key, table, "inputs and targets, two IDX files")
+    return from_table(NodeFile, "", toml_table(content))
 
 
 def read_node_file(path: Path) -> NodeFile:

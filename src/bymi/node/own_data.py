@@ -8,9 +8,9 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,13 +22,13 @@ from bymi.core.linalg import norms
 from bymi.core.named_parts import read_shorthand
 from bymi.core.random_streams import stream
 from bymi.datasets import read_idx
-from bymi.node.roster import Model
+from bymi.node.roster import ModelSignature
 from bymi.problems import ModuleProblem, Shards, lenet, start_of
+from bymi.problems.gradient_backends import Loss
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"cross-entropy": nnf.cross_entropy, "squared": nnf.mse_loss}
-MODELS = ("lenet", "linear")
+LOSSES: dict[str, Loss] = {"cross-entropy": nnf.cross_entropy, "squared": nnf.mse_loss}
+_MODELS = {"lenet": {"classes": 10}, "linear": {"inputs": 1, "outputs": 1}}  # built in: parameters and their defaults
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-_POOLED = 1024  # samples in one pass
 
 
 def load_object(name: str, key: str) -> Any:
@@ -69,13 +69,11 @@ def load_samples(source: str | Mapping[str, str], folder: Path, key: str, dtype:
 
 def _read_pair(source: str | Mapping[str, str], folder: Path, key: str) -> tuple[Any, Any]:
     if not isinstance(source, str):
-        require(set(source) == {"inputs", "targets"}, key, sorted(source), "inputs and targets, two IDX files")
         images, labels = (read_idx(folder / source[name]) for name in ("inputs", "targets"))
         return images[:, None].numpy() / 255.0, labels.numpy()
     if is_object(source):
         found = load_object(source, key)
-        found = found() if callable(found) else found
-        inputs, targets = found
+        inputs, targets = found() if callable(found) else found
         return inputs, targets
     path = folder / source
     if path.suffix == ".npz":
@@ -100,26 +98,33 @@ def load_model(name: str) -> nn.Module:
         return made
     part = read_shorthand(name)
     kind = part.pop("name")
-    require(kind in MODELS, "model", name, f"module:object, or one of {', '.join(MODELS)}")
-    allowed = {"lenet": {"classes": 10}, "linear": {"inputs": 1, "outputs": 1}}[kind]
-    fits = part.keys() <= allowed.keys() and all(is_integer(count) and count >= 1 for count in part.values())
-    require(fits, "model", name, f"{kind} with {', '.join(f'{key}=NUMBER' for key in allowed)}")
-    counts = {**allowed, **part}
+    require(kind in _MODELS, "model", name, f"module:object, or one of {', '.join(_MODELS)}")
+    counts = {**_MODELS[kind], **part}
+    fits = counts.keys() == _MODELS[kind].keys() and all(is_integer(count) and count >= 1 for count in counts.values())
+    require(fits, "model", name, f"{kind} with {', '.join(f'{key}=NUMBER' for key in _MODELS[kind])}")
     if kind == "lenet":
         return lenet(counts["classes"])
     return nn.Sequential(nn.Flatten(), nn.Linear(counts["inputs"], counts["outputs"], dtype=torch.float64))
 
 
-def describe(model: nn.Module) -> Model:
+def load_loss(name: str) -> Loss:
+    """The loss that a name stands for: module:object, or one of LOSSES."""
+    if is_object(name):
+        return cast("Loss", load_object(name, "loss"))
+    require(name in LOSSES, "loss", name, f"module:object, or one of {', '.join(LOSSES)}")
+    return LOSSES[name]
+
+
+def signature_of(model: nn.Module) -> ModelSignature:
     """Dimension, type and layout of a model, as the roster has them."""
     shapes = [(name, list(value.shape)) for name, value in model.named_parameters()]
     dtypes = {str(value.dtype).removeprefix("torch.") for value in model.parameters()}
     require(len(dtypes) == 1, "model", sorted(dtypes), "parameters of one type, float32 or float64")
     layout = hashlib.sha256(json.dumps(shapes).encode()).hexdigest()
-    return Model(sum(value.numel() for value in model.parameters()), dtypes.pop(), layout)
+    return ModelSignature(sum(value.numel() for value in model.parameters()), dtypes.pop(), layout)
 
 
-class OwnProblem:
+class OwnProblem(ModuleProblem):
     """The problem of one node: its own samples, and the model that all nodes train from one common start.
 
     Gradients may be clipped to a norm and get Gaussian noise, of `noise` times that norm in all, from a secret seed: a
@@ -130,7 +135,7 @@ class OwnProblem:
     def __init__(
         self,
         model: nn.Module,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Loss,
         samples: Shards,
         node: int,
         seed: int,
@@ -138,31 +143,20 @@ class OwnProblem:
         clip: float | None = None,
         noise: float = 0.0,
     ) -> None:
-        numbers = torch.tensor([node])
-        shards = Shards(samples.inputs[None], samples.targets[None])
-        self.inner = ModuleProblem(
-            model, loss, shards, start=start_of(model, seed=seed), numbers=numbers, gradients="loop", threads=1
+        shards, start, numbers = (
+            Shards(samples.inputs[None], samples.targets[None]),
+            start_of(model, seed=seed),
+            torch.tensor([node]),
         )
-        self.node_numbers = numbers
+        super().__init__(model, loss, shards, start=start, numbers=numbers, gradients="loop", threads=1)
         self._clip, self._noise = clip, noise
         self._secret = int.from_bytes(os.urandom(7), "little")
         self._draws = 0
         self._lock = threading.RLock()
 
-    @property
-    def dim(self) -> int:
-        return self.inner.dim
-
-    @property
-    def samples(self) -> int:
-        return self.inner.samples
-
-    def initial(self, nodes: Tensor) -> Tensor:
-        return self.inner.initial(nodes)
-
     def gradient(self, theta: Tensor, nodes: Tensor, chosen: Tensor) -> Tensor:
         with self._lock:
-            gradient = self.inner.gradient(theta, nodes, chosen)
+            gradient = super().gradient(theta, nodes, chosen)
             if self._clip is None:
                 return gradient
             factor = (self._clip / norms(gradient).clamp_min(1e-300)).clamp_max(1.0)
@@ -174,23 +168,16 @@ class OwnProblem:
 
     def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
         with self._lock:
-            return self.inner.losses(vectors, nodes, chosen, wanted)
+            return super().losses(vectors, nodes, chosen, wanted)
 
-    def own_loss(self, theta: Tensor) -> float:
-        """Mean loss of a model [D] over all own samples."""
+    def evaluate(self, theta: Tensor, held_out: Shards | None) -> dict[str, float]:
+        """Loss of a model [D] on own samples and on held-out ones, and accuracy on these where targets are classes."""
         with self._lock:
-            return float(self.inner.pooled_loss(theta, self.node_numbers))
-
-    def evaluate(self, theta: Tensor, held_out: Shards) -> dict[str, float]:
-        """Loss of a model [D] on held-out samples, and accuracy where targets are classes."""
-        with self._lock:
-            outputs = self.inner.outputs(theta, held_out.inputs)
-            loss = self.inner._models.loss(outputs, held_out.targets)
-        found = {"held_out_loss": float(loss)}
+            found = {"loss": float(self.pooled_loss(theta, self.node_numbers))}
+            if held_out is None:
+                return found
+            outputs = self.outputs(theta, held_out.inputs)
+            found["held_out_loss"] = float(self._models.loss(outputs, held_out.targets))
         if not held_out.targets.is_floating_point():
             found["held_out_accuracy"] = float((outputs.argmax(1) == held_out.targets).double().mean())
         return found
-
-    def state_dict(self, theta: Tensor) -> dict[str, Tensor]:
-        """A model [D] by parameter name."""
-        return self.inner.state_dict(theta)

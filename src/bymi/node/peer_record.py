@@ -27,10 +27,16 @@ class Peer:
     suspicions: int = 0
     banned: bool = False
     pause: int = 0  # rounds until the next probe
-    step: int = -1  # round that it claims to be in
     heard_at: int = -1  # round of its last valid message
     last: dict[str, tuple[int, dict[str, Tensor]]] = field(default_factory=dict)  # by kind: exchange number, vectors
     counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def state(self) -> str:
+        """A word for reports."""
+        if self.banned or self.suspected:
+            return "banned" if self.banned else "suspected"
+        return "heard" if self.heard_at >= 0 else "not yet"
 
     def strike(self) -> bool:
         """Count a missed deadline; returns whether the neighbour has become suspected by it."""
@@ -56,7 +62,7 @@ class Peer:
 
     def probe_due(self) -> bool:
         """Whether a suspect is to be probed in this round."""
-        self.pause = max(0, self.pause - 1) if self.pause else 0
+        self.pause = max(0, self.pause - 1)
         return self.suspected and not self.banned and self.pause == 0
 
     def keep(self, kind: str, exchange: int, vectors: dict[str, Tensor]) -> None:

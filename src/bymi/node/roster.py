@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import base64
+import copy
+import difflib
 import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from bymi.core.errors import BymiError, InputError, require
-from bymi.core.files import parse_toml, read_bytes
-from bymi.core.graph import Graph, MatrixGraph
+from bymi.core.files import decode, parse_toml, read_bytes
+from bymi.core.graph import Graph, MatrixGraph, read_edges
 from bymi.core.list_graph import check_connected
-from bymi.core.named_parts import bounded, check_fields
+from bymi.core.named_parts import Checked, bounded, build_part
+from bymi.core.topology import TOPOLOGIES
 from bymi.node.identity import certificate_der, fingerprint_of
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import make_plan
@@ -32,14 +35,18 @@ LARGEST_DIM = 1 << 26
 
 _LIMIT = 1 << 24  # bytes of a roster file
 _MOST_NODES, _MOST_STEPS = 4096, 10**7
+_PREMIX = 10  # rounds of premixing per node, the most that a simulation takes
 _NAME, _ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"), re.compile(r"[A-Za-z0-9._:\[\]-]+:\d{1,5}")
 _NONE = "(none)"  # TOML has no null
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _SETTINGS = ("method", "seed", "steps", "warm_up", "detection", "panel", "watch", "optimisation", "alone", "stop")
+_KEYS = ("protocol", "identification", "edges", "model", "limits", "settings", "node")
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
-class Limits:
+class Limits(Checked):
     """Times and counts that all nodes agree on; times in seconds.
 
     `deadline`: longest wait for a message of a round. `start_wait`: longest wait for all neighbours before the first round.
@@ -52,17 +59,19 @@ class Limits:
     reuse: int = bounded(3, ge=0, le=100)
     strikes: int = bounded(2, ge=1, le=10)
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 @dataclass(frozen=True)
-class Member:
+class Member(Checked):
     """One node of the roster."""
 
     name: str
     endpoint: str
     certificate: bytes  # DER
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(bool(_NAME.fullmatch(self.name)), "name", self.name, "letters, digits, dot, dash")
+        require_endpoint("endpoint", self.endpoint)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -70,7 +79,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelSignature(Checked):
     """What all nodes train: number and type of the parameters, and a hash of their names and shapes."""
 
     dim: int
@@ -78,9 +87,9 @@ class Model:
     layout: str
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        require(1 <= self.dim <= LARGEST_DIM, "model.dim", self.dim, f"1 to {LARGEST_DIM}")
-        require(self.dtype in _DTYPES, "model.dtype", self.dtype, ", ".join(_DTYPES))
+        super().__post_init__()
+        require(1 <= self.dim <= LARGEST_DIM, "dim", self.dim, f"1 to {LARGEST_DIM}")
+        require(self.dtype in _DTYPES, "dtype", self.dtype, ", ".join(_DTYPES))
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -89,14 +98,28 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Roster:
-    """Nodes, edges, model, settings and limits of a run."""
+    """Nodes, edges, model, settings and limits of a run; an InputError if they cannot be those of a run of real nodes."""
 
     members: tuple[Member, ...]
     edges: tuple[tuple[int, int], ...]  # undirected
-    model: Model
+    model: ModelSignature
     limits: Limits
     settings: Mapping[str, Any]  # of the method, resolved: plain values
     identification: int  # samples per node that detection uses
+
+    def __post_init__(self) -> None:
+        require(2 <= self.size <= _MOST_NODES, "node", f"{self.size} nodes", f"2 to {_MOST_NODES}")
+        for key in ("name", "endpoint", "fingerprint"):
+            seen = [getattr(member, key) for member in self.members]
+            doubled = next((one for one in seen if seen.count(one) > 1), None)
+            require(doubled is None, f"node.{key}", doubled, "a different one for each node")
+        for first, second in self.edges:
+            ascending = 0 <= first < second < self.size
+            require(ascending, "edges", [first, second], f"two node numbers, ascending, below {self.size}")
+        require(len(set(self.edges)) == len(self.edges), "edges", "an edge twice", "each edge once")
+        check_connected(self.graph)
+        require(1 < self.identification <= 10**9, "identification", self.identification, "2 or more")
+        _check_settings(self)
 
     @property
     def size(self) -> int:
@@ -118,8 +141,8 @@ class Roster:
             "protocol": PROTOCOL,
             "identification": self.identification,
             "edges": [list(edge) for edge in self.edges],
-            "model": {field.name: getattr(self.model, field.name) for field in fields(self.model)},
-            "limits": {field.name: getattr(self.limits, field.name) for field in fields(self.limits)},
+            "model": asdict(self.model),
+            "limits": asdict(self.limits),
             "settings": dict(self.settings),
             "node": nodes,
         }
@@ -132,18 +155,12 @@ class Roster:
             hears[first, second] = hears[second, first] = True
         return Graph.from_hears(hears)
 
-    def neighbours(self, node: int) -> list[int]:
-        """Numbers of a node's neighbours, ascending."""
-        found: list[int] = self.graph.hears[node].nonzero().flatten().tolist()
-        return found
-
     @cached_property
     def plan(self) -> Plan:
         """The plan of the run."""
-        nodes = {"nodes": self.size}
         count = self.settings["detection"]["sample"]
         most = max(4, 2 * self.identification, count if isinstance(count, int) else 0)
-        return make_plan(ResolvedSpec({**self.settings, **nodes}), self.identification, most)
+        return make_plan(ResolvedSpec({**self.settings, "nodes": self.size}), self.identification, most)
 
     def find(self, fingerprint: str) -> int:
         """Number of the node with a fingerprint."""
@@ -153,26 +170,13 @@ class Roster:
         raise InputError(f"key: got the fingerprint {fingerprint}, allowed: one of the roster's {self.size} nodes")
 
 
-def settings_of(spec: ResolvedSpec) -> dict[str, Any]:
-    """The settings of the method from a resolved spec; what describes a simulation only is left out."""
-    return {key: spec[key] for key in _SETTINGS}
-
-
-def checked(roster: Roster) -> Roster:
-    """The roster itself; raises an InputError if nodes, edges or settings cannot be those of a run of real nodes."""
-    require(2 <= roster.size <= _MOST_NODES, "node", f"{roster.size} nodes", f"2 to {_MOST_NODES}")
-    for key in ("name", "endpoint", "fingerprint"):
-        seen = [getattr(member, key) for member in roster.members]
-        doubled = next((one for one in seen if seen.count(one) > 1), None)
-        require(doubled is None, f"node.{key}", doubled, "a different one for each node")
-    for first, second in roster.edges:
-        require(
-            0 <= first < second < roster.size, "edges", [first, second], f"two node numbers, ascending, below {roster.size}"
-        )
-    require(len(set(roster.edges)) == len(roster.edges), "edges", "an edge twice", "each edge once")
-    check_connected(roster.graph)
-    require(1 < roster.identification <= 10**9, "identification", roster.identification, "2 or more")
-    _refuse_code(roster.settings)
+def _check_settings(roster: Roster) -> None:
+    """Raise an InputError for settings of a method that real nodes cannot run, or that name a part as module:Name."""
+    try:
+        refuse_imports(dict(roster.settings), "settings")
+    except InputError as problem:
+        got = str(problem).partition(", allowed")[0]
+        raise InputError(f"{got}, allowed: names that bymi or an installed package has; a roster runs no code") from None
     steps = roster.settings["steps"]
     require(type(steps) is int and 2 <= steps <= _MOST_STEPS, "settings.steps", steps, f"2 to {_MOST_STEPS}")
     try:
@@ -188,16 +192,74 @@ def checked(roster: Roster) -> Roster:
     directed = plan.detector is not None and plan.detector.pruning == "directed"
     fits = not directed or plan.optimisation.premix_rounds is not None
     require(fits, "settings.optimisation.premix_rounds", None, "a number, such as 10 per node: nodes cannot agree on an end")
-    return roster
 
 
-def _refuse_code(settings: Mapping[str, Any]) -> None:
-    """Raise an InputError if the settings name a part as module:Name: to read a roster must not run anybody's code."""
+def require_endpoint(key: str, value: str) -> None:
+    """Raise an InputError unless a text is HOST:PORT."""
+    fits = bool(_ENDPOINT.fullmatch(value)) and int(value.rpartition(":")[2]) < 65536
+    require(fits, key, value, "HOST:PORT")
+
+
+# A roster from the parts that owners agree on.
+
+
+def make_roster(
+    members: Sequence[Member],
+    spec: ResolvedSpec,
+    model: ModelSignature,
+    *,
+    samples: int,
+    limits: Limits | None = None,
+    edges: Path | None = None,
+) -> Roster:
+    """The roster of a run with the method, graph and rounds of a spec; what the spec says of attackers and data is not used.
+
+    `samples`: the smallest number that any node has. `edges`: an edge file in place of the spec's graph. Where the spec leaves
+    the rounds of premixing to the nodes, they get a number, since real nodes cannot agree on an end.
+    """
+    settings, size = copy.deepcopy({key: spec[key] for key in _SETTINGS}), len(members)
+    require(samples >= 4, "samples", samples, "4 or more")
+    identification = spec["data"].get("identification") or samples // 2
+    require(identification < samples, "data.identification", identification, f"below the {samples} samples of a node")
+    if settings["detection"]["sample"] == "all":
+        settings["detection"]["sample"] = samples
+    if settings["optimisation"]["premix_rounds"] is None:
+        settings["optimisation"]["premix_rounds"] = _PREMIX * size
+    settings["method"], settings["stop"] = spec.method, None
+    return Roster(tuple(members), edges_of(spec, size, edges), model, limits or Limits(), settings, identification)
+
+
+def edges_of(spec: ResolvedSpec, size: int, file: Path | None) -> tuple[tuple[int, int], ...]:
+    """Undirected edges, ascending, of an edge file or of the spec's graph."""
+    require("redraw_every" not in spec.values, "redraw_every", spec.values.get("redraw_every"), "off with real nodes")
+    if file is not None:
+        arcs, count = read_edges(file)
+        require(count == size, "--edges", f"{count} nodes", f"{size}, one for each member")
+    else:
+        graph = build_part(TOPOLOGIES, spec["graph"]).draw(size, seed=spec["seed"])
+        require(graph.symmetric, "graph", spec["graph"], "a graph without directions")
+        arcs = torch.stack(graph.arcs(), 1)
+    return tuple(sorted({(min(pair), max(pair)) for pair in arcs.tolist()}))
+
+
+def read_members(path: Path) -> list[Member]:
+    """Members from a text file: a name, an endpoint and a certificate file per line; # starts a comment."""
     try:
-        refuse_imports(dict(settings), "settings")
-    except InputError as problem:
-        got = str(problem).partition(", allowed")[0]
-        raise InputError(f"{got}, allowed: names that bymi or an installed package has; a roster runs no code") from None
+        lines = decode(read_bytes(path, limit=_LIMIT)).splitlines()
+    except ValueError as problem:
+        raise InputError(f"{path}: not a text ({problem})") from None
+    members = []
+    for number, line in enumerate(lines, start=1):
+        if not (words := line.split("#")[0].split()):
+            continue
+        where = f"{path}, line {number}"
+        require(len(words) == 3, where, line.strip(), "NAME HOST:PORT CERTIFICATE-FILE")
+        certificate = certificate_der(read_bytes(path.parent / words[2], limit=_LIMIT), f"{where}: {words[2]}")
+        members.append(from_table(Member, f"{where}: ", {"name": words[0], "endpoint": words[1], "certificate": certificate}))
+    return members
+
+
+# The file.
 
 
 def read_roster(path: Path) -> Roster:
@@ -210,61 +272,71 @@ def read_roster(path: Path) -> Roster:
 
 def parse_roster(content: bytes) -> Roster:
     """The roster in the bytes of a file, checked."""
-    try:
-        values = parse_toml(content)
-    except ValueError as problem:
-        raise InputError(f"not valid TOML: {problem}") from None
-    keys = {"protocol", "identification", "edges", "model", "limits", "settings", "node"}
-    for key in sorted(keys ^ values.keys()):
-        require(False, "roster", f"the key {key}" if key in values else f"no {key}", ", ".join(sorted(keys)))
+    values = toml_table(content)
+    for key in sorted(values.keys() ^ set(_KEYS)):
+        require(False, "roster", f"the key {key}" if key in values else f"no {key}", ", ".join(_KEYS))
     require(values["protocol"] == PROTOCOL, "protocol", values["protocol"], f"{PROTOCOL}, which this version speaks")
-    edges, nodes, settings = values["edges"], values["node"], values["settings"]
+    edges, nodes, settings = values["edges"], values["node"], _from_toml(values["settings"])
     pairs = isinstance(edges, list) and all(
         isinstance(edge, list) and len(edge) == 2 and all(type(end) is int for end in edge) for edge in edges
     )
     require(pairs, "edges", edges, "a list of pairs of node numbers")
-    require(isinstance(nodes, list) and all(isinstance(one, dict) for one in nodes), "node", nodes, "a list of tables")
-    require(len(nodes) <= _MOST_NODES, "node", f"{len(nodes)} nodes", f"2 to {_MOST_NODES}")
-    require(isinstance(settings, dict), "settings", settings, "a table")
-    identification = values["identification"]
-    require(type(identification) is int, "identification", identification, "an integer")
-    members = tuple(_member(number, one) for number, one in enumerate(nodes))
-    model, limits = _part(Model, "model", values["model"]), _part(Limits, "limits", values["limits"])
-    given = _from_toml(settings)
-    require(given.keys() == set(_SETTINGS), "settings", sorted(given), ", ".join(_SETTINGS))
-    return checked(Roster(members, tuple((edge[0], edge[1]) for edge in edges), model, limits, given, identification))
+    require(isinstance(nodes, list) and len(nodes) <= _MOST_NODES, "node", nodes, f"a list of 2 to {_MOST_NODES} tables")
+    fits = isinstance(settings, dict) and settings.keys() == set(_SETTINGS)
+    require(fits, "settings", settings, f"a table of {', '.join(_SETTINGS)}")
+    require(type(values["identification"]) is int, "identification", values["identification"], "an integer")
+    return Roster(
+        tuple(_member(f"node {number}", one) for number, one in enumerate(nodes)),
+        tuple((edge[0], edge[1]) for edge in edges),
+        from_table(ModelSignature, "model.", values["model"], whole=True),
+        from_table(Limits, "limits.", values["limits"], whole=True),
+        settings,
+        values["identification"],
+    )
 
 
-def _member(number: int, given: dict[str, Any]) -> Member:
-    where = f"node {number}"
-    keys = {"name", "endpoint", "certificate"}
-    require(given.keys() - {"fingerprint"} == keys, where, sorted(given), ", ".join(sorted(keys)))
-    name, endpoint, certificate = (given[key] for key in ("name", "endpoint", "certificate"))
-    require(isinstance(name, str) and bool(_NAME.fullmatch(name)), f"{where}.name", name, "letters, digits, dot, dash")
-    require(is_endpoint(endpoint), f"{where}.endpoint", endpoint, "HOST:PORT")
+def _member(where: str, given: object) -> Member:
+    require(isinstance(given, dict), where, given, "a table")
+    table: dict[str, Any] = dict(given)  # type: ignore[call-overload]
+    said = table.pop("fingerprint", None)
     try:
-        der = certificate_der(base64.b64decode(certificate, validate=True), f"{where}.certificate")
+        der = base64.b64decode(table.get("certificate", b""), validate=True)
     except (ValueError, TypeError):
         raise InputError(f"{where}.certificate: not base64") from None
-    member = Member(name, endpoint, der)
-    said = given.get("fingerprint", member.fingerprint)
-    require(said == member.fingerprint, f"{where}.fingerprint", said, f"{member.fingerprint}, that of the certificate")
+    member = from_table(Member, f"{where}.", {**table, "certificate": certificate_der(der, f"{where}.certificate")})
+    fits = said in (None, member.fingerprint)
+    require(fits, f"{where}.fingerprint", said, f"{member.fingerprint}, that of the certificate")
     return member
 
 
-def is_endpoint(endpoint: object) -> bool:
-    """Whether a value is HOST:PORT."""
-    return isinstance(endpoint, str) and bool(_ENDPOINT.fullmatch(endpoint)) and int(endpoint.rpartition(":")[2]) < 65536
-
-
-def _part(kind: Any, key: str, given: object) -> Any:
-    names = [field.name for field in fields(kind)]
-    require(isinstance(given, dict) and set(given) == set(names), key, given, f"a table of {', '.join(names)}")
-    assert isinstance(given, dict)
+def toml_table(content: bytes) -> dict[str, Any]:
+    """The values of a TOML file; a one-line InputError for anything else."""
     try:
-        return kind(**given)
+        return parse_toml(content)
+    except ValueError as problem:
+        raise InputError(f"not valid TOML: {problem}") from None
+
+
+def from_table(kind: type[Part], where: str, given: object, *, whole: bool = False) -> Part:
+    """A checked dataclass from a table with its fields; an InputError for anything else. `where` begins the keys in messages.
+
+    `whole`: fields with a default must be there, too.
+    """
+    known = fields(kind)  # type: ignore[arg-type]
+    names = [field.name for field in known]
+    require(isinstance(given, dict), where.rstrip(".: "), given, f"a table of {', '.join(names)}")
+    table: dict[str, Any] = dict(given)  # type: ignore[call-overload]
+    for key in table:
+        close = difflib.get_close_matches(key, names, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        require(key in names, f"{where}{key}", "an unknown key", f"{', '.join(names)}{hint}")
+    for field in known:
+        there = field.name in table or (field.default is not MISSING and not whole)
+        require(there, f"{where}{field.name}", "nothing", f"{field.name} = ...")
+    try:
+        return kind(**table)
     except InputError as problem:
-        raise InputError(f"{key}.{str(problem).removeprefix(f'{key}.')}") from None
+        raise InputError(f"{where}{problem}") from None
 
 
 def roster_toml(roster: Roster) -> str:
@@ -274,8 +346,8 @@ def roster_toml(roster: Roster) -> str:
     for key in ("model", "limits", "settings"):
         lines += ["", f"[{key}]", *(f"{name} = {_toml(value)}" for name, value in values[key].items())]
     for member, node in zip(roster.members, values["node"], strict=True):
-        lines += ["", "[[node]]", *(f"{name} = {_toml(value)}" for name, value in node.items())]
-        lines.append(f"fingerprint = {_toml(member.fingerprint)}")
+        table = {**node, "fingerprint": member.fingerprint}
+        lines += ["", "[[node]]", *(f"{name} = {_toml(value)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -19,16 +19,16 @@ import torch
 from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
-from bymi.core.errors import InputError, require
+from bymi.core.errors import require
 from bymi.core.files import writing
-from bymi.detection import REASONS
+from bymi.detection import REASONS, Verdict
 from bymi.detection.verdict import SUSPENDED
 from bymi.node import node_checkpoints as checkpoints
 from bymi.node.event_log import LOG, Journal
 from bymi.node.identity import read_identity
 from bymi.node.loop_thread import LoopThread
 from bymi.node.node_file import NodeFile, read_node_file
-from bymi.node.own_data import LOSSES, OwnProblem, describe, is_object, load_model, load_object, load_samples
+from bymi.node.own_data import OwnProblem, load_loss, load_model, load_samples, signature_of
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.roster import Roster, read_roster
 from bymi.node.session import BehindError, Session, Setting
@@ -54,13 +54,9 @@ class StopError(Exception):
 class Progress:
     """What status, metrics and the live page show."""
 
-    name: str
-    run_id: str
-    steps: int
     step: int = 0
     phase: str = "start"
-    loss: float | None = None
-    evaluation: dict[str, float] = field(default_factory=dict)
+    evaluation: dict[str, float] = field(default_factory=dict)  # losses and accuracy
     flagged: dict[str, dict[str, Any]] = field(default_factory=dict)  # by name: reason and statistic
     started: float = field(default_factory=time.monotonic)
     done: bool = False
@@ -71,26 +67,20 @@ class NodeRun:
 
     def __init__(self, path: Path, *, loop: LoopThread | None = None) -> None:
         self.file: NodeFile = read_node_file(path)
-        self.folder = path.parent
-        self.roster: Roster = read_roster(self.folder / self.file.roster)
-        identity = read_identity(self.folder / self.file.key)
+        folder = path.parent
+        self.roster: Roster = read_roster(folder / self.file.roster)
+        identity = read_identity(folder / self.file.key)
         self.node = self.roster.find(identity.fingerprint)
+        self.name = self.roster.members[self.node].name
         self.plan: Plan = self.roster.plan
-        member = self.roster.members[self.node]
-        self.state_folder = self.folder / self.file.state
-        self.problem, self.held_out = _own_problem(self.file, self.folder, self.roster, self.node)
-        self.journal = Journal(self.state_folder, member.name)
-        self.progress = Progress(member.name, self.roster.run_id, self.plan.steps)
-        model, limits = self.roster.model, self.roster.limits
+        self.state_folder = folder / self.file.state
+        self.problem, self.held_out = _own_problem(self.file, folder, self.roster, self.node)
+        self.journal = Journal(self.state_folder, self.name)
+        self.progress = Progress()
+        roster, model = self.roster, self.roster.model
         setting = Setting(
-            self.node,
-            identity,
-            self.roster.members,
-            self.roster.graph,
-            self.roster.run_id,
-            limits,
-            model.dim,
-            model.torch_dtype,
+            *(self.node, identity, roster.members, roster.graph, roster.run_id, roster.limits),
+            *(model.dim, model.torch_dtype),
         )
         self._loop, self._own_loop = loop or LoopThread(), loop is None
         self.session = Session(setting, self._loop, self.journal.tell)
@@ -106,7 +96,7 @@ class NodeRun:
         with self._lock:
             theta = self.problem.initial(torch.tensor([self.node])) if self._state is None else self._state.theta
         named = self.problem.state_dict(theta[0])
-        words = {"run": self.roster.run_id, "node": self.progress.name, "step": str(self.progress.step)}
+        words = {"run": self.roster.run_id, "node": self.name, "step": str(self.progress.step)}
         return bytes(tensors_to_bytes({name: value.contiguous().clone() for name, value in named.items()}, metadata=words))
 
     def order(self, what: str, name: str) -> None:
@@ -223,38 +213,25 @@ class NodeRun:
             self._state = snapshot.state
         progress.step, progress.phase = snapshot.step, snapshot.phase
         if snapshot.verdict is not None:
-            self._record(snapshot)
+            self._record(snapshot, snapshot.verdict)
         if snapshot.step % every == 0 or snapshot.step == self.plan.steps:
-            progress.loss = self.problem.own_loss(snapshot.theta[0])
-            if self.held_out is not None:
-                progress.evaluation = self.problem.evaluate(snapshot.theta[0], self.held_out)
-            self.journal.tell("round", step=snapshot.step, phase=snapshot.phase, loss=progress.loss, **progress.evaluation)
+            progress.evaluation = self.problem.evaluate(snapshot.theta[0], self.held_out)
+            self.journal.tell("round", step=snapshot.step, phase=snapshot.phase, **progress.evaluation)
         if snapshot.verdict is not None or snapshot.step % self.file.checkpoint_every == 0:
             self._checkpoint()
         if self._stopping:
             raise StopError
 
-    def _record(self, snapshot: Snapshot) -> None:
-        verdict = snapshot.verdict
-        assert verdict is not None
+    def _record(self, snapshot: Snapshot, verdict: Verdict) -> None:
+        """Audit what a detection says of each neighbour."""
         figures = verdict.statistic if verdict.statistic.numel() else verdict.scores
         earlier, self.progress.flagged = self.progress.flagged, {}
         for number, peer in self.session.peers.items():
-            flagged = bool(verdict.flagged[0, number])
-            reason, statistic = REASONS[int(verdict.reason[0, number])], _number(figures[0, number])
+            flagged, reason = bool(verdict.flagged[0, number]), REASONS[int(verdict.reason[0, number])]
+            said = {"reason": reason, "statistic": _number(figures[0, number]), "step": snapshot.step}
             score = _number(verdict.scores[0, number])
-            self.journal.tell(
-                "verdict",
-                step=snapshot.step,
-                peer=number,
-                name=peer.name,
-                flagged=flagged,
-                reason=reason,
-                statistic=statistic,
-                score=score,
-            )
+            self.journal.tell("verdict", peer=number, name=peer.name, flagged=flagged, score=score, **said)
             if flagged:
-                said = {"reason": reason, "statistic": statistic, "step": snapshot.step}
                 # While a flag lasts, the reason for which it was given is shown.
                 self.progress.flagged[peer.name] = earlier.get(peer.name, said) if reason == SUSPENDED else said
 
@@ -294,7 +271,7 @@ class NodeRun:
         except OSError as problem:
             self.journal.tell("checkpoint failed", step=self.plan.steps, reason=problem.strerror or str(problem))
         self.progress.done = True
-        self.journal.tell("end", step=self.plan.steps, loss=self.progress.loss, **self.progress.evaluation)
+        self.journal.tell("end", step=self.plan.steps, **self.progress.evaluation)
         with contextlib.suppress(BehindError):
             tag = self.session.tag(DONE, self.plan.steps)
             self.session.exchange(tag, encode({}), {}, self.session.senders)
@@ -322,19 +299,11 @@ def _without_flag(state: State, number: int) -> State:
 def _own_problem(file: NodeFile, folder: Path, roster: Roster, node: int) -> tuple[OwnProblem, Shards | None]:
     """The problem of the node's own data, and its held-out samples."""
     sys.path.append(os.getcwd())  # for module:object; last, so that nothing installed is shadowed
-    model = load_model(file.model)
-    mine = describe(model)
+    model, dtype = load_model(file.model), roster.model.torch_dtype
+    mine = signature_of(model)
     require(mine == roster.model, "model", mine, f"{roster.model}, as the roster has it")
-    if is_object(file.loss):
-        loss = load_object(file.loss, "loss")
-    else:
-        require(file.loss in LOSSES, "loss", file.loss, f"module:object, or one of {', '.join(LOSSES)}")
-        loss = LOSSES[file.loss]
-    dtype = roster.model.torch_dtype
     samples = load_samples(file.data, folder, "data", dtype)
     held_out = None if file.held_out is None else load_samples(file.held_out, folder, "held_out", dtype)
     seed = int(roster.settings["seed"])
-    problem = OwnProblem(model, loss, samples, node, seed, clip=file.clip, noise=file.noise)
-    if problem.dim != roster.model.dim:
-        raise InputError(f"model: got {problem.dim} parameters, allowed: {roster.model.dim}, as the roster has it")
+    problem = OwnProblem(model, load_loss(file.loss), samples, node, seed, clip=file.clip, noise=file.noise)
     return problem, held_out

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import MatrixGraph
-from bymi.node.grpc_transport import Miss, Tell, Transport
+from bymi.node.grpc_transport import Answer, Miss, Tell, Transport
 from bymi.node.identity import Identity
 from bymi.node.loop_thread import LoopThread
-from bymi.node.outbox import GoneError, Message
+from bymi.node.outbox import KEPT, GoneError, Message
 from bymi.node.peer_record import Peer
 from bymi.node.roster import Limits, Member
 from bymi.node.wire import (
@@ -48,9 +48,6 @@ _DIGITS = 10  # of a round number
 _POLL = 0.01  # seconds
 
 
-Answer = Body | Miss | Refused
-
-
 class BehindError(Exception):
     """Most neighbours have passed the round that this node is in. `step`: median of the rounds in which they say they are."""
 
@@ -61,7 +58,7 @@ class BehindError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What a session needs to know of a run. `hears`: rows are receivers, columns are senders."""
+    """What a session needs to know of a run. `dim`, `dtype`: of the parameters."""
 
     node: int
     identity: Identity
@@ -75,12 +72,12 @@ class Setting:
 
 @dataclass(eq=False)
 class _Questions:
-    """Questions of one detection: what answers them, who has asked what, and the sealed answers."""
+    """Questions of one detection: what answers them, the message with the sealed answers, and who has asked what."""
 
     answer: Callable[[int, Tensor], bytes]
     message: Message
-    asked: dict[int, bytes] = field(default_factory=dict)  # digest of the question by asker
-    commitments: dict[int, asyncio.Future[bytes]] = field(default_factory=dict)
+    asked: dict[int, tuple[bytes, asyncio.Task[bytes]]] = field(default_factory=dict)
+    """By asker: digest of its question, and the commitment to the answer."""
 
 
 class Session:
@@ -110,8 +107,7 @@ class Session:
         self._numbers: Counter[str] = Counter()
         self._exchanges: Counter[str] = Counter()
         self._questions: dict[Tag, _Questions] = {}
-        self._probes: set[asyncio.Task[None]] = set()
-        self._probed: set[int] = set()
+        self._probes: dict[int, asyncio.Task[None]] = {}  # of suspects, by number
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="bymi answers")
 
     def start(self, listen: str) -> int:
@@ -130,26 +126,25 @@ class Session:
         self._worker.shutdown(wait=False, cancel_futures=True)
         self.loop.wait(self._close())
 
+    async def _close(self) -> None:
+        for probe in self._probes.values():
+            probe.cancel()
+        await self.transport.close()
+
     def linger(self, seconds: float) -> None:
         """Wait, for so long at most, until all neighbours that are waited for have pulled the last message."""
-        tags = {self._last, None if self._last is None else self._last._replace(kind=REACHED + self._last.kind)}
+        tags = {self._last, self._last and self._last._replace(kind=REACHED + self._last.kind)}
+
+        def is_served(peer: Peer) -> bool:
+            return peer.suspected or peer.banned or self.transport.pulled.get(peer.number) in tags
 
         async def all_served() -> None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    while not all(
-                        self.transport.pulled.get(number) in tags
-                        for number, peer in self.peers.items()
-                        if not (peer.suspected or peer.banned)
-                    ):
+                    while not all(map(is_served, self.peers.values())):
                         await asyncio.sleep(_POLL)
 
         self.loop.wait(all_served())
-
-    async def _close(self) -> None:
-        for probe in self._probes:
-            probe.cancel()
-        await self.transport.close()
 
     def move_to(self, step: int, numbers: Mapping[str, int] | None = None) -> None:
         """Continue at a round, after a restart; `numbers`: messages of each kind that were made in it before."""
@@ -184,21 +179,13 @@ class Session:
         """
         self._exchanges[tag.kind] += 1
         self._last = tag
-        limit = body_limit(expected)
-        if sealed:
-            bodies = self.loop.wait(self._swap_sealed(tag, bytes(body), senders, limit))
-        else:
-            bodies = self.loop.wait(self._swap(tag, body, senders, limit))
-        if level:
-            self._require_level(bodies)
-        return {number: self._read(number, tag, answer, expected, reuse=reuse) for number, answer in bodies.items()}
-
-    def _require_level(self, bodies: Mapping[int, Answer]) -> None:
-        """Raise a BehindError if more than half of the senders have passed the round."""
+        swap = self._swap_sealed if sealed else self._swap
+        bodies = self.loop.wait(swap(tag, body, senders, body_limit(expected)))
         ahead = [miss.step for miss in bodies.values() if isinstance(miss, Miss) and miss.reason == "gone"]
         steps = [step for step in ahead if step is not None]
-        if 2 * len(steps) > len(self.senders):
+        if level and 2 * len(steps) > len(self.senders):
             raise BehindError(int(statistics.median_low(steps)))
+        return {number: self._read(number, tag, answer, expected, reuse=reuse) for number, answer in bodies.items()}
 
     def _read(self, number: int, tag: Tag, answer: Answer, expected: Expected, *, reuse: bool) -> dict[str, Tensor] | None:
         """The vectors of one answer; those of an earlier one where none came in time; None for none that can be used."""
@@ -229,45 +216,46 @@ class Session:
         self.tell(event, peer=number, reason=answer.reason, kind=tag.kind, step=tag.step)
         return earlier
 
-    async def _swap(self, tag: Tag, body: bytes | dict[int, bytes], senders: Sequence[int], limit: int) -> dict[int, Answer]:
-        self.transport.outbox.publish(tag, body)
-        return await self._pull_level(tag, senders, limit)
-
-    async def _pull_level(self, tag: Tag, senders: Sequence[int], limit: int) -> dict[int, Answer]:
-        """Answers of senders, once other neighbours have reached this point, too, or their time is over."""
-        reached = Tag(REACHED + tag.kind, tag.step, tag.number)
+    async def _swap(
+        self, tag: Tag, body: bytes | dict[int, bytes], senders: Sequence[int], limit: int, keep: int = KEPT
+    ) -> dict[int, Answer]:
+        """Serve a message. Answers of senders, once other neighbours have reached this point, too, or their time is over."""
+        self.transport.outbox.publish(tag, body, keep=keep)
+        reached = tag._replace(kind=REACHED + tag.kind)
         self.transport.outbox.publish(reached, b"1")
         others = [number for number in self.senders if number not in senders]
         answers, _ = await asyncio.gather(self._pull(tag, senders, limit), self._pull(reached, others, 1))
         self.started = True
         return answers
 
-    async def _swap_sealed(self, tag: Tag, body: bytes, senders: Sequence[int], limit: int) -> dict[int, Answer]:
+    async def _swap_sealed(
+        self, tag: Tag, body: bytes | dict[int, bytes], senders: Sequence[int], limit: int
+    ) -> dict[int, Answer]:
         """Commitments of all, then openings. Nothing is opened before all commitments are here or their time is over."""
-        opening = os.urandom(NONCE) + body
-        mine = commitment(self.setting.run_id, tag, self.setting.identity.fingerprint, opening)
+        opening = os.urandom(NONCE) + bytes(body)
         message = self.transport.outbox.publish(tag, opening, sealed=True, keep=2)
-        before = Tag(COMMIT + tag.kind, tag.step, tag.number)
-        self.transport.outbox.publish(before, mine, keep=2)
         try:
-            committed = await self._pull_level(before, senders, COMMITMENT)
+            before, mine = tag._replace(kind=COMMIT + tag.kind), self._commitment(tag, opening)
+            committed = await self._swap(before, mine, senders, COMMITMENT, keep=2)
         finally:
             message.opened.set()
         return await self._open(tag, committed, limit)
+
+    def _commitment(self, tag: Tag, opening: bytes) -> bytes:
+        return commitment(self.setting.run_id, tag, self.setting.identity.fingerprint, opening)
 
     async def _open(self, tag: Tag, committed: Mapping[int, Answer], limit: int) -> dict[int, Answer]:
         """Bodies of the senders that committed to one, checked; others stay as they are."""
         known = {number: answer for number, answer in committed.items() if isinstance(answer, Body)}
         opened = await self._pull(tag, list(known), limit + NONCE)
-        bodies = {**committed, **opened}
         for number, opening in opened.items():
             if isinstance(opening, Body):
                 sender = self.setting.members[number].fingerprint
                 try:
-                    bodies[number] = open_commitment(opening, known[number], self.setting.run_id, tag, sender)
+                    opened[number] = open_commitment(opening, known[number], self.setting.run_id, tag, sender)
                 except Refused as refused:
-                    bodies[number] = refused
-        return bodies
+                    opened[number] = refused
+        return {**committed, **opened}
 
     async def _pull(
         self, tag: Tag, senders: Sequence[int], limit: int, method: str = GET, body: bytes = b""
@@ -289,12 +277,12 @@ class Session:
             end = loop.time() + limits.start_wait
             while (left := end - loop.time()) > 0:
                 answer = await self.transport.fetch(peer.number, method, tag, left, limit, body)
-                if isinstance(answer, Body) or not answer.late:
+                if not isinstance(answer, Miss) or not answer.late:
                     break
         else:
             for _ in range(2):
                 answer = await self.transport.fetch(peer.number, method, tag, limits.deadline, limit, body)
-                if isinstance(answer, Body) or not answer.late:
+                if not isinstance(answer, Miss) or not answer.late:
                     break
                 if peer.strike():
                     self.tell("suspected", peer=peer.number, reason=answer.reason, step=tag.step)
@@ -303,29 +291,20 @@ class Session:
                     break
         if isinstance(answer, Body):
             peer.in_time()
-            return answer
-        if answer.step is not None:
-            peer.step = answer.step
-        return Refused(answer.reason) if answer.refused else answer
+        return answer
 
     def _probe(self, peer: Peer, tag: Tag, limit: int) -> None:
         """Look in the background whether a suspect answers within a full deadline."""
-        if peer.number in self._probed:
-            return
 
         async def probe() -> None:
-            try:
-                answer = await self.transport.fetch(peer.number, GET, tag, self.setting.limits.deadline, limit)
-                if isinstance(answer, Body) or answer.reason == "gone":
-                    peer.readmit()
-                    self.tell("readmitted", peer=peer.number, step=self.step)
-            finally:
-                self._probed.discard(peer.number)
+            answer = await self.transport.fetch(peer.number, GET, tag, self.setting.limits.deadline, limit)
+            if isinstance(answer, Body) or answer.reason == "gone":
+                peer.readmit()
+                self.tell("readmitted", peer=peer.number, step=self.step)
 
-        self._probed.add(peer.number)
-        task = asyncio.get_running_loop().create_task(probe())
-        self._probes.add(task)
-        task.add_done_callback(self._probes.discard)
+        if peer.number not in self._probes:
+            self._probes[peer.number] = task = asyncio.get_running_loop().create_task(probe())
+            task.add_done_callback(lambda _: self._probes.pop(peer.number))
 
     # Questions.
 
@@ -333,7 +312,7 @@ class Session:
         """Answer the questions of neighbours under a tag from now on, with `answer(asker, point)`."""
 
         async def begin() -> _Questions:
-            message = self.transport.outbox.publish(Tag(ANSWER, tag.step, tag.number), {}, sealed=True, keep=1)
+            message = self.transport.outbox.publish(tag._replace(kind=ANSWER), {}, sealed=True, keep=1)
             questions = _Questions(answer, message)
             self._questions = {tag: questions}  # late questions of the last detection are not answered any more
             self.transport.outbox.move_to(tag.step)
@@ -349,16 +328,17 @@ class Session:
             self.loop.call(questions.message.opened.set)
             return {}
         self._exchanges[ANSWER] += 1
-        bodies = self.loop.wait(self._ask(tag, questions, encode({"point": point}), body_limit(expected)))
-        answers = Tag(ANSWER, tag.step, tag.number)
-        return {number: self._read(number, answers, answer, expected, reuse=False) for number, answer in bodies.items()}
+        answers = tag._replace(kind=ANSWER)
 
-    async def _ask(self, tag: Tag, questions: _Questions, body: bytes, limit: int) -> dict[int, Answer]:
-        try:
-            committed = await self._pull(tag, self.senders, COMMITMENT, ASK, body)
-        finally:
-            questions.message.opened.set()
-        return await self._open(Tag(ANSWER, tag.step, tag.number), committed, limit)
+        async def collect() -> dict[int, Answer]:
+            try:
+                committed = await self._pull(tag, self.senders, COMMITMENT, ASK, encode({"point": point}))
+            finally:
+                questions.message.opened.set()
+            return await self._open(answers, committed, body_limit(expected))
+
+        bodies = self.loop.wait(collect())
+        return {number: self._read(number, answers, answer, expected, reuse=False) for number, answer in bodies.items()}
 
     async def _on_question(self, asker: int, request: Request) -> bytes:
         """The commitment to the answer to a question. Each neighbour may ask one question per detection."""
@@ -366,33 +346,33 @@ class Session:
         if tag.kind != QUESTION:
             raise Refused("wrong words")
         while (questions := self._questions.get(tag)) is None:
-            if self.transport.outbox.has_passed(Tag(ANSWER, tag.step, tag.number)):
+            if self.transport.outbox.has_passed(tag._replace(kind=ANSWER)):
                 raise GoneError(tag)
             await self.transport.outbox.news()
         digest = hashlib.sha256(request.body).digest()
-        if questions.asked.setdefault(asker, digest) != digest:
-            raise Refused("asked twice")
-        if asker not in questions.commitments:
+        if asker not in questions.asked:
             # Its own task: a caller that hangs up does not cancel it, and gets the same commitment when it calls again.
-            task = asyncio.get_running_loop().create_task(self._answer(asker, request, questions))
-            questions.commitments[asker] = task
-        return await asyncio.shield(questions.commitments[asker])
+            questions.asked[asker] = digest, asyncio.get_running_loop().create_task(self._answer(asker, request, questions))
+        first, answer = questions.asked[asker]
+        if first != digest:
+            raise Refused("asked twice")
+        return await asyncio.shield(answer)
 
     async def _answer(self, asker: int, request: Request, questions: _Questions) -> bytes:
-        setting, tag = self.setting, Tag(ANSWER, request.tag.step, request.tag.number)
+        """Compute the answer to a question in another thread, and put it among the sealed ones. Returns the commitment."""
+        setting, tag, peer = self.setting, request.tag._replace(kind=ANSWER), self.peers[asker]
         point = decode(request.body, {"point": (setting.dtype, setting.dim)})["point"]
         if not is_finite(point):
             raise Refused("not finite")
-        announced = self.peers[asker].last.get("parameters")
-        heard = self.peers[asker].heard_at == tag.step and announced is not None
-        if heard and announced is not None and not torch.equal(announced[1]["parameters"], point):
+        announced = peer.last.get("parameters") if peer.heard_at == tag.step else None
+        if announced is not None and not torch.equal(announced[1]["parameters"], point):
             raise Refused("a point other than its parameters")
         body = await asyncio.get_running_loop().run_in_executor(self._worker, questions.answer, asker, point)
         opening = os.urandom(NONCE) + body
         assert isinstance(questions.message.body, dict)
         questions.message.body[asker] = opening
         self.transport.outbox.move_to(tag.step)
-        return commitment(setting.run_id, tag, setting.identity.fingerprint, opening)
+        return self._commitment(tag, opening)
 
     # Where others are.
 
@@ -400,7 +380,7 @@ class Session:
         """Rounds in which neighbours say they are, of those that answer in time."""
         tag = Tag(STATUS, 0, 0)
 
-        async def collect() -> list[Body | Miss]:
+        async def collect() -> list[Answer]:
             peers = [number for number in self.senders if not self.peers[number].banned]
             return await asyncio.gather(*(self.transport.fetch(number, GET, tag, seconds, _DIGITS) for number in peers))
 

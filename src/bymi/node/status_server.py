@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from bymi.core.errors import InputError
+from bymi.node.identity import write_secret
 from bymi.node.node_file import LOOPBACK
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ TOKEN = "control-token"
 _ORDERS = ("ban", "pardon")
 _SECONDS = 5.0  # for a client to send its request
 _BODY = 4096  # bytes of an order
+_POLICY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
 class StatusServer:
@@ -33,19 +35,16 @@ class StatusServer:
 
     def __init__(self, run: NodeRun, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self.token = secrets.token_hex(16)
-        path = run.state_folder / TOKEN
-        path.unlink(missing_ok=True)
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(self.token)
+        token = secrets.token_hex(16).encode()
+        (run.state_folder / TOKEN).unlink(missing_ok=True)
+        write_secret(run.state_folder / TOKEN, token)
         try:
-            self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), _handler(run, self.token))
+            self._server = ThreadingHTTPServer((host.strip("[]"), int(port)), _handler(run, token))
         except OSError as problem:
             raise InputError(f"status: got {address}, allowed: a free port of this machine ({problem.strerror})") from None
         self._server.daemon_threads = True
         self.url = f"http://{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="bymi status", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, name="bymi status", daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -58,13 +57,7 @@ def status_of(run: NodeRun) -> dict[str, Any]:
     peers = [
         {
             "name": peer.name,
-            "state": "banned"
-            if peer.banned
-            else "suspected"
-            if peer.suspected
-            else "heard"
-            if peer.heard_at >= 0
-            else "not yet",
+            "state": peer.state,
             "last_round": peer.heard_at,
             "flagged": progress.flagged.get(peer.name),
             "counts": dict(peer.counts),
@@ -72,12 +65,12 @@ def status_of(run: NodeRun) -> dict[str, Any]:
         for peer in session.peers.values()
     ]
     return {
-        "name": progress.name,
-        "run": progress.run_id,
+        "name": run.name,
+        "run": run.roster.run_id,
         "round": progress.step,
-        "rounds": progress.steps,
+        "rounds": run.plan.steps,
         "phase": progress.phase,
-        "loss": progress.loss,
+        "loss": None,
         **progress.evaluation,
         "done": progress.done,
         "seconds": round(time.monotonic() - progress.started, 1),
@@ -104,20 +97,10 @@ def metrics_of(status: dict[str, Any]) -> str:
     for key in ("loss", "held_out_loss", "held_out_accuracy"):
         if status.get(key) is not None:
             add(key, "gauge", "On the node's own samples.", [({}, status[key])])
-    peers = status["peers"]
-    add(
-        "peer_flagged",
-        "gauge",
-        "1 if flagged.",
-        [({"peer": peer["name"]}, float(peer["flagged"] is not None)) for peer in peers],
-    )
-    add(
-        "peer_suspected",
-        "gauge",
-        "1 if not waited for.",
-        [({"peer": peer["name"]}, float(peer["state"] == "suspected")) for peer in peers],
-    )
-    rows = [({"peer": peer["name"], "event": event}, float(count)) for peer in peers for event, count in peer["counts"].items()]
+    peers = [({"peer": peer["name"]}, peer) for peer in status["peers"]]
+    add("peer_flagged", "gauge", "1 if flagged.", [(one, float(peer["flagged"] is not None)) for one, peer in peers])
+    add("peer_suspected", "gauge", "1 if not waited for.", [(one, float(peer["state"] == "suspected")) for one, peer in peers])
+    rows = [({**one, "event": event}, float(count)) for one, peer in peers for event, count in peer["counts"].items()]
     add("peer_events_total", "counter", "Messages heard, missing, reused, refused; deadlines missed.", rows)
     for what in ("calls", "connections"):
         refused = [({"reason": reason}, float(count)) for reason, count in status[f"refused_{what}"].items()]
@@ -125,56 +108,48 @@ def metrics_of(status: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _handler(run: NodeRun, token: str) -> type[BaseHTTPRequestHandler]:
+def _handler(run: NodeRun, token: bytes) -> type[BaseHTTPRequestHandler]:
+    pages: dict[str, tuple[str, Callable[[], bytes]]] = {
+        "/": ("text/html; charset=utf-8", _PAGE.read_bytes),
+        "/status.json": ("application/json", lambda: json.dumps(status_of(run)).encode()),
+        "/metrics": ("text/plain; version=0.0.4", lambda: metrics_of(status_of(run)).encode()),
+        "/healthz": ("text/plain", lambda: b"ok\n"),
+        "/model.safetensors": ("application/octet-stream", run.model_bytes),
+    }
+
     class Handler(BaseHTTPRequestHandler):
         timeout = _SECONDS
         server_version, sys_version = "bymi", ""
 
         def do_GET(self) -> None:
-            path = urlsplit(self.path).path
-            if not self._asked_for_loopback():
-                self._send(403, b"not under this name\n", "text/plain")
-            elif path == "/":
-                self._send(200, _PAGE.read_bytes(), "text/html; charset=utf-8")
-            elif path == "/status.json":
-                self._send(200, json.dumps(status_of(run)).encode(), "application/json")
-            elif path == "/metrics":
-                self._send(200, metrics_of(status_of(run)).encode(), "text/plain; version=0.0.4")
-            elif path == "/healthz":
-                self._send(200, b"ok\n", "text/plain")
-            elif path == "/model.safetensors":
-                self._send(200, run.model_bytes(), "application/octet-stream")
+            page = pages.get(urlsplit(self.path).path)
+            # A web page can point a name of its own at this address.
+            if self.headers.get("Host", "").rpartition(":")[0] not in LOOPBACK:
+                self._send(403, b"not under this name\n")
+            elif page is None:
+                self._send(404, b"not found\n")
             else:
-                self._send(404, b"not found\n", "text/plain")
+                self._send(200, page[1](), page[0])
 
         def do_POST(self) -> None:
             what, length = urlsplit(self.path).path.strip("/"), self.headers.get("Content-Length", "")
             if what not in _ORDERS or not length.isdigit() or int(length) > _BODY:
-                self._send(404, b"not found\n", "text/plain")
-                return
-            if not hmac.compare_digest(self.headers.get("X-Bymi-Token", ""), token):
-                self._send(403, b"the word in control-token is needed\n", "text/plain")
-                return
-            try:
-                run.order(what, self.rfile.read(int(length)).decode("utf-8", "replace"))
-            except InputError as problem:
-                self._send(400, f"{problem}\n".encode(), "text/plain")
+                self._send(404, b"not found\n")
+            elif not hmac.compare_digest(self.headers.get("X-Bymi-Token", "").encode(), token):
+                self._send(403, b"the word in control-token is needed\n")
             else:
-                self._send(200, b"from the next round on\n", "text/plain")
+                try:
+                    run.order(what, self.rfile.read(int(length)).decode("utf-8", "replace"))
+                    self._send(200, b"from the next round on\n")
+                except InputError as problem:
+                    self._send(400, f"{problem}\n".encode())
 
-        def _asked_for_loopback(self) -> bool:
-            """Whether the name in the request is loopback: a web page can point a name of its own at this address."""
-            return self.headers.get("Host", "").rpartition(":")[0] in LOOPBACK
-
-        def _send(self, code: int, body: bytes, kind: str) -> None:
+        def _send(self, code: int, body: bytes, kind: str = "text/plain") -> None:
             self.send_response(code)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.send_header("X-Content-Type-Options", "nosniff")
-            self.send_header(
-                "Content-Security-Policy",
-                "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'",
-            )
+            self.send_header("Content-Security-Policy", _POLICY)
             self.end_headers()
             self.wfile.write(body)
 
