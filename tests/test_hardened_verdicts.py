@@ -230,12 +230,13 @@ def test_receivers_are_judges_of_their_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert not bool(part.flagged[others].any())
 
 
-@pytest.mark.parametrize("far", [0.0, 1e6])
+@pytest.mark.parametrize("far", [0.0, 1e6, 1e200, float("nan")])
 @pytest.mark.parametrize("wild", [0, 17])
 def test_a_wild_neighbour_does_not_blind_the_drift_test(far: float, wild: int) -> None:
-    """Somebody far away, whatever its number, leaves the products of all others as exact as they were.
+    """A node far away, whatever its number, leaves the products of all others as exact as they were.
 
-    It is far off as a receiver, too: what messages come to there is nothing to the others.
+    It is far off as a receiver, too: how messages are used there does not matter to the others. So it is if its own parameters
+    overflow, as those of a Byzantine node that trains alone may do.
     """
     size, dim, drifter = 40, 20, 30
     network, history = LocalNetwork(Complete().draw(size)), UpdateHistory()

@@ -284,7 +284,10 @@ def backward(
     if usual <= 0.5:
         return set()
     found = {row for row, value in cosines.items() if value < -0.2 * usual and usual - value > bound * max(width, _TINY)}
-    return found if crowd(found, len(judged)) else set()
+    if not crowd(found, len(judged)):
+        return set()
+    middle = median([cosines[row] for row in found])
+    return {row for row in found if cosines[row] <= 0.65 * middle}
 
 
 def usual_noise(values: list[float]) -> float:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule, smallest
-from bymi.core.linalg import VectorStack
+from bymi.core.linalg import VectorStack, norms
+from bymi.core.message_validity import OVERFLOW
 from bymi.core.size_limits import LIMITS
 from bymi.detection.detection_settings import Detector, Watch
 from bymi.detection.duplicates import repeats
@@ -33,6 +34,7 @@ from bymi.detection.verdict import FIRM, HARD, Verdict, reason_code
 
 _COPY = 1e-3  # of the usual distance between update histories: the same history
 _MOSTLY = 0.5  # least share of rounds far out that counts where data differ
+_DIFFERENT = 1.2  # factor on the bound of claim mismatch where data differ: so do the residuals of honest nodes
 _FEW_ROUNDS = 10  # least denominator of a share of rounds: one refused message means little
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # centre of update histories, whose noise edge is unknown
 
@@ -154,7 +156,9 @@ class _UpdateTests:
     @cached_property
     def _rows(self) -> list[VectorStack]:
         assert self._history.own is not None
-        return [VectorStack(kind.contiguous()) for kind in by_kind(self._history.vectors(), self._history.own.shape[2])]
+        # A simulated Byzantine node that trains alone may overflow: its row must not become the origin of all products.
+        kinds = [kind.contiguous() for kind in by_kind(self._history.vectors(), self._history.own.shape[2])]
+        return [VectorStack(kind, norms(kind) < OVERFLOW) for kind in kinds]
 
     def rows(self, seats: NeighbourIndex) -> Tensor:
         """Row of each neighbour in the update history's vectors [b, n]."""
@@ -225,7 +229,8 @@ class _UpdateTests:
                 bound = watch.drift * wider
                 note("drift", *drift_test(products, *rows_of(), _MIDDLE, bound, left()), bound, _LOWER * bound)
             if watch.deed is not None and crossed is not None:
-                matrices, bound = (products, claims.middle, crossed[kind], noise), watch.deed * wider
+                matrices = products, claims.middle, crossed[kind], noise
+                bound = watch.deed * wider * torch.where(alike, 1.0, _DIFFERENT)
                 note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, bound, left()), bound, _LOWER * bound)
             if watch.joint is not None:
                 bound = watch.joint * wider

@@ -23,7 +23,7 @@ _KEPT = (
     *("acc_normal", "acc_farthest", "consensus", "seconds", "digest"),
 )
 _DETECTING = ("hardened", "receiver", "published")
-_RULES = ("BALANCE", "IOS")
+_RULES = ("BALANCE", "IOS", "NNM + Krum")
 _POINTS = 0.002  # below the best rule alone that count as level
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from bymi.core.errors import require
 from bymi.experiment.spec import Spec, read_spec
-from bymi.paper.study_images import image_spec
+from bymi.paper.study_images import RULES, image_spec
 
 PARTITIONS: dict[str, dict[str, Any]] = {
     "Dirichlet 100": {"partition": "dirichlet:dirichlet_alpha=100"},
@@ -36,6 +36,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
     "hardened": ("hardened", "balance"),
     "BALANCE": ("alone", "balance"),
     "IOS": ("alone", "ios"),
+    "NNM + Krum": ("alone", "nnm+krum:share=0.35"),
     "receiver": ("receiver", "balance"),
     "published": ("published", "balance"),
 }
@@ -108,5 +109,11 @@ def build_non_iid(*, seeds: int = 5, only: Sequence[str] = (), fast: bool = Fals
 
 def _spec(data: str, partition: str, attack: str, column: str, seed: int) -> Spec:
     kind, rule = COLUMNS[column]
-    values = image_spec(data, "ipm" if attack == "IPM" else "gradient", rule, 0.2, kind, seed).model_dump(mode="json")
-    return read_spec({**values, "record_every": 500, **ATTACKS[attack], "data": {"name": data, **PARTITIONS[partition]}})
+    known = rule if rule in RULES else "balance"
+    values = image_spec(data, "ipm" if attack == "IPM" else "gradient", known, 0.2, kind, seed).model_dump(mode="json")
+    if known != rule:
+        values["warm_up"]["rule"] = rule
+    shards = dict(PARTITIONS[partition])
+    if "smallest" in shards and kind != "hardened":
+        shards["identification"] = 20  # nodes with few samples have no 200 to set aside
+    return read_spec({**values, "record_every": 500, **ATTACKS[attack], "data": {"name": data, **shards}})
