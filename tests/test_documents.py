@@ -103,7 +103,7 @@ def test_shell_lines_run(line: tuple[str, ...], tmp_path: Path, monkeypatch: pyt
         if words[2] == "digits":
             pytest.importorskip("sklearn", reason="digits need scikit-learn")
         words += SMALL_IMAGES
-    elif words[1] == "run":
+    elif words[1] == "run" and "steps=300" not in words:
         words += ["nodes=24", "steps=60"]
     if words[1:] != ["run", "nodes=24", "steps=60", "nodes=24", "steps=60"]:  # one run draws its figures; the others do without
         monkeypatch.setattr(figures, "save", lambda *_: [])
@@ -129,6 +129,28 @@ def test_shell_lines_run(line: tuple[str, ...], tmp_path: Path, monkeypatch: pyt
     answer = bymi(*words[1:])
     assert answer.code in endings, answer
     assert answer.out
+
+
+def test_detection_pays_off_in_the_tutorial(tmp_path: Path) -> None:
+    """What section 4 says about its run, and that a shorter one shows nothing of it."""
+    (line,) = [line for line in SHELL if "steps=300" in line and "ipm" in line]
+    words = [word for word in line[2:] if word not in ("--out", "ipm")]
+    assert load(None, words).nodes == 40
+
+    def summaries(*more: str) -> dict[str, dict[str, Any]]:
+        answer = bymi("run", *words, *more, "--jobs", 1, "--json", "--quiet", "--out", tmp_path)
+        return {one["method"]: one for one in map(json.loads, answer.out.splitlines())}
+
+    found = summaries()
+    alone, published, hardened = (found[f"IOS{more}"] for more in ("", "-DRSGD-ByMI", "-hardened-ByMI"))
+    assert 0.01 < alone["gap"] < 0.03
+    assert 50 * hardened["gap"] < alone["gap"]
+    assert hardened["pa"] == published["pa"] == 1.0
+    assert hardened["honest_edge_loss"] < 0.01
+    assert 0.2 < published["honest_edge_loss"] < 0.3
+    assert summaries("byzantine_ratio=0", "method=rule")["IOS"]["gap"] < 0.0015
+    short = summaries("steps=60", 'method=["rule","drsgd-bymi"]')
+    assert 2 * short["IOS-hardened-ByMI"]["gap"] > short["IOS"]["gap"]
 
 
 def commands_in(page: Path) -> list[list[str]]:
