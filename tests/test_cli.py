@@ -169,6 +169,16 @@ def test_the_installed_command_names_a_mistake(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("graph", ["directed", "exponential:directed=true"])
+def test_a_directed_graph_says_which_pruning_it_needs_before_anything_runs(graph: str, tmp_path: Path) -> None:
+    words = ("run", "nodes=40", "steps=60", "data.dim=5", f"graph={graph}", "--jobs", 1, "--out", tmp_path)
+    line = mistake(*words)
+    assert line.startswith("detection.pruning: got 'mutual', allowed: directed")
+    assert "set detection.pruning=directed" in line
+    assert not [*tmp_path.iterdir()]
+    assert bymi(*words, "method=drsgd-bymi", "detection.pruning=directed").code == 0
+
+
 def test_list_names_every_part() -> None:
     answer = bymi("list")
     assert (answer.code, answer.err) == (0, "")

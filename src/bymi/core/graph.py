@@ -17,7 +17,10 @@ from bymi.core.files import MEBIBYTE, decode, read_bytes
 from bymi.core.neighbour_lists import NeighbourLists
 
 EDGE_FILE_LIMIT = 256 * MEBIBYTE
-NOT_MUTUAL = "mutual pruning needs a graph in which every arc has its reverse: use detection.pruning = directed"
+NOT_MUTUAL = (
+    "detection.pruning: got 'mutual', allowed: directed, since some arcs of the graph have no reverse; "
+    "set detection.pruning=directed, or take an undirected graph"
+)
 _ROW_TOLERANCE = 1e-9
 _SQUARINGS = 60
 _LARGEST_NODE = 10**9

@@ -115,6 +115,7 @@ class DirectedErdosRenyi(Drawn):
     """Each node hears each other one with probability p; drawn again until all nodes hear each other over paths."""
 
     density: ClassVar[str] = "p"
+    directed: ClassVar[bool] = True
 
     p: float = bounded(0.5, gt=0, le=1)
 

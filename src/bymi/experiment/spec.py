@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from bymi import aggregation, attacks, detection
 from bymi.core import topology
 from bymi.core.errors import InputError
+from bymi.core.graph import NOT_MUTUAL
 from bymi.core.mixing_weights import Weights
 from bymi.experiment.spec_sections import Off, Part, PartOf, Section, derived
 from bymi.experiment.validation_errors import first_mistake
@@ -154,11 +155,18 @@ class Spec(Section):
         if detection.SCALES[self.detection.scale.name].arrays_only:
             allowed = "identity, pca, projected; bymi detect and identify take all, on arrays"
             raise ValueError(f"detection.scale: got {self.detection.scale.name!r}, allowed: {allowed}")
+        self._check_pruning()
         self._check_optimiser()
         self._check_redrawn()
         self._check_hardening()
         self._check_attack()
         return self
+
+    def _check_pruning(self) -> None:
+        """Check that no graph drawn with arcs of one way is pruned at both ends; arcs in a file may have their reverses."""
+        one_way = getattr(self.graph.build(), "directed", False) and self.graph.name != "file"
+        if one_way and self.detection.pruning == "mutual" and "drsgd-bymi" in self.methods:
+            raise ValueError(NOT_MUTUAL)
 
     def _check_optimiser(self) -> None:
         """Check what the optimiser needs of the detection and of the order of steps."""

@@ -14,7 +14,7 @@ from bymi.aggregation import Rule
 from bymi.attacks import Adversary, Attack, Timetable
 from bymi.core import topology
 from bymi.core.errors import BymiError, InputError, require
-from bymi.core.graph import Graph
+from bymi.core.graph import NOT_MUTUAL, Graph
 from bymi.core.mixing_weights import Weights, weighted
 from bymi.core.named_parts import build_part
 from bymi.core.random_streams import stream
@@ -79,8 +79,8 @@ def set_up_run(
         graph = redrawn.union
     if "weights" in spec.values:
         graph = weighted(graph, spec["weights"])
-    if spec.method == "drsgd-bymi" and spec["detection"]["pruning"] == "mutual":
-        require(graph.symmetric, "detection.pruning", "mutual", "directed, on a graph in which some arcs have no reverse")
+    if spec.method == "drsgd-bymi" and spec["detection"]["pruning"] == "mutual" and not graph.symmetric:
+        raise InputError(NOT_MUTUAL)
     device = host.place(gains=task.gains)
     layout = None if group is None else default_layout(graph, task.dtype, device, group)
     require(layout is None or redrawn is None, "redraw_every", spec.values.get("redraw_every"), "off with several ranks")
