@@ -125,7 +125,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_one(word: str, nearest: st
         ("detection.fdr_level=1", "detection.fdr_level: got 1, allowed: less than 1"),
         ("detection.offset=2", "detection.offset: got 2, allowed: 0 or 1"),
         ("detection.scale=pca:variance=0", "detection.scale.variance: got 0.0, allowed: 0 < variance <= 1"),
-        ("detection.centre.share=0.5", "detection.centre.share: got 0.5, allowed: 0 <= share < 0.5"),
+        ("detection.centre.share=0.5", "detection.centre.share: got 0.5, allowed: 0 up to, not including, 0.5"),
         ("attack.share=1.5", "attack.share: got 1.5, allowed: 0 to 1"),
         ("graph=er:p=0", "graph.p: got 0.0, allowed: 0 < p <= 1"),
         ("warm_up.rule=balance:gamma=-1", "warm_up.rule.gamma: got -1.0, allowed: above 0"),

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from bymi.aggregation.base import WeightedRule
-from bymi.core.errors import require
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import norms
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,10 @@ class BALANCE(WeightedRule):
     zero, where the relative bound is zero.
     """
 
-    gamma: float = 0.3
-    kappa: float = 1.0
-    self_weight: float = 0.5
-    absolute: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.gamma > 0, "gamma", self.gamma, "above 0")
-        require(self.kappa >= 0, "kappa", self.kappa, "0 or above")
-        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "0 to 1")
-        require(self.absolute >= 0, "absolute", self.absolute, "0 or above")
+    gamma: float = bounded(0.3, gt=0)
+    kappa: float = bounded(1.0, ge=0)
+    self_weight: float = bounded(0.5, ge=0, le=1)
+    absolute: float = bounded(0.0, ge=0)
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         bound = self.gamma * math.exp(-self.kappa * round.step / round.steps) * norms(inbox.own) + self.absolute

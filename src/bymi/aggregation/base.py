@@ -23,8 +23,8 @@ from bymi.core.captured import captured
 from bymi.core.errors import InputError, require
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import VectorStack, ascending, on_host
-from bymi.core.named_parts import Checked
-from bymi.core.neighbourhoods import Need, Neighbourhoods, of_members, of_sets, over_rows, reduce_members
+from bymi.core.named_parts import Checked, bounded
+from bymi.core.neighbourhoods import Need, Neighbourhoods, Work, of_members, of_sets, over_rows, reduce_members
 from bymi.core.threaded_work import in_threads
 
 Order = Literal["adapt-then-combine", "combine-then-adapt"]
@@ -126,9 +126,7 @@ class DistanceRule(NeighbourhoodRule):
         assert hood.gram is not None
         assert hood.own is not None
         share = mixing * hood.valid / (mixing * hood.valid).sum(1, keepdim=True)
-        square = hood.gram.diagonal(dim1=1, dim2=2)
-        products = hood.gram.gather(1, hood.own[:, :, None].expand(-1, 1, hood.gram.shape[2])).squeeze(1)
-        dist2 = (square + square.gather(1, hood.own) - 2 * products).clamp_min(0.0)
+        dist2 = dist2_to_own(hood.gram, hood.own)
         others = share.scatter(1, hood.own, 0.0)
         weight = self.choose(Around(dist2, hood.neighbours, others, share.gather(1, hood.own).squeeze(1)), round)
         return weight.scatter(1, hood.own, 1 - weight.sum(1, keepdim=True))
@@ -182,9 +180,7 @@ class CoordinateRule(Rule):
         return _by_blocks(rows.vectors, at, lambda block: self.reduce(ascending(block, 1), count), valid)
 
     def combine(self, inbox: Inbox, round: Round) -> Tensor:
-        # A receiver that hears no message keeps its own vector, even if it is not finite.
-        isolated = ~inbox.heard.any(1, keepdim=True)
-        return torch.where(isolated, inbox.own, inbox.reduce_coordinates(self.centre_of))
+        return _by_coordinate(inbox, self.centre_of)
 
 
 class OwnCoordinateRule(Rule):
@@ -198,8 +194,12 @@ class OwnCoordinateRule(Rule):
         def work(rows: VectorStack, at: Tensor, valid: Tensor) -> Tensor:
             return _by_blocks(rows.vectors, at, lambda block: self.update(block[:, -1], block[:, :-1], valid[:, :-1], round))
 
-        isolated = ~inbox.heard.any(1, keepdim=True)
-        return torch.where(isolated, inbox.own, inbox.reduce_coordinates(work))
+        return _by_coordinate(inbox, work)
+
+
+def _by_coordinate(inbox: Inbox, work: Work) -> Tensor:
+    """What `work` computes; a receiver that hears no message keeps its own vector, even if it is not finite."""
+    return torch.where(inbox.heard.any(1, keepdim=True), inbox.reduce_coordinates(work), inbox.own)
 
 
 def _by_blocks(vectors: Tensor, at: Tensor, value: Callable[[Tensor], Tensor], valid: Tensor | None = None) -> Tensor:
@@ -233,33 +233,17 @@ def whole(share: float, count: Tensor) -> Tensor:
     return exact
 
 
-def check_tolerance(share: float, f: int | None, below: float = 1.0) -> None:
-    """Raise an InputError unless `share` and `f`, the assumed share or number of Byzantine vectors, make sense."""
-    require(0 <= share < below, "share", share, f"0 <= share < {below:g}")
-    require(f is None or f >= 0, "f", f, "0 or more")
-
-
-def tolerated(share: float, f: int | None, neighbours: Tensor, most: Tensor) -> Tensor:
-    """Assumed number of Byzantine vectors, int64: `f`, or ceil(share x neighbours); never above `most`, nor below 0."""
-    number = torch.ceil(whole(share, neighbours)).long() if f is None else torch.full_like(neighbours, f)
-    return number.minimum(most).clamp_min(0)
-
-
 @dataclass(frozen=True)
 class Tolerant(Checked):
     """A rule or wrapper that assumes a `share` of Byzantine neighbours, or their number `f`."""
 
-    below: ClassVar[float] = 1.0  # bound of the share
-    share: float = 0.35
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f, self.below)
+    share: float = bounded(0.35, ge=0, lt=1)
+    f: int | None = bounded(None, ge=0)
 
     def assumed(self, neighbours: Tensor, most: Tensor) -> Tensor:
-        """Assumed number of Byzantine vectors: `f`, or ceil(share x neighbours); never above `most`, nor below 0."""
-        return tolerated(self.share, self.f, neighbours, most)
+        """Assumed number of Byzantine vectors, int64: `f`, or ceil(share x neighbours); never above `most`, nor below 0."""
+        number = torch.ceil(whole(self.share, neighbours)).long() if self.f is None else torch.full_like(neighbours, self.f)
+        return number.minimum(most).clamp_min(0)
 
 
 def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) -> Tensor:
@@ -323,6 +307,19 @@ def squared_distances(gram: Tensor) -> Tensor:
     """Squared distances [b, n, n] between the points of sets, from their inner products."""
     square = gram.diagonal(dim1=1, dim2=2)
     return (square[:, :, None] + square[:, None, :] - 2 * gram).clamp_min_(0.0)
+
+
+def dist2_to_own(gram: Tensor, own: Tensor) -> Tensor:
+    """Squared distances [b, n] of the points of sets to that at place `own` [b, 1], from their inner products [b, n, n]."""
+    square = gram.diagonal(dim1=1, dim2=2)
+    products = gram.gather(1, own[:, :, None].expand(-1, 1, gram.shape[2])).squeeze(1)
+    return (square + square.gather(1, own) - 2 * products).clamp_min(0.0)
+
+
+def dist2_to_mean(weight: Tensor, gram: Tensor) -> Tensor:
+    """Squared distances [b, n] of points to their mean with weights [b, n], from their inner products [b, n, n]."""
+    product = (weight[:, None, :] @ gram).squeeze(1)
+    return (gram.diagonal(dim1=1, dim2=2) - 2 * product + (weight * product).sum(1, keepdim=True)).clamp_min(0.0)
 
 
 # Rules called with plain vectors in place of an inbox.

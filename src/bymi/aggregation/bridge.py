@@ -15,6 +15,7 @@ from bymi.aggregation.median import Median
 from bymi.aggregation.trimmed_mean import trimmed
 from bymi.core.inbox import Round
 from bymi.core.linalg import ascending
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class BridgeT(Tolerant, OwnCoordinateRule):
     """
 
     order: ClassVar[Order] = "combine-then-adapt"
-    below: ClassVar[float] = 0.5
+    share: float = bounded(0.35, ge=0, lt=0.5)
 
     def update(self, own: Tensor, messages: Tensor, heard: Tensor, round: Round) -> Tensor:
         ordered = ascending(torch.where(heard[:, :, None], messages, torch.inf), 1)

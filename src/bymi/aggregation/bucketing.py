@@ -9,8 +9,8 @@ from torch import Tensor
 
 from bymi.aggregation.wrapper import Points, Wrapper
 from bymi.core.captured import captured
-from bymi.core.errors import require
 from bymi.core.inbox import Round
+from bymi.core.named_parts import bounded
 from bymi.core.random_streams import stream
 
 
@@ -22,11 +22,7 @@ class Bucketing(Wrapper):
     have one, and the mixing weight of a group is the sum of its members'.
     """
 
-    s: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.s >= 1, "s", self.s, "1 or more")
+    s: int = bounded(2, ge=1)
 
     def apply(self, points: Points, round: Round) -> Points:
         valid = points.valid

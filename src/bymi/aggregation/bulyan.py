@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from bymi.aggregation.meamed import mean_about
 from bymi.aggregation.median import middle
 from bymi.core.inbox import Inbox, Round
 from bymi.core.linalg import ascending
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,7 @@ class Bulyan(Tolerant, Rule):
     the original asks for n >= 4 f + 3.
     """
 
-    below: ClassVar[float] = 0.5
-    share: float = 0.24
+    share: float = bounded(0.24, ge=0, lt=0.5)
 
     def combine(self, inbox: Inbox, round: Round) -> Tensor:
         hoods = inbox.neighbourhoods("products")

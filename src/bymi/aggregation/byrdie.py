@@ -10,6 +10,7 @@ from torch import Tensor
 from bymi.aggregation.bridge import BridgeT
 from bymi.core.errors import require
 from bymi.core.inbox import Inbox, Round
+from bymi.core.named_parts import bounded
 
 _COORDINATES = 1000
 
@@ -22,11 +23,7 @@ class ByRDiE(BridgeT):
     point, so models with more than 1,000 coordinates are refused.
     """
 
-    inner: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.inner >= 1, "inner", self.inner, "1 or more")
+    inner: int = bounded(1, ge=1)
 
     def combine(self, inbox: Inbox, round: Round) -> Tensor:
         allowed = f"at most {_COORDINATES:,}: it updates one of them per round"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bymi.aggregation.base import SetRule, Tolerant, iterate
 from bymi.aggregation.filtering import Spread, by_size, spread_of_points, spread_of_products
+from bymi.core.named_parts import bounded
 from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 
@@ -23,7 +24,7 @@ class CAF(Tolerant, SetRule):
     """
 
     need: ClassVar[Need] = "cloud"
-    below: ClassVar[float] = 0.5
+    share: float = bounded(0.35, ge=0, lt=0.5)
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         return by_size(lambda some, there: self._filter(spread_of_products, some, there), gram, valid)

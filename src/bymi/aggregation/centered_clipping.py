@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import NeighbourhoodRule
+from bymi.aggregation.base import NeighbourhoodRule, dist2_to_mean
 from bymi.core.captured import captured
-from bymi.core.errors import require
 from bymi.core.inbox import Round
 from bymi.core.linalg import lower_median
+from bymi.core.named_parts import bounded
 from bymi.core.neighbourhoods import Neighbourhoods
 
 
@@ -24,13 +24,8 @@ class CenteredClipping(NeighbourhoodRule):
     its last gradient step: x_i.
     """
 
-    tau: float | None = None
-    iterations: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.tau is None or self.tau >= 0, "tau", self.tau, "0 or above, or None")
-        require(self.iterations >= 1, "iterations", self.iterations, "1 or more")
+    tau: float | None = bounded(None, ge=0)
+    iterations: int = bounded(1, ge=1)
 
     def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
         assert hood.gram is not None
@@ -41,7 +36,7 @@ class CenteredClipping(NeighbourhoodRule):
         weight = torch.zeros_like(valid, dtype=torch.float64).scatter(1, own, 1.0)
         radius: Tensor | None = None
         for _ in range(self.iterations):
-            distance = _from_mean(weight, gram).sqrt()
+            distance = dist2_to_mean(weight, gram).sqrt()
             if radius is None:
                 given = None if self.tau is None else torch.full_like(distance[:, 0], self.tau)
                 radius = lower_median(distance, valid.scatter(1, own, False)).nan_to_num(0.0) if given is None else given
@@ -49,10 +44,3 @@ class CenteredClipping(NeighbourhoodRule):
             factor = torch.where(distance > 0, factor, valid.to(torch.float64)) / valid.sum(1, keepdim=True)
             weight = weight * (1 - factor.sum(1, keepdim=True)) + factor
         return weight
-
-
-def _from_mean(weight: Tensor, gram: Tensor) -> Tensor:
-    """Squared distances [b, n] of points to their mean with weights [b, n], from inner products [b, n, n]."""
-    product = (weight[:, None, :] @ gram).squeeze(1)
-    square = gram.diagonal(dim1=1, dim2=2)
-    return (square - 2 * product + (weight * product).sum(1, keepdim=True)).clamp_min(0.0)

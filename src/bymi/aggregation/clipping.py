@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from bymi.aggregation.base import squared_distances
+from bymi.aggregation.base import dist2_to_own
 from bymi.aggregation.wrapper import Points, Wrapper
-from bymi.core.errors import require
 from bymi.core.inbox import Round
 from bymi.core.linalg import lower_median
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -21,15 +21,10 @@ class Clipping(Wrapper):
     parameters would shrink.
     """
 
-    radius: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.radius is None or self.radius >= 0, "radius", self.radius, "0 or above, or None")
+    radius: float | None = bounded(None, ge=0)
 
     def apply(self, points: Points, round: Round) -> Points:
-        dist2 = squared_distances(points.gram)
-        distance = dist2.gather(1, points.own[:, :, None].expand(-1, 1, dist2.shape[2])).squeeze(1).sqrt()
+        distance = dist2_to_own(points.gram, points.own).sqrt()
         others = points.valid.scatter(1, points.own, False)
         radius = lower_median(distance, others).nan_to_num(0.0)[:, None] if self.radius is None else self.radius
         factor = torch.where(distance > 0, radius / torch.where(distance > 0, distance, 1.0), 1.0).clamp_max(1.0)

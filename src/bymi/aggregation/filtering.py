@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule, iterate
-from bymi.core.errors import require
 from bymi.core.linalg import gather_members, on_host
+from bymi.core.named_parts import bounded
 from bymi.core.neighbourhoods import Need, Neighbourhoods
 from bymi.core.threaded_work import in_threads
 
@@ -42,13 +42,8 @@ class Filtering(SetRule):
 
     need: ClassVar[Need] = "cloud"
     # Paper gap: the share is not stated and the printed feasible set has a typo, docs/adr/0003-filtering.md.
-    share: float = 0.45
+    share: float = bounded(0.45, ge=0, lt=0.5)
     about: Literal["mean", "median"] = "mean"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.share < 0.5, "share", self.share, "0 <= share < 0.5")
-        require(self.about in ("mean", "median"), "about", self.about, "mean, median")
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         kept = by_size(lambda some, there: self._filter(spread_of_products, some, there.to(torch.float64)), gram, valid)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule
+from bymi.aggregation.base import SetRule, dist2_to_mean, squared_distances
 from bymi.core.captured import captured
-from bymi.core.errors import require
 from bymi.core.linalg import lower_median, on_host
+from bymi.core.named_parts import bounded
 
 _TURNS = 8  # on an accelerator, turns between two looks at what is left to do
 _FAR = 1e3  # usual distances: for points within this, converged weights suffice
@@ -26,14 +26,9 @@ class GeometricMedian(SetRule):
     bias grows with the Byzantine share.
     """
 
-    smoothing: float = 1e-6
-    iterations: int = 1000
+    smoothing: float = bounded(1e-6, gt=0)
+    iterations: int = bounded(1000, ge=1)
     tolerance: float = 1e-12
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.smoothing > 0, "smoothing", self.smoothing, "above 0")
-        require(self.iterations >= 1, "iterations", self.iterations, "1 or more")
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
@@ -54,7 +49,7 @@ class GeometricMedian(SetRule):
     ) -> tuple[Tensor, Tensor]:
         """Weights [b, n] after some turns, and which sets converged in the last one [b, 1]."""
         for _ in range(turns):
-            distance = self._dist2(weight, gram, valid).sqrt()
+            distance = _distance(weight, gram, valid)
             before, update = weight, _pulled(distance, floor, valid)
             # Each set stops separately: its result must not depend on which others are held here.
             weight = torch.where(settled, weight, update)
@@ -69,7 +64,7 @@ class GeometricMedian(SetRule):
         floor, known = _SURELY * self.smoothing * longest, False
         settled = torch.zeros_like(valid[:, :1])
         for _ in range(self.iterations):
-            distance = self._dist2(weight, gram, valid).sqrt()
+            distance = _distance(weight, gram, valid)
             if not known and bool((valid & (distance <= floor)).any()):
                 floor, known = self._floor(gram, valid), True
             update = _pulled(distance, floor, valid)
@@ -94,15 +89,13 @@ class GeometricMedian(SetRule):
         floor = self.smoothing * _spread(gram, valid)[:, None]
         # If half of the points coincide, any positive scale works.
         weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
-        usual = self.smoothing * (weight * self._dist2(weight, gram, valid)).sum(1, keepdim=True).sqrt()
+        usual = self.smoothing * (weight * dist2_to_mean(weight, gram)).sum(1, keepdim=True).sqrt()
         return torch.where(floor > 0, floor, torch.where(usual > 0, usual, 1.0))
 
-    @staticmethod
-    def _dist2(weight: Tensor, gram: Tensor, valid: Tensor) -> Tensor:
-        product = (weight[:, None, :] @ gram).squeeze(1)
-        centre2 = (weight * product).sum(1, keepdim=True)
-        square = gram.diagonal(dim1=1, dim2=2)
-        return torch.where(valid, (square - 2 * product + centre2).clamp_min(0.0), 0.0)
+
+def _distance(weight: Tensor, gram: Tensor, valid: Tensor) -> Tensor:
+    """Distances [b, n] of the points to y, their mean with weights [b, n]; 0 at padding."""
+    return torch.where(valid, dist2_to_mean(weight, gram), 0.0).sqrt()
 
 
 def _pulled(distance: Tensor, floor: Tensor, valid: Tensor) -> Tensor:
@@ -118,8 +111,6 @@ def _far(distance: Tensor, valid: Tensor) -> Tensor:
 
 def _spread(gram: Tensor, valid: Tensor) -> Tensor:
     """Median over the points of a set of their median distance to the others [b]."""
-    square = gram.diagonal(dim1=1, dim2=2)
-    dist2 = (square[:, :, None] + square[:, None, :] - 2 * gram).clamp_min(0.0)
     others = valid[:, :, None] & valid[:, None, :] & ~torch.eye(valid.shape[1], dtype=torch.bool, device=gram.device)
-    medians = lower_median(dist2, others).sqrt()
+    medians = lower_median(squared_distances(gram), others).sqrt()
     return lower_median(medians, valid).nan_to_num(0.0)

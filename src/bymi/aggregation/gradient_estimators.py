@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,14 @@ class LocalSamples:
         size = torch.full_like(number, self.pool.shape[1]) if self.sizes is None else self.sizes.to(number)
         place = (number[:, None] * batch + torch.arange(batch, device=number.device)) % size[:, None]
         return self.pool.gather(1, place)
+
+    def block_gradients(self, theta: Tensor, counts: Tensor, batch: int, rows: Tensor) -> Iterator[Tensor]:
+        """Gradients [b, D] of the nodes `rows` [b] on block 0, 1, ... of their `counts` [B]; zero for nodes that have fewer."""
+        for number in range(int(counts[rows].max())):
+            # Nodes with fewer blocks compute their last one again, which is not kept.
+            block = self.block(torch.full_like(counts, number).minimum(counts - 1), batch)[rows]
+            gradient = self.gradient(theta[rows], self.nodes[rows], block)
+            yield torch.where((number < counts[rows])[:, None], gradient, torch.zeros_like(gradient))
 
 
 class LocalGradient(Checked, ABC):
@@ -118,11 +126,9 @@ class SAGA(LocalGradient):
         allowed = f"at most {_LARGEST >> 30} GiB: a larger batch, fewer coordinates, or bravo-lsvrg, which has no table"
         require(size <= _LARGEST, "saga", f"a table of {size / 2**30:.1f} GiB", allowed)
         table = theta.new_zeros(len(theta), most, theta.shape[1])
-        for number in range(most):
-            # Nodes with fewer blocks compute their last one again, which is not kept.
-            block = torch.full_like(counts, number).minimum(counts - 1)
-            gradient = samples.gradient(theta, samples.nodes, samples.block(block, self.batch))
-            table[:, number] = torch.where((number < counts)[:, None], gradient, torch.zeros_like(gradient))
+        everybody = torch.arange(len(theta), device=theta.device)
+        for number, gradient in enumerate(samples.block_gradients(theta, counts, self.batch, everybody)):
+            table[:, number] = gradient
         return table
 
 
@@ -155,8 +161,6 @@ class LSVRG(LocalGradient):
     def _full(self, samples: LocalSamples, theta: Tensor, counts: Tensor, rows: Tensor) -> Tensor:
         """Full gradients [b, D] of the nodes `rows` [b], as means over their blocks."""
         total = torch.zeros_like(theta[rows])
-        for number in range(int(counts[rows].max())):
-            block = samples.block(torch.full_like(counts, number).minimum(counts - 1), self.batch)[rows]
-            gradient = samples.gradient(theta[rows], samples.nodes[rows], block)
-            total += torch.where((number < counts[rows])[:, None], gradient, torch.zeros_like(gradient))
+        for gradient in samples.block_gradients(theta, counts, self.batch, rows):
+            total += gradient
         return total / counts[rows].to(theta.dtype)[:, None]

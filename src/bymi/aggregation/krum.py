@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bymi.aggregation.base import SetRule, Tolerant, smallest, squared_distances
 from bymi.core.linalg import ascending
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Krum(Tolerant, SetRule):
     mean. Libraries that take the n - f - 1 nearest are this rule with f - 1.
     """
 
-    below: ClassVar[float] = 0.5
+    share: float = bounded(0.35, ge=0, lt=0.5)
     recorded: ClassVar[bool] = True
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:

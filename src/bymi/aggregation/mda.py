@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule, Tolerant, squared_distances
 from bymi.core.errors import require
+from bymi.core.named_parts import bounded
 
 _SUBSETS = 20_000  # subsets looked at per neighbourhood
 _ENTRIES = 1 << 22  # distances gathered at a time
@@ -27,7 +27,7 @@ class MDA(Tolerant, SetRule):
     as 17 vectors with f = 6 or more, are refused.
     """
 
-    below: ClassVar[float] = 0.5
+    share: float = bounded(0.35, ge=0, lt=0.5)
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
         count = valid.sum(1)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bymi.aggregation.base import CoordinateRule, Tolerant
 from bymi.aggregation.median import middle
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Meamed(Tolerant, CoordinateRule):
     f = ceil(`share` |N_i|), or `f`, below n / 2.
     """
 
-    below: ClassVar[float] = 0.5
+    share: float = bounded(0.35, ge=0, lt=0.5)
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
         number = count - self.assumed(count - 1, (count - 1) // 2)

@@ -8,9 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Around, DistanceRule, check_tolerance
-from bymi.aggregation.scclip import clipped, without_farthest
+from bymi.aggregation.base import Around, DistanceRule
+from bymi.aggregation.scclip import adaptive_radius, clipped
 from bymi.core.inbox import Round
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -23,14 +24,9 @@ class RTC(DistanceRule):
     some implementations; the paper's code is not public. The published method steps along a momentum: `momentum+rtc`.
     """
 
-    share: float = 0.35
+    share: float = bounded(0.35, ge=0, lt=1)
     clip_power: Literal[1, 2] = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, None)
-
     def choose(self, around: Around, round: Round) -> Tensor:
-        near, delta = without_farthest(around, self.share)
-        radius2 = (around.weight * near * around.dist2).sum(1, keepdim=True) / delta
+        near, radius2 = adaptive_radius(around, self.share)
         return around.weight * torch.where(near, clipped(around.dist2, radius2) ** self.clip_power, 0.0)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Around, DistanceRule, check_tolerance
-from bymi.core.errors import require
+from bymi.aggregation.base import Around, DistanceRule
 from bymi.core.inbox import Round
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,12 @@ class SCCLIP(DistanceRule):
     The published method steps along a momentum of 0.9: `momentum+scclip`.
     """
 
-    tau: float | None = None
-    share: float = 0.35
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, None)
-        require(self.tau is None or self.tau >= 0, "tau", self.tau, "0 or above, or None")
+    tau: float | None = bounded(None, ge=0)
+    share: float = bounded(0.35, ge=0, lt=1)
 
     def choose(self, around: Around, round: Round) -> Tensor:
         if self.tau is None:
-            near, delta = without_farthest(around, self.share)
-            radius2 = (around.weight * near * around.dist2).sum(1, keepdim=True) / delta
+            _, radius2 = adaptive_radius(around, self.share)
         else:
             radius2 = torch.full_like(around.dist2[:, :1], self.tau**2)
         return around.weight * clipped(around.dist2, radius2)
@@ -44,9 +38,10 @@ def clipped(dist2: Tensor, radius2: Tensor) -> Tensor:
     return torch.where(dist2 > 0, factor.nan_to_num(1.0, posinf=1.0).clamp_max(1.0), 1.0)
 
 
-def without_farthest(around: Around, share: float) -> tuple[Tensor, Tensor]:
-    """Mask [b, n] of messages left when the farthest of total weight at most delta are removed, and delta [b, 1]."""
+def adaptive_radius(around: Around, share: float) -> tuple[Tensor, Tensor]:
+    """Mask [b, n] of messages left when the farthest of total weight at most delta are removed, and tau^2 [b, 1] from these."""
     delta = share * around.weight.sum(1, keepdim=True)
     order = torch.where(around.heard, around.dist2, -1.0).argsort(dim=1, descending=True, stable=True)
     removed = around.weight.gather(1, order).cumsum(1) <= delta * (1 + 1e-9)
-    return around.heard & ~torch.zeros_like(around.heard).scatter(1, order, removed), delta
+    near = around.heard & ~torch.zeros_like(around.heard).scatter(1, order, removed)
+    return near, (around.weight * near * around.dist2).sum(1, keepdim=True) / delta

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from bymi.aggregation.base import CoordinateRule, Tolerant, whole
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class TrMean(Tolerant, CoordinateRule):
     Requires share < 1/2. Its error grows with the square root of the dimension, like the median's.
     """
 
-    below: ClassVar[float] = 0.5
+    share: float = bounded(0.35, ge=0, lt=0.5)
 
     def reduce(self, ordered: Tensor, count: Tensor) -> Tensor:
         trim = torch.floor(whole(self.share, count)) if self.f is None else torch.full_like(count, self.f)

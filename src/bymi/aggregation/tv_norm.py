@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import Order, OwnCoordinateRule
-from bymi.core.errors import require
 from bymi.core.inbox import Round
+from bymi.core.named_parts import bounded
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,7 @@ class DRSA(OwnCoordinateRule):
     """
 
     order: ClassVar[Order] = "combine-then-adapt"
-    penalty: float = 0.005
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.penalty >= 0, "penalty", self.penalty, "0 or above")
+    penalty: float = bounded(0.005, ge=0)
 
     def update(self, own: Tensor, messages: Tensor, heard: Tensor, round: Round) -> Tensor:
         signs = torch.where(heard[:, :, None], torch.sign(own[:, None] - messages), torch.zeros_like(messages))
@@ -42,4 +38,4 @@ class RSA(DRSA):
     sign(x_i - x_0)): that is DRSA on a star graph.
     """
 
-    penalty: float = 0.001
+    penalty: float = bounded(0.001, ge=0)

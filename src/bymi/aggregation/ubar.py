@@ -8,16 +8,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Order, WeightedRule, check_tolerance, tolerated
-from bymi.core.errors import InputError, require
+from bymi.aggregation.base import Order, Tolerant, WeightedRule
+from bymi.core.errors import InputError
 from bymi.core.inbox import Inbox, Losses, Mixture, Round
+from bymi.core.named_parts import bounded
 from bymi.core.neighbourhoods import Trial
 
 _WORST = torch.finfo(torch.float64).max
 
 
 @dataclass(frozen=True)
-class UBAR(WeightedRule):
+class UBAR(Tolerant, WeightedRule):
     """Keep the floor((1 - share) |N_i|) nearest neighbours; of these, average those whose loss is not above the own loss.
 
     If none passes, take the one of least loss. theta_i <- a theta_i + (1 - a) mean, a = `self_weight`. It needs a loss and one
@@ -26,14 +27,7 @@ class UBAR(WeightedRule):
     """
 
     order: ClassVar[Order] = "combine-then-adapt"
-    share: float = 0.35
-    self_weight: float = 0.5
-    f: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_tolerance(self.share, self.f)
-        require(0 <= self.self_weight <= 1, "self_weight", self.self_weight, "0 to 1")
+    self_weight: float = bounded(0.5, ge=0, le=1)
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         if round.losses is None:
@@ -41,7 +35,7 @@ class UBAR(WeightedRule):
         inbox.fetch()  # vectors are evaluated below, so distances may use them as well
         heard = inbox.heard
         count = heard.sum(1)
-        keep = count - tolerated(self.share, self.f, count, count - 1)
+        keep = count - self.assumed(count, count - 1)
         near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
 
         losses, own_loss = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
