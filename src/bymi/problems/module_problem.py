@@ -17,7 +17,7 @@ from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.problem import check_numbers, places_of
 from bymi.problems.stacked_layers import Stacked, losses_of
 
-_POOLED = 2048  # samples in one pass over pooled data
+_POOLED, _POOLED_ON_DEVICE = 2048, 8192  # samples in one pass over pooled data, on the CPU and on an accelerator
 
 
 class Shards(NamedTuple):
@@ -145,7 +145,7 @@ class ModuleProblem:
     def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
         places = self._all_rows(nodes)
-        parts = places.split(_POOLED)
+        parts = places.split(_pass_size(theta))
         gradients = theta.new_zeros(len(parts), self.dim)
 
         def work(models: Models, numbers: range) -> None:
@@ -163,7 +163,7 @@ class ModuleProblem:
         with torch.no_grad():
             sums = [
                 self._models.loss(self.outputs(theta, self._inputs[rows]), self._targets[rows]).double() * len(rows)
-                for rows in places.split(_POOLED)
+                for rows in places.split(_pass_size(theta))
             ]
         return torch.stack(sums).sum() / len(places)
 
@@ -175,7 +175,7 @@ class ModuleProblem:
 
     def outputs(self, theta: Tensor, inputs: Tensor) -> Tensor:
         """Outputs of one model [D] on inputs [s, ...]."""
-        parts = inputs.split(_POOLED)
+        parts = inputs.split(_pass_size(theta))
         outputs: list[Tensor] = [theta] * len(parts)
 
         def work(models: Models, numbers: range) -> None:
@@ -238,6 +238,11 @@ class ModuleProblem:
                     output[receivers, row] = torch.stack(losses).to(output.dtype)
 
         self._loop.spread(work, len(vectors))
+
+
+def _pass_size(theta: Tensor) -> int:
+    """Samples in one pass over pooled data. An accelerator waits for the host where passes are small."""
+    return _POOLED if theta.device.type == "cpu" else _POOLED_ON_DEVICE
 
 
 def _join(shards: Shards | Sequence[Shards]) -> tuple[Shards, list[int]]:
