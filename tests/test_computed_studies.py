@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bymi import InputError
+from bymi import RULES, InputError
 from bymi.paper import study_centres
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.computed_study import ComputedStudy
-from bymi.paper.page_grid import page, worth
+from bymi.paper.page_grid import figure, page, worth
 from bymi.paper.study_grid import GRID_STUDIES, TOLD, build_grid
 from bymi.paper.study_optimisers import METHODS, cut_graph
 from bymi.training.optimisers import OPTIMISERS
@@ -61,7 +61,31 @@ def test_tables_over_rules_name_runs_by_row_and_column() -> None:
         build_grid("rules", only=["nobody"])
     chosen = build_grid("rules", seeds=1, only=["balance"])
     assert {column.rpartition(", ")[2] for _, column, _ in chosen.trials} == {"alone", "published", "hardened"}
+    assert {row for row, _, _ in build_grid("rules", seeds=1).trials} == set(RULES)
     assert set(GRID_STUDIES) == {"misspecified", "rules", "rules-mnist"}
+
+
+@pytest.mark.parametrize("name", ["rules", "rules-mnist"])
+def test_a_study_over_rules_is_one_heat_map_and_one_table(name: str) -> None:
+    trials = build_grid(name, seeds=1).trials
+    images = name == "rules-mnist"
+    run = {"seed": 0, "outcome": "finished", "gap": None if images else 1e-3, "acc_scc": 0.9 if images else None}
+    run |= {"acc_normal": None, "core_byzantine": 0}
+    rows, columns = (list(dict.fromkeys(trial[at] for trial in trials)) for at in (0, 1))
+    cells: list[dict[str, Any]] = [{"row": row, "column": column, "runs": [run]} for row, column, _ in trials]
+    cells[0]["runs"] = [{**run, "core_byzantine": 1}]
+    data = {"study": name, "command": f"bymi reproduce {name}", "cells": cells}
+    panel, _bar = figure(data).axes
+    (grid,) = panel.images
+    assert grid.get_array().shape == (len(rows), len(columns))  # type: ignore[union-attr]
+    assert [text.get_text() for text in panel.texts] == ["x"], "the one cell with a Byzantine node in a core"
+    text = page(data)
+    assert text.count("![") == 1
+    assert len([line for line in text.splitlines() if line.startswith("| ---")]) == 1
+    assert [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")][2:] == rows
+    assert "Not among these runs" not in text
+    fewer = page({**data, "cells": [cell for cell in cells if cell["row"] != rows[-1]]})
+    assert (f"Not among these runs: {rows[-1]}." in " ".join(fewer.split())) == (name == "rules")
 
 
 def test_a_diverged_run_is_no_small_gap() -> None:

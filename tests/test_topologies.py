@@ -97,6 +97,38 @@ def test_a_hub_joins_two_cliques_and_has_leaves() -> None:
     assert ends.tolist() == [3 + 1 + 2, 3, 3, 3, 3, 3, 3, 3 + 1 + 2, 1, 1, 1, 1]
 
 
+def test_published_weights_of_dumbbell_and_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """He et al. 2022: 1 / (q + q_b + 1 + r) on every arc of a dumbbell with r random edges; delta / (b + 3) beside a hub."""
+    recipes = Dumbbell(leaves=2, random_edges=3, equal_weights=True), TwoCliquesHub(leaves=3, delta=0.5)
+    for size, name in ((None, "matrices"), (1, "lists")):
+        if size is not None:
+            monkeypatch.setattr(LIMITS, "lists_from", size)
+            monkeypatch.setattr(LIMITS, "nodes_per_place", 0)
+        drawn = recipes[0].draw(12, seed=4)
+        mixing = (drawn.dense() if isinstance(drawn, ListGraph) else drawn).mixing.numpy()
+        expected = np.zeros((12, 12))
+        for i, j in arcs(drawn):
+            expected[i, j] = 1 / (4 + 2 + 1 + 3)
+        np.testing.assert_allclose(mixing, expected + np.diag(1 - expected.sum(1)), rtol=0, atol=1e-15, err_msg=name)
+        added = arcs(drawn) - arcs(Dumbbell(leaves=2).draw(12))
+        assert len(added) == 2 * 3
+        assert all({i // 4, j // 4} == {0, 1} for i, j in added), "between the cliques"
+        assert added != arcs(recipes[0].draw(12, seed=5)) - arcs(Dumbbell(leaves=2).draw(12))
+
+        drawn = recipes[1].draw(14)
+        mixing = (drawn.dense() if isinstance(drawn, ListGraph) else drawn).mixing.numpy()
+        plain = TwoCliquesHub(leaves=3).draw(14)
+        before = (plain.dense() if isinstance(plain, ListGraph) else plain).mixing.numpy()
+        for leaf in (11, 12, 13):
+            assert mixing[0, leaf] == mixing[leaf, 0] == pytest.approx(0.5 / 6)
+        np.testing.assert_array_equal(
+            mixing[1:11, 1:11] - np.diag(np.diag(mixing)[1:11]), before[1:11, 1:11] - np.diag(np.diag(before)[1:11])
+        )
+        np.testing.assert_allclose(mixing.sum(1), 1, rtol=0, atol=1e-15)
+    with pytest.raises(InputError, match=r"^random_edges: got 16, allowed: fewer than 16"):
+        Dumbbell(random_edges=16).draw(8)
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_connected_the_same_for_a_seed_and_the_same_as_lists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe: Topology = {"geometric": Geometric(0.5), "two-cliques": TwoCliquesHub(3)}.get(name) or SHAPES[name]()

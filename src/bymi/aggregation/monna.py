@@ -1,4 +1,4 @@
-"""MoNNA (Farhadkhani et al. 2023): the mean of the vectors nearest to the own one, with momentum."""
+"""MoNNA (Farhadkhani et al. 2023): the mean of the vectors nearest to the own one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bymi.core.inbox import Round
 class MoNNA(Tolerant, DistanceRule):
     """Mean of the own vector and the n - f - 1 messages nearest to it, of n vectors in all: nearest neighbour averaging.
 
-    f = ceil(`share` |N_i|), or `f`; at least one message is used.
+    f = ceil(`share` |N_i|), or `f`; at least one message is used. Published with momentum: "momentum+monna:beta=0.99".
     """
 
     def choose(self, around: Around, round: Round) -> Tensor:

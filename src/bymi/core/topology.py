@@ -297,10 +297,14 @@ class Octopus(Shape):
 class Dumbbell(Shape):
     """Two cliques and a bridge between one node of each; both of these have `leaves` further nodes (He et al. 2022).
 
-    Leaves have the last numbers: `byzantine_placement` = "last" makes them Byzantine.
+    Leaves have the last numbers: `byzantine_placement` = "last" makes them Byzantine. `random_edges`: further edges between
+    the cliques. `equal_weights`: the published weights, 1 / (q + leaves + random_edges + 1) for every arc with cliques of q
+    nodes, the rest on the own vector; else Metropolis weights.
     """
 
     leaves: int = bounded(0, ge=0)
+    random_edges: int = bounded(0, ge=0)
+    equal_weights: bool = False
 
     def edges(self, nodes: int) -> Edges:
         q = (nodes - 2 * self.leaves) // 2
@@ -309,15 +313,30 @@ class Dumbbell(Shape):
         leaves = [(ends[leaf % 2], 2 * q + leaf) for leaf in range(2 * self.leaves)]
         return _clique(0, q) + _clique(q, q) + [ends] + leaves
 
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
+        check_draw(nodes, seed, must_connect)
+        edges, q = self.edges(nodes), (nodes - 2 * self.leaves) // 2
+        require(self.random_edges < q * q, "random_edges", self.random_edges, f"fewer than {q * q} between cliques of {q}")
+        if self.random_edges:
+            pairs = [divmod(pair, q) for pair in stream(seed, "graph").permutation(q * q).tolist()]
+            edges += [(i, q + j) for i, j in pairs if (i, j) != (0, q - 1)][: self.random_edges]
+        graph = graph_of(edges, nodes)
+        if not self.equal_weights:
+            return graph
+        weight = graph.hears.to(torch.float64) / (q + self.leaves + self.random_edges + 1)
+        return graph.with_weights(weight, 1 - weight.sum(1))
+
 
 @dataclass(frozen=True)
 class TwoCliquesHub(Shape):
     """Two cliques joined through one hub, node 0, which has `leaves` further nodes (He et al. 2022).
 
     The hub hears one node of each clique. Leaves have the last numbers: `byzantine_placement` = "last" makes them Byzantine.
+    `delta`: their arcs from and to the hub weigh delta / (leaves + 3), of Metropolis weights 1 / (leaves + 3).
     """
 
     leaves: int = bounded(1, ge=0)
+    delta: float = bounded(1.0, gt=0, le=1)
 
     def edges(self, nodes: int) -> Edges:
         size = (nodes - 1 - self.leaves) // 2
@@ -325,6 +344,14 @@ class TwoCliquesHub(Shape):
         require(fits, "leaves", self.leaves, f"a hub and two equal cliques of 2 or more in {nodes} nodes")
         leaves = [(0, 1 + 2 * size + leaf) for leaf in range(self.leaves)]
         return _clique(1, size) + _clique(1 + size, size) + [(0, 1), (0, 1 + size)] + leaves
+
+    def draw(self, nodes: int, *, seed: int = 0, must_connect: Tensor | None = None) -> Graph:
+        graph = super().draw(nodes, seed=seed, must_connect=must_connect)
+        if self.delta == 1:
+            return graph
+        leaf = torch.arange(nodes) >= nodes - self.leaves
+        weight = torch.where(leaf[:, None] | graph.look(leaf), self.delta * graph.weight, graph.weight)
+        return graph.with_weights(weight, 1 - weight.sum(1))
 
 
 @dataclass(frozen=True)

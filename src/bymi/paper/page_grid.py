@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from bymi.aggregation import RULES
 from bymi.core.files import write_bytes
 from bymi.paper.computed_study import paragraph
 from bymi.paper.provenance import fingerprints, origin
@@ -72,7 +73,7 @@ def page(data: dict[str, Any]) -> str:
         "",
         f"`{data['command']}`; {len(runs)} runs, {seeds}. Every value: [JSON]({data['study']}.json).",
         "",
-        paragraph(f"{GRID_STUDIES[name]} {_SETTINGS[name]}"),
+        paragraph(f"{GRID_STUDIES[name]} {_SETTINGS[name]}{_not_run(data)}"),
         "",
         f"![{data['study']}]({data['study']}.png)",
         "",
@@ -89,10 +90,16 @@ infiltrated."""
 _SETTINGS = {
     "misspecified": f"{_LINEAR.format(nodes=NODES['misspecified'])} In the figure a diverged run is at {_LOST:g}.",
     "rules": f"""{_LINEAR.format(nodes=NODES["rules"])} *Different*: node optima theta* + 0.3 z_i. Every rule has its default
-    parameters, but for MDA: f = 3 on a regular graph of degree 14, where all subsets can be looked at. ByRDiE and BRAVO are
-    left out: the first moves one coordinate per round, the second keeps tables of gradients.""",
+    parameters, but for MDA: f = 3 on a regular graph of degree 14, where all subsets can be looked at.""",
     "rules-mnist": "Settings of the recipe mnist. Entries are median accuracies in percent.",
 }
+
+
+def _not_run(data: dict[str, Any]) -> str:
+    """Which rules a study over all of them has no runs of; empty if none lacks."""
+    there = {cell["row"] for cell in data["cells"]}
+    missing = [rule for rule in RULES if rule not in there] if data["study"] == "rules" else []
+    return f" Not among these runs: {', '.join(missing)}." if missing else ""
 
 
 def table(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
