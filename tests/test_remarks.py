@@ -84,5 +84,5 @@ def test_a_step_size_above_its_cap_is_a_warning_in_a_program(tmp_path: Path) -> 
 
 
 def test_a_rule_alone_has_no_cap_to_remark_on() -> None:
-    specs = [spec.resolved for spec in load(None, ["optimisation.step_size=0.3", 'method=["dsgd","rule"]']).expand()]
+    specs = [spec.resolved for spec in load(None, ["optimisation.step_size=0.3", "method=[dsgd,rule]"]).expand()]
     assert [spec.remark for spec in specs] == [None, None]

@@ -387,3 +387,8 @@ def test_a_method_without_detection_has_a_plan_without_detector() -> None:
     plans = [set_up_run(spec.resolved).plan for spec in load(None, ["profile=paper", "nodes=20", "warm_up.rule=ios"]).expand()]
     assert [plan.detector for plan in plans] == [None, None, Detector()]
     assert [plan.warm_up.rule for plan in plans] == [RULES["average"](), RULES["ios"](), RULES["ios"]()]
+
+
+@pytest.mark.parametrize("words", ["[dsgd, rule]", "[dsgd,rule,]", '["dsgd", "rule"]', "['dsgd','rule']"])
+def test_methods_need_no_quotes(words: str) -> None:
+    assert load(None, [f"method={words}"]).methods == ["dsgd", "rule"]

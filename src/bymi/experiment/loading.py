@@ -60,7 +60,10 @@ def _read(override: str) -> tuple[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise InputError(f"{override!r}: expected key=value, such as nodes=50 or attack.share=0.2")
-    return key.strip(), read_value(text.strip())
+    key, text = key.strip(), text.strip()
+    if key == "method" and text.startswith("[") and text.endswith("]"):  # the one key with a list: quotes may be left out
+        return key, [word.strip(" \"'") for word in text[1:-1].split(",") if word.strip()]
+    return key, read_value(text)
 
 
 def base_values(source: str | None, imports: bool = False) -> dict[str, Any]:
