@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
+from typing import get_args
 from unittest import mock
 
 import pytest
@@ -14,6 +15,7 @@ import bymi as package
 from bymi.aggregation import RULES
 from bymi.attacks import ATTACKS
 from bymi.core.errors import EXIT_CODES
+from bymi.core.mixing_weights import Weights
 from bymi.core.topology import TOPOLOGIES
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, load
@@ -183,7 +185,7 @@ def test_list_names_every_part() -> None:
     answer = bymi("list")
     assert (answer.code, answer.err) == (0, "")
     first_words = {words[0] for words in answer.rows}
-    for table in (RECIPES, TOPOLOGIES, RULES, ATTACKS, TASKS, CENTRES, SCALES):
+    for table in (RECIPES, TOPOLOGIES, RULES, ATTACKS, TASKS, CENTRES, SCALES, get_args(Weights)):
         assert set(table) <= first_words
 
 

@@ -227,11 +227,11 @@ def test_checkpoints_hold_the_memory(tmp_path: Path) -> None:
             assert all(torch.equal(found.memory[name], part) for name, part in snapshot.state.memory.items())
 
 
-@pytest.mark.parametrize("name", ["ios", "median", "average"])
+@pytest.mark.parametrize("name", RULES)
 def test_the_order_of_gradient_and_mixing_is_an_option(name: str) -> None:
-    """One round by hand, with every weight on the table: before or after the exchange."""
-    graph = bymi.Complete().draw(5)
-    start = stream(1, "start").normal(5, 4)
+    """One round by hand: the gradient step before or after the exchange."""
+    graph = bymi.Complete().draw(9)
+    start = 2 + 0.3 * stream(1, "start").normal(9, 4)  # a step reverses the order of values
 
     class Problem:
         dim, samples = 4, 10
@@ -243,16 +243,22 @@ def test_the_order_of_gradient_and_mixing_is_an_option(name: str) -> None:
             return theta**3
 
         def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
-            raise AssertionError
+            return (vectors - 1).square().sum(-1).expand_as(wanted)
 
     from bymi.core.protocol_deviation import FollowsProtocol
-    from bymi.training.phases import warm_up
+    from bymi.training.phases import round_of, warm_up
 
-    rule, half = RULES[name](), start - 0.1 * start**3
-    for order, mixed, later in (("adapt-then-combine", half, 0.0), ("combine-then-adapt", start, 0.1 * start**3)):
+    rule, network, pool = RULES[name](), LocalNetwork(graph), torch.arange(10).expand(9, -1)
+    ends = []
+    for order in ("adapt-then-combine", "combine-then-adapt"):
         plan = Plan(10, 5, WarmUp(rule, StepSize(0.1), 1, order=order), detector=Detector())  # type: ignore[arg-type]
-        pool = torch.arange(10).expand(5, -1)
-        (after,) = warm_up(Problem(), LocalNetwork(graph), plan, pool, FollowsProtocol(), rounds=1)  # type: ignore[arg-type]
-        (inbox,) = LocalNetwork(graph).exchange(0, {PARAMETERS: mixed})
-        torch.testing.assert_close(after.theta, rule(inbox, Round()) - later, rtol=0, atol=1e-12)
+        (after,) = warm_up(Problem(), network, plan, pool, FollowsProtocol(), rounds=1)  # type: ignore[arg-type]
+        context = round_of(Problem(), network.nodes, pool[:, :1], plan, 0, 0.1)  # type: ignore[arg-type]
+        step = 0.1 * rule.descent(start**3, context)
+        first = order == "adapt-then-combine"
+        (inbox,) = network.exchange(0, {PARAMETERS: start - step if first else start})
+        expected = rule(inbox, context) - (0 if first else step)
+        torch.testing.assert_close(after.theta, expected, rtol=0, atol=1e-12)
+        ends.append(after.theta)
+    assert not torch.allclose(*ends)
     assert Median.order == "adapt-then-combine"

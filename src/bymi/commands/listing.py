@@ -14,6 +14,7 @@ KINDS = {
     "keys": "key",
     "recipes": "recipe",
     "graphs": "graph",
+    "weights": "weights",
     "rules": "warm_up.rule",
     "wrappers": "wrapper",
     "attacks": "attack",

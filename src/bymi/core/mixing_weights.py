@@ -11,11 +11,14 @@ import torch
 from bymi.core.graph import Graph
 
 Weights = Literal["metropolis", "max-degree", "uniform", "lazy"]
-"""Rows sum to one. d: number of nodes heard.
 
-metropolis: 1 / (1 + max(d_i, d_j)) per arc. max-degree: 1 / (1 + largest d). uniform: 1 / (1 + d_i), columns need not sum to
-one. lazy: half of the Metropolis weights, and half more on the own vector. The remainder of a row is on the own vector.
-"""
+WEIGHTS: dict[Weights, str] = {
+    "metropolis": "1 / (1 + max(d_i, d_j)) per arc, d the number of nodes heard; the rest of a row is on the own vector.",
+    "max-degree": "1 / (1 + largest d) per arc.",
+    "uniform": "1 / (1 + d_i) per arc; columns need not sum to one.",
+    "lazy": "Half of the Metropolis weights, and half more on the own vector.",
+}
+"""What each is. Rows sum to one."""
 
 LARGEST = 2000
 """Nodes up to which spectral gap and diameter are computed."""

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from bymi import aggregation, attacks, datasets, detection
 from bymi.core import topology
 from bymi.core.errors import EXIT_CODES, InputError
-from bymi.core.mixing_weights import figures_of
+from bymi.core.mixing_weights import WEIGHTS, figures_of
 from bymi.core.named_parts import Table
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
@@ -31,6 +31,7 @@ def catalogue() -> dict[str, list[Row]]:
             (name, f"warm_up.rule={_written(make().warm_up.rule)}", _first_line(make)) for name, make in RECIPES.items()
         ],
         "graph": _rows(topology.TOPOLOGIES),
+        "weights": [(name, "", said) for name, said in WEIGHTS.items()],
         "warm_up.rule": _rows(aggregation.RULES),
         "wrapper": [(f"{name}+RULE", _parameters(entry), _first_line(entry)) for name, entry in aggregation.WRAPPERS.items()],
         "attack": _rows(attacks.ATTACKS),
