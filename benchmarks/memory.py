@@ -25,9 +25,8 @@ from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.join_process_group import ranks
 from bymi.experiment import load
 from bymi.report.tables import plain_table
-from bymi.runs import run
+from bymi.runs import run, run_all
 from bymi.runs.run_folder import environment
-from bymi.runs.run_on_ranks import run_together
 
 Row = dict[str, Any]
 LISTS = ["graph=regular:degree=20"]
@@ -77,7 +76,7 @@ def measure(words: list[str], note: str) -> None:
             keep_memory()  # as on ranks, and as the command line does
             run(spec.resolved, out, host=Host(device="cpu", threads=1))
         else:
-            run_together([spec.resolved], out, group, host=Host(device="cpu", threads=1))
+            run_all([spec.resolved], out, group=group, host=Host(device="cpu", threads=1))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     Path(f"{note}-{os.environ.get('RANK', '0')}").write_text(json.dumps(peak))
 

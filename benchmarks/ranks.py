@@ -39,9 +39,8 @@ from bymi.experiment import load
 from bymi.report.tables import plain_table
 from bymi.runs import run_all
 from bymi.runs.run_folder import environment
-from bymi.runs.run_on_ranks import run_together
 from bymi.runs.run_setup import set_up_run
-from bymi.runs.simulate import alone, lay_out
+from bymi.runs.simulate import engine_of
 
 Row = dict[str, Any]
 OUT = Path(__file__).parent / "results" / "ranks.json"
@@ -74,7 +73,7 @@ def walk(case: str) -> Row | None:
     torch.set_num_threads(1)
     with ranks(120, device="cpu") as group:
         look = Look(group)
-        course = alone(resolved, host) if group is None else lay_out(resolved, host, group)
+        course = engine_of(resolved, host, group)
         rounds, looks, before = [], [], None
         for moment in course.rounds(None, lambda step, phase: False):
             now = _mark(course.group)
@@ -155,7 +154,7 @@ class Look:
         group = self._group
         rows, wide = torch.randn(100, 1024, dtype=torch.float64), torch.randn(100, 61706)
         weights = torch.rand(50, 100)
-        rounds = alone(self._tiny, Host(device="cpu", threads=1)).rounds(None, lambda step, phase: False)
+        rounds = engine_of(self._tiny, Host(device="cpu", threads=1)).rounds(None, lambda step, phase: False)
         marks = [time.perf_counter() for _ in rounds]
         row = {
             "gradient": {recipe: usual(work, group) / nodes for recipe, (work, nodes) in self._gradients.items()},
@@ -278,7 +277,7 @@ def run_recipe() -> Row | None:
     """The recipe mnist from start to end, on all ranks or in this process, with one thread each."""
     specs, host = [load("mnist", []).resolved], Host(device="cpu", threads=1, checkpoint_every=0)
     with tempfile.TemporaryDirectory() as out, ranks(600, device="cpu") as group:
-        found = run_all(specs, out, jobs=1, host=host) if group is None else run_together(specs, out, group, host=host)
+        found = run_all(specs, out, jobs=1 if group is None else None, host=host, group=group)
     return {key: found[0][key] for key in ("seconds", "detection_seconds", "acc_scc")} if found else None
 
 

@@ -38,9 +38,8 @@ from bymi.core.errors import BymiError
 from bymi.distributed.execution_settings import Host, one_thread
 from bymi.distributed.join_process_group import ranks
 from bymi.distributed.process_group import Group
-from bymi.runs import read_resolved_specs
+from bymi.runs import read_resolved_specs, run_all
 from bymi.runs import safetensors_file as tensorfile
-from bymi.runs.run_on_ranks import run_apart, run_together
 from tests.golden.forms import LISTS, set_limits
 from tests.golden.record import play
 from tests.golden.table import RUNS
@@ -84,11 +83,11 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         if "specs" in job:
             with ranks() as group, Largest() if job.get("largest") else nullcontext() as seen:
                 assert group is not None
-                spread = run_apart if job.get("apart") else run_together
-                spread(
+                run_all(
                     read_resolved_specs(Path(job["specs"])),
                     job["out"],
-                    group,
+                    group=group,
+                    apart=job.get("apart", False),
                     host=Host(device="cpu", checkpoint_every=job.get("every")),
                 )
                 sent = {name: asdict(entry) for name, entry in group.traffic.items()}

@@ -16,7 +16,7 @@ from bymi.distributed.execution_settings import Host
 from bymi.experiment import Spec, load, run_all
 from bymi.runs import ResolvedSpec, __main__, read_resolved_specs, write_resolved_specs
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.run_folder import SUMMARY_KEYS
 from tests.commands import dates_in, only_line
 from tests.idx_files import write_image_set
 

@@ -23,7 +23,7 @@ from bymi.experiment.spec import Spec
 from bymi.paper import study_scenarios as studies
 from bymi.report.tables import cells, columns
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.runs.tasks import TASKS
 from tests.commands import (
     GAP_FILES,
@@ -289,7 +289,7 @@ def test_the_worst_ending_of_several_runs_is_the_exit_code(tmp_path: Path, monke
 
 @pytest.mark.parametrize("said", ["", "interrupted"])
 def test_interrupting_is_exit_code_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    monkeypatch.setattr("bymi.experiment.run_all", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("bymi.runs.run_all", mock.Mock(side_effect=KeyboardInterrupt))
     answer = bymi("run", *TINY, "--out", tmp_path)
     assert (answer.code, answer.out) == (130, "")
     assert said in answer.err

@@ -60,7 +60,7 @@ def assert_refused(scene: RunSetup, snapshots: list[Snapshot], recorder: Recorde
     assert verdict is not None
     assert torch.equal(verdict.reason[honest] == NOT_HEARD, bad_arcs[honest])
     assert bool(verdict.flagged[honest][bad_arcs[honest]].all())
-    summary = recorder.summary(seconds=0.0)
+    summary = recorder.summary()
     # Three rounds of warm-up and one detection, in which the two halves of a sender count once.
     assert summary["unheard"] == {"messages": 4 * int(bad_arcs[honest].sum()), "senders": senders}
     assert (summary["pa"], summary["core_byzantine"]) == (1.0, 0)
@@ -102,13 +102,13 @@ def test_baselines_count_every_refused_message(method: str, attack: str) -> None
     arcs = int((scene.graph.hears & scene.byzantine)[honest].sum())
     assert all(bool(torch.isfinite(snapshot.theta[honest]).all()) for snapshot in snapshots)
     senders = scene.byzantine.nonzero().flatten().tolist()
-    assert recorder.summary(seconds=0.0)["unheard"] == {"messages": 10 * arcs, "senders": senders}
+    assert recorder.summary()["unheard"] == {"messages": 10 * arcs, "senders": senders}
 
 
 def test_nothing_is_refused_among_well_behaved_messages() -> None:
     _, snapshots, recorder = follow(spec_of("attack=parameter"))
     assert all(snapshot.inbox.complete for snapshot in snapshots)
-    assert recorder.summary(seconds=0.0)["unheard"] == {"messages": 0, "senders": []}
+    assert recorder.summary()["unheard"] == {"messages": 0, "senders": []}
 
 
 # One node of twenty holds something wild and sends it; the others must not notice more than its silence.
@@ -177,5 +177,5 @@ def test_attackers_whose_own_parameters_are_infinite_harm_nobody(rule: str, mixi
     honest = ~scene.byzantine
     assert not bool(torch.isfinite(snapshots[0].theta[~honest]).all(1).any()), "the attackers did overflow"
     assert all(bool(torch.isfinite(snapshot.theta[honest]).all()) for snapshot in snapshots)
-    assert recorder.outcome().ending != "diverged"
-    assert recorder.summary(seconds=0.0)["pa"] == 1.0
+    assert recorder.outcome()[0] != "diverged"
+    assert recorder.summary()["pa"] == 1.0

@@ -15,7 +15,7 @@ from bymi.paper import page_images as report
 from bymi.paper import study_images as images
 from bymi.paper.study_images import IMAGE_STUDIES, build_image_study
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.run_folder import SUMMARY_KEYS
 from tests.pages import are_pictures, headings_of, rows_of
 
 ATTACKS = ("ood", "gradient", "ipm")

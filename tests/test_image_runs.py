@@ -25,7 +25,8 @@ from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import run_folder as store
 from bymi.runs import tasks
-from bymi.runs.metrics import SUMMARY_KEYS, Recorder
+from bymi.runs.metrics import Recorder
+from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import simulate
 from tests.idx_files import write_image_set

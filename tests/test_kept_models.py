@@ -27,8 +27,8 @@ from bymi.runs import run_folder as store
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs import single_run as runner
 from bymi.runs.run_setup import set_up_run
-from bymi.runs.simulate import ManyProcesses, lay_out
-from bymi.runs.trained_models import MODEL, NODES, collect, nodes_to_keep, write_models
+from bymi.runs.simulate import ManyProcesses, engine_of
+from bymi.runs.trained_models import MODEL, NODES, collect, write_models
 from tests.commands import bymi as command
 from tests.commands import mistake
 from tests.idx_files import write_image_set
@@ -192,7 +192,7 @@ def test_models_that_are_not_finite_are_kept_as_they_are(number: float, tmp_path
     problem = set_up_run(spec_of(*METHODS["dsgd"]).resolved).problem
     theta = torch.ones(3, 4, dtype=torch.float64)
     theta[1, 2] = number
-    words = write_models(tmp_path, collect(Held(theta), torch.arange(3) < 2, torch.tensor([0, 1])), problem, {})
+    words = write_models(tmp_path, collect(Held(theta), torch.arange(3) < 2, torch.arange(3) > 2, "all"), problem, {})
     assert words["model_finite"] is False
     expected = theta[:2].mean(0)
     assert torch.equal(bymi.load_model(tmp_path)["theta"].nan_to_num(7), expected.nan_to_num(7))
@@ -214,7 +214,7 @@ def test_a_disk_without_room_for_the_model_is_one_line(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("damage", ["cut", "changed", "of nothing", "a folder"])
 def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
     problem = set_up_run(spec_of(*METHODS["dsgd"]).resolved).problem
-    write_models(tmp_path, collect(Held(torch.ones(4, 4)), torch.arange(4) < 3, torch.tensor([2])), problem, {})
+    write_models(tmp_path, collect(Held(torch.ones(4, 4)), torch.arange(4) < 3, torch.arange(4) < 2, "mean"), problem, {})
     path = tmp_path / MODEL
     content = path.read_bytes()
     path.unlink()
@@ -231,9 +231,10 @@ def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("keep", "kept"), [("mean", [1]), ("all", [0, 1, 2, 3])])
 def test_which_nodes_are_kept(keep: KeepModels, kept: list[int]) -> None:
     byzantine = torch.tensor([True, False, False, True])
-    assert nodes_to_keep(torch.tensor([True, True, True, False]), byzantine, keep).tolist() == kept
-    only_byzantine = nodes_to_keep(torch.tensor([True, False, False, True]), byzantine, "mean")
-    assert only_byzantine.tolist() == [1], "an honest node even where the core has none"
+    models = Held(torch.randn(4, 2))
+    assert collect(models, torch.tensor([True, True, True, False]), byzantine, keep).nodes.tolist() == kept
+    only_byzantine = collect(models, torch.tensor([True, False, False, True]), byzantine, "mean")
+    assert only_byzantine.nodes.tolist() == [1], "an honest node even where the core has none"
 
 
 class Odd(nn.Module):
@@ -271,11 +272,12 @@ def test_buffers_and_shared_parameters_are_in_the_state() -> None:
 def test_shards_of_one_process_have_the_models_of_all_nodes() -> None:
     """What a run has that was stopped after its last round: states, and no round to come."""
     spec = spec_of(*METHODS["paper"])
-    course = lay_out(spec.resolved, Host(), Group())
+    course = engine_of(spec.resolved, Host(), Group())
     assert isinstance(course, ManyProcesses)
     *_, last = course.rounds(None, lambda step, phase: False)
     members = torch.arange(16) % 3 > 0
-    from_round, from_states = (collect(some, members, torch.arange(16)) for some in (last.models, course.models(last.states)))
+    both = (last.models, course.models(last.states))
+    from_round, from_states = (collect(some, members, ~members, "all") for some in both)
     assert torch.equal(from_round.mean, from_states.mean)
     assert torch.equal(from_round.models, from_states.models)
     assert from_round.models.shape == (16, 4)

@@ -170,7 +170,7 @@ def walk(scene: RunSetup, steps: int) -> None:
         spread, scene.plan, None, due=lambda *_: True, lost=lambda lengths: False, wants=lambda *_: False
     ):
         recorder.see(moment.snapshot, moment.models)
-    recorder.summary(0.0)
+    recorder.summary()
 
 
 @pytest.mark.parametrize("words", [["profile=paper"], ["watch.every=off", "attack=dissensus"]])

@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from bymi import Complete, LocalNetwork, Ring
+from bymi.commands.run import worst
 from bymi.core.errors import EXIT_CODES
 from bymi.core.graph import Graph
 from bymi.core.topic import PARAMETERS
 from bymi.detection import Verdict
 from bymi.problems import LinearProblem, linear_problem, linear_shard
 from bymi.runs.evaluators import LinearEvaluator
-from bymi.runs.metrics import SUMMARY_KEYS, Recorder, false_discoveries, honest_edge_loss, sure_detection
-from bymi.runs.outcome import ENDING_CODES, worst
+from bymi.runs.metrics import ENDING_CODES, Recorder, false_discoveries, honest_edge_loss, sure_detection
+from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.training.state import Snapshot
 
 BYZANTINE = torch.tensor([False, False, False, True, True])
@@ -81,7 +82,7 @@ def test_after_a_detection_the_gap_is_over_the_core() -> None:
     theta = problem().minimiser(torch.tensor([0, 1, 2])).expand(5, -1).clone()
     theta[3:] = 100.0
     watch.see(snapshot(theta, graph, 5, flagged))
-    summary = watch.summary(1.0)
+    summary = watch.summary()
     assert summary["gap"] < 1e-25
     assert summary["gap_weighted"] < 1e-25
     assert (summary["core_size"], summary["core_byzantine"], summary["core_closed"]) == (3, 0, True)
@@ -108,7 +109,7 @@ def test_outcomes(graph: Complete | Ring, flagged: torch.Tensor, value: float, e
     drawn = graph.draw(5)
     watch = recorder(drawn)
     watch.see(snapshot(torch.full((5, 4), value, dtype=torch.float64), drawn, 5, flagged))
-    summary = watch.summary(1.0)
+    summary = watch.summary()
     assert summary["outcome"] == ending
     assert words in summary["sentence"]
     assert watch.diverged == (ending == "diverged")
@@ -128,9 +129,9 @@ def test_divergence_is_seen_in_any_round(value: float) -> None:
     assert row is not None
     assert row["step"] == 3
     assert watch.diverged
-    assert "1 of 3 honest nodes left all bounds by step 3, first node 1" in watch.summary(1.0)["sentence"]
+    assert "1 of 3 honest nodes left all bounds by step 3, first node 1" in watch.summary()["sentence"]
     watch.see(snapshot(fine, graph, 5))
-    assert watch.summary(1.0)["outcome"] == "diverged"
+    assert watch.summary()["outcome"] == "diverged"
 
 
 def test_a_diverging_byzantine_node_is_not_a_diverging_run() -> None:
@@ -140,7 +141,7 @@ def test_a_diverging_byzantine_node_is_not_a_diverging_run() -> None:
     theta[4] = float("inf")
     assert watch.see(snapshot(theta, graph, 4)) is None
     watch.see(snapshot(theta, graph, 5))
-    assert watch.summary(1.0)["outcome"] == "finished"
+    assert watch.summary()["outcome"] == "finished"
 
 
 def test_every_ending_has_a_documented_exit_code() -> None:
@@ -160,5 +161,5 @@ def test_a_baseline_has_no_core_that_could_be_infiltrated() -> None:
     graph = Complete().draw(5)
     watch = recorder(graph)
     watch.see(snapshot(torch.zeros(5, 4, dtype=torch.float64), graph, 5))
-    summary = watch.summary(1.0)
+    summary = watch.summary()
     assert (summary["outcome"], summary["core_byzantine"]) == ("finished", None)

@@ -20,7 +20,7 @@ from bymi.experiment.train import train
 from bymi.node.roster import edges_of
 from bymi.runs import run_all
 from bymi.runs.run_setup import set_up_run
-from bymi.runs.simulate import lay_out
+from bymi.runs.simulate import engine_of
 
 SMALL = ["nodes=24", "steps=60", "data.dim=4", "data.samples=60", "redraw_every=5", "redraw_graphs=3", "graph.p=0.5"]
 DRAWN = RedrawnGraph.draw(ErdosRenyi(0.4), 12, every=3, graphs=3, seed=7)
@@ -115,7 +115,7 @@ def test_other_networks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Group()
     monkeypatch.setattr("bymi.runs.run_setup.default_layout", lambda *_: object())
     with pytest.raises(InputError, match="redraw_every: got 5, allowed: off with several ranks"):
-        lay_out(spec, Host(), pair)
+        engine_of(spec, Host(), pair)
     with pytest.raises(InputError, match="redraw_every: got 5, allowed: off with real nodes"):
         edges_of(spec, 24, None)
     with pytest.raises(InputError, match=r"redraw_every: got .3 with a graph that is not drawn"):

@@ -27,7 +27,6 @@ from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import parallel_runs
 from bymi.runs import run_folder as store
-from bymi.runs import run_on_ranks as ranks
 from bymi.runs import simulate as course
 from bymi.runs import single_run as runner
 from bymi.runs.resolved_spec import write_resolved_specs
@@ -394,5 +393,5 @@ def test_whole_runs_on_ranks_keep_the_code_of_their_error(tmp_path: Path, monkey
 
     monkeypatch.setattr(footprint, "available", lambda: 10**9)
     specs = [tiny().resolved, tiny("nodes=100000", "graph=complete").resolved]
-    results = ranks.run_apart(specs, tmp_path, Alone())
+    results = parallel_runs.run_all(specs, tmp_path, group=Alone(), apart=True)
     assert [type(result) for result in results] == [dict, OutOfMemoryError]

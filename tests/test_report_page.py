@@ -16,11 +16,11 @@ import torch
 
 import bymi as bymi_package
 from bymi.detection import REASONS
-from bymi.report import meanings
+from bymi.report import tables
 from bymi.report.page_data import halves, phases, run_data, step_factors
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import DETECTIONS, PER_NODE
 from bymi.runs.results_table import find_runs
+from bymi.runs.run_folder import DETECTIONS, PER_NODE
 from tests.browser import assert_fits, browser, needs_browser, requests_of
 from tests.commands import bymi, mistake
 
@@ -194,7 +194,7 @@ def reason_at(runs: Path, arc: int) -> str:
 
 
 def test_every_reason_has_a_meaning() -> None:
-    assert set(meanings.REASONS) == set(REASONS) - {"kept"}
+    assert set(tables.REASONS) == set(REASONS) - {"kept"}
 
 
 @needs_browser

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from bymi.commands.run import steps_to_do
 from bymi.distributed.execution_settings import Host
 from bymi.experiment import load, run, run_all
 from bymi.runs import __main__ as runs_command
 from bymi.runs import run_folder as store
 from bymi.runs import single_run as runner
-from bymi.runs import steps_to_do, write_resolved_specs
+from bymi.runs import write_resolved_specs
 from tests.commands import bymi
 
 WORDS = ("profile=paper", "method=dsgd", "nodes=12", "steps=20", "data.dim=3", "data.samples=20", "record_every=5")

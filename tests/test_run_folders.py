@@ -14,7 +14,7 @@ from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import parallel_runs
 from bymi.runs import run_folder as store
 from bymi.runs import single_run as runner
-from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.runs.run_setup import set_up_run
 from tests.commands import TINY, dates_in, start
 

@@ -11,7 +11,7 @@ import matplotlib as mpl
 import pytest
 
 from bymi import ATTACKS, RULES, TOPOLOGIES
-from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.run_folder import SUMMARY_KEYS
 
 ROOT = Path(__file__).parents[1]
 ADDED = {"index.md", "changelog.md", "contributing.md"}  # made from files of the root by docs/site_hooks.py

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from bymi import InputError
+from bymi.commands.run import steps_to_do
 from bymi.experiment import load, run_all
 from bymi.paper import page_default as default
 from bymi.paper import page_scenarios as report
@@ -20,7 +21,6 @@ from bymi.paper.study_scenarios import Study, build_study
 from bymi.paper.write_study import show
 from bymi.report.tables import terminal_table
 from bymi.runs import run_folder as store
-from bymi.runs import steps_to_do
 from tests.commands import FINISHES
 
 

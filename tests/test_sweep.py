@@ -15,7 +15,7 @@ import bymi as package
 from bymi.distributed.execution_settings import Host
 from bymi.experiment import load
 from bymi.experiment.sweep import load_sweep, read_list
-from bymi.report.results_text import means_text
+from bymi.report.sweep_data import means_text
 from bymi.runs import run_folder as store
 from bymi.runs.parallel_runs import dealt
 from bymi.runs.results_table import SWEEP, ListedRun, find_runs, mean_and_deviation, table_of

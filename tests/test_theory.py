@@ -37,11 +37,11 @@ from bymi.runs.convergence_theory import (
     mixing_of,
     premix_rounds,
     second_eigenvalue,
-    spaced,
     theory_of,
 )
 from bymi.runs.evaluators import Average, LinearEvaluator, look
-from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.metrics import spaced
+from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.runs.run_setup import set_up_run
 from tests.reference import theory as slow
 

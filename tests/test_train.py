@@ -26,7 +26,8 @@ from bymi.problems import lenet, start_of
 from bymi.report.page import write_page
 from bymi.report.tables import cells
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import DETECTIONS, TRUTH_KEYS
+from bymi.runs.metrics import TRUTH_KEYS
+from bymi.runs.run_folder import DETECTIONS
 from bymi.training.samples import all_samples, fresh_halves, split_samples
 
 NODES = 10

@@ -120,28 +120,10 @@ __all__ = [
 ]
 
 _ROOMS = (
-    *(
-        "core.errors",
-        "core.random_streams",
-        "core.graph",
-        "core.list_graph",
-        "core.topology",
-        "core.inbox",
-        "core.topic",
-        "core.network",
-        "core.time_varying_graph",
-    ),
-    *("aggregation", "problems", "detection", "attacks"),
-    *(
-        "training.plan",
-        "training.state",
-        "training.phases",
-        "training.algorithm",
-        "runs.trained_models",
-        "runs.results_table",
-        "runs.simulate",
-    ),
-    "experiment.train",
+    *("core.errors", "core.random_streams", "core.graph", "core.list_graph", "core.topology", "core.inbox", "core.topic"),
+    *("core.network", "core.time_varying_graph", "aggregation", "problems", "detection", "attacks"),
+    *("training.plan", "training.state", "training.phases", "training.algorithm"),
+    *("runs.trained_models", "runs.results_table", "runs.simulate", "experiment.train"),
 )
 """Where the names are; the first room that has one counts."""
 

@@ -174,7 +174,3 @@ def differences(label: str, summary: dict[str, Any]) -> list[str]:
         if not same:
             found.append(f"{label} {key} is {got}, stored {expected}")
     return found
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)

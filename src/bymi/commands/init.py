@@ -56,7 +56,3 @@ def init(
     require(force or not path.exists(), "FILE", str(path), "a file that is not there yet, or --force")
     files.write_bytes(path, TEMPLATE.format(name=path.name).encode())
     print_line(f"Wrote {path}. Next: {own_command()} run {path}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(init)

@@ -69,7 +69,3 @@ def heading_of(kind: str, headings: list[str]) -> str:
     close = difflib.get_close_matches(word, KINDS, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise InputError(f"KIND: got {kind!r}{hint}; allowed: {', '.join(KINDS)}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command("list")(list_parts)

@@ -32,7 +32,3 @@ def report(
 
         if not webbrowser.open_new_tab(output.resolve().as_uri()):
             print_line(f"No browser was found; open {output.resolve().as_uri()}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(report)

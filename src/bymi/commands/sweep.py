@@ -5,28 +5,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bymi.commands.options import (
-    AsJson,
-    CheckpointEvery,
-    DataFolder,
-    Device,
-    Gradients,
-    Imports,
-    Jobs,
-    KeepModels,
-    Quiet,
-    Timeout,
-    Track,
-    complete_words,
-)
+from bymi.commands import options
 from bymi.commands.printing import console, print_line
 from bymi.commands.progress_display import clock
+from bymi.commands.run import run_specs
 from bymi.core.errors import BymiError
 
 _TIMED = 6  # kinds of runs that a dry run times
@@ -39,33 +26,32 @@ def sweep(
         list[str],
         typer.Argument(
             metavar="[RECIPE|FILE] [KEY=[A,B,C]] [seeds=N]",
-            autocompletion=complete_words,
+            autocompletion=options.complete_words,
             help="A recipe or a file, then keys: attack=[ipm,gradient] nodes=60 seeds=5. Lists, in a file too, mean a product.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="Folder for the run folders, results.csv and report.html.")] = Path(
         "sweep"
     ),
-    jobs: Jobs = None,
+    jobs: options.Jobs = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs and estimate the time; run nothing.")] = False,
-    device: Device = "auto",
-    gradients: Gradients = "auto",
-    data: DataFolder = None,
-    checkpoint_every: CheckpointEvery = None,
-    keep_models: KeepModels = "none",
-    imports: Imports = False,
-    timeout: Timeout = 60.0,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-    track: Track = None,
+    device: options.Device = "auto",
+    gradients: options.Gradients = "auto",
+    data: options.DataFolder = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    keep_models: options.KeepModels = "none",
+    imports: options.Imports = False,
+    timeout: options.Timeout = 60.0,
+    quiet: options.Quiet = False,
+    as_json: options.AsJson = False,
+    track: options.Track = None,
 ) -> None:
     """Run every combination of settings and seeds, then write results.csv and report.html. The same command resumes it."""
-    from bymi.commands.running import run_specs
     from bymi.distributed.join_process_group import ranks
     from bymi.experiment.sweep import load_sweep
     from bymi.report.page import write_page
     from bymi.runs import run_folder as store
-    from bymi.runs.results_table import results
+    from bymi.runs.results_table import results as read_results
 
     sys.path.append(os.getcwd())  # for own parts, module:Name
     source = words.pop(0) if "=" not in words[0] else None
@@ -84,7 +70,7 @@ def sweep(
         return
     errors = {spec.digest: str(one) for spec, one in zip(plan.specs, found, strict=True) if isinstance(one, BymiError)}
     plan.list_in(out, errors)
-    table = results(out)
+    table = read_results(out)
     table.to_csv(out / "results.csv")
     write_page([out], out / "report.html")
     if as_json:
@@ -137,16 +123,16 @@ def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> N
         print_line(f"Estimated time: about {clock(_START + total / beside)} with {beside} at a time on idle cores")
 
 
-def results_command(
+def results(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs, or run folders.")],
     csv: Annotated[Path | None, typer.Option("--csv", help="Write all runs to this file.")] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", help="Write all runs to this file (extra: pandas).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all runs as JSON, an object per line.")] = False,
 ) -> None:
     """Print means and deviations over seeds of all runs in folders; write every run to a file."""
-    from bymi.runs.results_table import results
+    from bymi.runs.results_table import results as read_results
 
-    table = results(list(folders))
+    table = read_results(list(folders))
     if csv is not None:
         table.to_csv(csv)
     if parquet is not None:
@@ -168,14 +154,6 @@ def _print_rows(table: Any) -> None:
 
 def _print_means(table: Any, *, error: bool = False) -> None:
     """Print a row per setting: mean and deviation over seeds of the main measures."""
-    from bymi.report.results_text import means_text
+    from bymi.report.sweep_data import means_text
 
     print_line(means_text(table, console(error=error).width), error=error)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(sweep)
-    app.command("results")(results_command)
-
-
-__all__: Sequence[str] = ["register"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,7 @@ def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = N
     require(source is None or isinstance(source, str), "source", source, "the name of a recipe or file, or None")
     words = isinstance(overrides, (list, tuple)) and all(isinstance(word, str) for word in overrides)
     require(words, "overrides", overrides, 'a list of strings such as "nodes=50"')
-    values = base_values(source, imports)
-    given = [_read(override) for override in overrides]
-    for key, value in given:  # a profile first: the other keys override it
-        if key == "profile":
-            values = over(values, str(value))
-    for key, value in given:
-        if key != "profile":
-            set_value(values, key, value)
+    values = with_settings(base_values(source, imports), [_read(override) for override in overrides])
     if seed is not None:
         values["seed"] = seed
     try:
@@ -104,7 +97,19 @@ def _merge(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def set_value(values: dict[str, Any], key: str, value: Any) -> None:
+def with_settings(values: Mapping[str, Any], given: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Nested values with dotted keys set: a profile first, since the other keys override it."""
+    changed = dict(values)
+    for key, value in given:
+        if key == "profile":
+            changed = over(changed, str(value))
+    for key, value in given:
+        if key != "profile":
+            _set(changed, key, value)
+    return changed
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
     """Set a dotted key in nested values, of which the outermost changes; `attack.name=ipm` is the same as `attack=ipm`."""
     path = key.split(".")
     if len(path) > 1 and path[-1] == "name":

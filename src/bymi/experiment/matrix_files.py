@@ -82,10 +82,6 @@ def _limit(path: Path) -> int:
     return min(status.st_size, LIMIT)
 
 
-def _read_npy(content: bytes) -> Contents:
-    return Contents({"array": _tensor(_array(content))})
-
-
 def _array(content: bytes) -> np.ndarray[Any, Any]:
     """The array of an .npy file, without a copy."""
     stream = io.BytesIO(content)
@@ -226,7 +222,7 @@ def _tensor(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 _READERS: dict[str, Callable[[bytes], Contents]] = {
-    ".npy": _read_npy,
+    ".npy": lambda content: Contents({"array": _tensor(_array(content))}),
     ".npz": _read_npz,
     ".csv": _read_csv,
     ".pt": _read_pt,

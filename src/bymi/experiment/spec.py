@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast, get_args
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 from bymi import aggregation, attacks, detection
 from bymi.core import topology
@@ -12,7 +12,7 @@ from bymi.core.errors import InputError
 from bymi.core.graph import NOT_MUTUAL
 from bymi.core.mixing_weights import Weights
 from bymi.experiment.spec_sections import Off, Part, PartOf, Section, derived
-from bymi.experiment.validation_errors import first_mistake
+from bymi.experiment.validation_errors import validated
 from bymi.runs import tasks
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec
 from bymi.training import optimisers, plan
@@ -324,7 +324,4 @@ def default_values() -> dict[str, Any]:
 
 def read_spec(values: dict[str, Any]) -> Spec:
     """A Spec from nested plain values; raises InputError, in one line that names the key."""
-    try:
-        return Spec.model_validate(values)
-    except ValidationError as problem:
-        raise first_mistake(problem, Spec) from None
+    return validated(Spec, values)

@@ -13,7 +13,6 @@ from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment.spec import Spec
 from bymi.runs.parallel_runs import Progress, Result, Watch
-from bymi.runs.run_on_ranks import run_apart, run_together
 
 
 def run(
@@ -64,9 +63,5 @@ def run_all(
     require(jobs is None or (is_integer(jobs) and jobs >= 1), "jobs", jobs, "an integer, 1 or more, or None")
     _check(out, host, again, specs)
     host = replace(host or Host(), again=again)
-    resolved = [spec.resolved for spec in specs]
-    if group is None:
-        return runs.run_all(resolved, out, jobs=jobs, progress=progress, host=host, watch=watch)
-    require(jobs is None, "--jobs", jobs, "without torchrun, whose --nproc-per-node says how many processes there are")
-    spread = run_apart if apart else run_together
-    return spread(resolved, out, group, progress=progress, host=host)
+    how: dict[str, Any] = {"group": group, "apart": apart, "watch": watch}
+    return runs.run_all([spec.resolved for spec in specs], out, jobs=jobs, progress=progress, host=host, **how)

@@ -20,7 +20,6 @@ from pydantic import (
     GetCoreSchemaHandler,
     PrivateAttr,
     SerializeAsAny,
-    ValidationError,
     WrapValidator,
     create_model,
     model_validator,
@@ -29,7 +28,7 @@ from pydantic_core import CoreSchema
 
 from bymi.core.errors import InputError
 from bymi.core.named_parts import Table, full_name, read_shorthand
-from bymi.experiment.validation_errors import first_mistake
+from bymi.experiment.validation_errors import validated
 from bymi.runs.resolved_spec import LARGEST_INTEGER, LARGEST_NUMBER
 
 
@@ -71,11 +70,7 @@ class Section(Bounded, BaseModel):
 Made = TypeVar("Made", bound=Section)
 
 
-def _off(value: Any) -> Any:
-    return None if value == "off" else value
-
-
-Off = BeforeValidator(_off)
+Off = BeforeValidator(lambda value: None if value == "off" else value)
 """TOML has no null: "off" switches a part or a test off."""
 
 
@@ -152,17 +147,9 @@ class PartOf:
             if not isinstance(name, str) or name in self._listed or name not in self._table:
                 return known(given)
             entry: Any = self._table[name]
-            return self._validate_other(self._others.setdefault(entry, _model(name, entry)), given)
+            return validated(self._others.setdefault(entry, _model(name, entry)), given)  # errors name the keys of its class
         except InputError as problem:
             raise ValueError(str(problem)) from None
-
-    @staticmethod
-    def _validate_other(model: type[Part], given: Any) -> Part:
-        """A part that is not listed; errors name the keys of its own class."""
-        try:
-            return model.model_validate(given)
-        except ValidationError as problem:
-            raise first_mistake(problem, model) from None
 
     def _read(self, value: Any) -> Any:
         # TOML reads the names `nan` and `inf` as numbers.

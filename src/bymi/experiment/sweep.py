@@ -10,8 +10,8 @@ from typing import Any
 
 from bymi.core.errors import InputError, is_integer, require
 from bymi.core.named_parts import read_shorthand, read_value
-from bymi.experiment.loading import base_values, set_value
-from bymi.experiment.spec import Spec, over, read_spec
+from bymi.experiment.loading import base_values, with_settings
+from bymi.experiment.spec import Spec, read_spec
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import entry_of, write_sweep
 
@@ -103,16 +103,8 @@ def _runs(
 ) -> Iterator[SweepRun]:
     """The runs of one combination of values."""
     setting = dict(zip(axes, chosen, strict=True))
-    plain = dict(values)
-    profiles = [setting.get("profile", value) for key, value in given if key == "profile"] or [setting.get("profile")]
-    if profiles[-1] is not None:
-        plain = over(plain, str(profiles[-1]))
-    for key, value in given:
-        if key != "profile" and key.removesuffix(".name") not in setting:
-            set_value(plain, key, value)
-    for key, value in setting.items():
-        if key != "profile":
-            set_value(plain, key, value)
+    fixed = [(key, value) for key, value in given if key.removesuffix(".name") not in setting]
+    plain = with_settings(values, [*fixed, *setting.items()])
     settings = {key: _text(value) for key, value in setting.items()}
     for seed in seeds:
         try:

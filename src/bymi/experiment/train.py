@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,27 +29,14 @@ from bymi.problems import Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs import run_folder as store
 from bymi.runs.given_objects import Evaluate, OwnTask, digest_of
-from bymi.runs.metrics import DETECTIONS
+from bymi.runs.results_table import RowTable
 from bymi.runs.run_setup import Given
-from bymi.runs.simulate import alone
 from bymi.runs.trained_models import load_model
 
 Arrays = Tensor | np.ndarray[Any, Any]
 Data = Shards | tuple[Arrays, Arrays] | Sequence[tuple[Arrays, Arrays]] | Dataset[Any]
 
 _PROFILES = {"published": "paper"}  # its name in bymi.identify
-
-
-class MetricsTable(list[dict[str, Any]]):
-    """A table: a list of rows, each a dict from column to value."""
-
-    def to_pandas(self) -> Any:
-        """The table as a pandas.DataFrame; needs pandas."""
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError:
-            raise InputError("to_pandas: needs pandas, which is not installed") from None
-        return pandas.DataFrame(list(self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,9 +47,9 @@ class TrainedRun:
     """Its run folder: spec, metrics, verdict, summary, trained models, checksums."""
     summary: dict[str, Any]
     """How it ended: outcome, loss, evaluation, error rates of the detection."""
-    metrics: MetricsTable
+    metrics: RowTable
     """A row per recorded round."""
-    verdict: MetricsTable | None
+    verdict: RowTable | None
     """A row per flag of the last detection: `receiver`, `sender`, `reason`, `score` and threshold; None without a detection.
 
     "suspended, for: deed": an earlier detection flagged the sender for its deeds, and that flag still lasts.
@@ -142,7 +127,7 @@ def train(
     if resolved.remark is not None:
         warnings.warn(resolved.remark, stacklevel=2)
     host = replace(host or Host(), keep_models="mean" if host is None or host.keep_models == "none" else host.keep_models)
-    summary = runs.run(resolved, out, None, host, partial(alone, given=given))
+    summary = runs.run(resolved, out, None, host, given=given)
     return _read(store.folder_of(Path(out), resolved), summary, model)
 
 
@@ -152,12 +137,12 @@ def _read(folder: Path, summary: dict[str, Any], model: nn.Module) -> TrainedRun
     path = folder / store.VERDICT
     verdict = None
     if path.exists():
-        detections = store.read_rows(folder / DETECTIONS) if (folder / DETECTIONS).exists() else []
+        detections = store.read_rows(folder / store.DETECTIONS) if (folder / store.DETECTIONS).exists() else []
         verdict = _flags(store.read_json(path)["receivers"], detections)
-    return TrainedRun(folder, summary, MetricsTable(store.read_rows(folder / store.METRICS)), verdict, trained)
+    return TrainedRun(folder, summary, RowTable(store.read_rows(folder / store.METRICS)), verdict, trained)
 
 
-def _flags(receivers: list[dict[str, Any]], detections: list[dict[str, Any]]) -> MetricsTable:
+def _flags(receivers: list[dict[str, Any]], detections: list[dict[str, Any]]) -> RowTable:
     """A row per flag; of a suspended neighbour with the reason for which an earlier detection flagged it, if it is stored."""
     arcs = [
         {"receiver": one["node"], "sender": sender, "reason": reason, "score": score, "threshold": one["threshold"]}
@@ -170,7 +155,7 @@ def _flags(receivers: list[dict[str, Any]], detections: list[dict[str, Any]]) ->
             reason = next((reason for reason in earlier if reason != SUSPENDED), None)
             row["reason"] = SUSPENDED if reason is None else f"{SUSPENDED}, for: {reason}"
     flagged = {one["node"]: set(one["flagged"]) for one in receivers}
-    return MetricsTable(row for row in arcs if row["sender"] in flagged[row["receiver"]])
+    return RowTable(row for row in arcs if row["sender"] in flagged[row["receiver"]])
 
 
 def _named(key: str, part: Any, table: Table[Any]) -> Any:

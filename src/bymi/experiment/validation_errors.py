@@ -5,12 +5,22 @@ from __future__ import annotations
 import difflib
 import re
 import types
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from bymi.core.errors import InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def validated(model: type[Model], values: Any) -> Model:
+    """A model from plain values; raises InputError, in one line that names the key."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as problem:
+        raise first_mistake(problem, model) from None
 
 
 def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputError:

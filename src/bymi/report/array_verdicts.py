@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import math
 from pathlib import Path
 from typing import Any
 
-import matplotlib
+import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
@@ -17,7 +16,7 @@ from bymi.core.files import write_bytes
 from bymi.detection import ArrayVerdict
 from bymi.power_analysis import Setting, forecast
 from bymi.power_analysis.forecast import FAR, SURE
-from bymi.report.figures import COLOURS, STYLE
+from bymi.report.figures import COLOURS, render
 
 _FEW = 20  # machines below which a forecast is made
 _POOL, _SHARE = 1000, 0.2  # the forecast is for machines drawn from so many, with this share Byzantine
@@ -73,13 +72,9 @@ def advice(verdict: ArrayVerdict) -> list[str]:
 def draw_scores(verdict: ArrayVerdict, path: Path) -> None:
     """Write a figure of all scores in noise units, with the threshold and the names of flagged machines."""
     require(path.suffix in (".png", ".svg"), "--plot", str(path), "a name that ends in .png or .svg")
-    with matplotlib.rc_context(STYLE):
-        figure = _figure(verdict)
-        stream = io.BytesIO()
-        metadata: dict[str, Any] = {"Software": None} if path.suffix == ".png" else {"Date": None, "Creator": None}
-        figure.savefig(stream, format=path.suffix[1:], dpi=150, metadata=metadata)
+    (content,) = render(lambda: _figure(verdict), [path.suffix[1:]])
     try:
-        write_bytes(path, stream.getvalue())
+        write_bytes(path, content)
     except OSError as problem:
         raise InputError(f"--plot: cannot write {path}: {problem.strerror or problem}") from None
 
@@ -91,8 +86,9 @@ def _figure(verdict: ArrayVerdict) -> Figure:
     limit = _limit(verdict)
     figure = Figure(figsize=(8, 1.6 + 0.19 * len(shown)), layout="constrained")
     axes = figure.subplots()
+    kinds = torch.where(verdict.flagged, 2, verdict.borderline.long())
     for kind, (label, colour, marker) in enumerate(_KINDS):
-        places = [place for place, row in enumerate(shown) if units[place] is not None and _kind(verdict, row) == kind]
+        places = [place for place, row in enumerate(shown) if units[place] is not None and int(kinds[row]) == kind]
         if places:
             along = [float(verdict.noise_units[shown[place]]) for place in places]
             axes.scatter(along, places, color=colour, marker=marker, s=26, label=label, zorder=3)
@@ -117,10 +113,6 @@ def _figure(verdict: ArrayVerdict) -> Figure:
     if axes.get_legend_handles_labels()[0]:
         figure.legend(frameon=False, loc="outside lower center", ncols=4, fontsize=8)
     return figure
-
-
-def _kind(verdict: ArrayVerdict, row: int) -> int:
-    return 2 if bool(verdict.flagged[row]) else int(bool(verdict.borderline[row]))
 
 
 def _label(verdict: ArrayVerdict, row: int) -> str:

@@ -27,8 +27,10 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.alpha": 0.3,
     "font.size": 10,
-    "svg.hashsalt": "bymi",  # the same figure gives the same bytes
+    "svg.hashsalt": "bymi",
 }
+KINDS = ("png", "svg")
+_METADATA: dict[str, Any] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}, "pdf": {"CreationDate": None}}
 _LARGEST = 1 << 28  # bytes of a figure
 
 
@@ -40,7 +42,7 @@ def draw_run(folder: Path) -> list[Path]:
         jobs = {_measure(folder): lambda: _measure_figure([folder])}
         if (folder / store.VERDICT).exists():
             jobs["scores"] = lambda: _scores_figure(folder)
-        todo = [name for name in jobs if not all(map(_is_whole, _paths(target, name)))]
+        todo = [name for name in jobs if not all(_is_whole(target / f"{name}.{kind}") for kind in KINDS)]
         return [path for name in todo for path in try_to_save(jobs[name], target, name)]
 
     return _try(draw, target)
@@ -64,23 +66,30 @@ def _try(draw: Callable[[], list[Path]], what: Path) -> list[Path]:
         return []
 
 
-def save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
-    """Draw in the common style and write PNG and SVG atomically."""
+def save(
+    make: Callable[[], Figure], target: Path, name: str, kinds: Sequence[str] = KINDS, style: dict[Any, Any] = STYLE
+) -> list[Path]:
+    """Draw in a style, by default the common one, and write a file of each kind atomically."""
     files.refuse_link(target)
-    png, svg = io.BytesIO(), io.BytesIO()
-    with matplotlib.rc_context(STYLE):
-        figure = make()
-        figure.savefig(png, format="png", dpi=150, metadata={"Software": None})
-        figure.savefig(svg, format="svg", metadata={"Date": None, "Creator": None})
+    contents = render(make, kinds, style)
     target.mkdir(parents=True, exist_ok=True)
-    paths = _paths(target, name)
-    for path, content in zip(paths, (png, svg), strict=True):
-        files.write_bytes(path, content.getvalue())
+    paths = [target / f"{name}.{kind}" for kind in kinds]
+    for path, content in zip(paths, contents, strict=True):
+        files.write_bytes(path, content)
     return paths
 
 
-def _paths(target: Path, name: str) -> list[Path]:
-    return [target / f"{name}.png", target / f"{name}.svg"]
+def render(make: Callable[[], Figure], kinds: Sequence[str], style: dict[Any, Any] = STYLE) -> list[bytes]:
+    """A figure as the content of files: png, svg or pdf. The same figure gives the same bytes."""
+    contents = []
+    with matplotlib.rc_context(style):
+        figure = make()
+        for kind in kinds:
+            content = io.BytesIO()
+            dpi = 150.0 if kind == "png" and "savefig.dpi" not in style else None
+            figure.savefig(content, format=kind, dpi=dpi, metadata=_METADATA[kind])
+            contents.append(content.getvalue())
+    return contents
 
 
 def _is_whole(path: Path) -> bool:

@@ -17,8 +17,7 @@ from bymi.core import files
 from bymi.core.errors import BymiError, InputError, require
 from bymi.report import tables
 from bymi.report.figures import describe
-from bymi.report.meanings import REASONS, meanings
-from bymi.report.page_data import measures_of, rank, run_data
+from bymi.report.page_data import PACKED, measures_of, rank, read_optional, run_data
 from bymi.report.sweep_data import OWN, SHOWN, sweep_data, varied_settings
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import ListedRun, ResultsTable, find_runs, flatten, table_of
@@ -60,6 +59,7 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     main = (detailed[data["main"]] if detailed else ended[-1]) if ended else None
     data["sweep"] = sweep_data(runs, table) if is_sweep else None
     has_detections = any(run["detections"] for run in data["runs"])
+    reasons = {name for run in data["runs"] for name in run.get("reasons_used", ())}
     has_nodes = any(run["nodes"] for run in data["runs"])
     sections = [
         *([("sweep", "Sweep")] if is_sweep else []),
@@ -84,7 +84,7 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
         "detections": has_detections,
         "truth": any(graph["byzantine"] is not None for graph in data["graphs"]),
         "nodes": has_nodes,
-        "reasons": _reasons(data["runs"]),
+        "reasons": [(name, meaning) for name, meaning in tables.REASONS.items() if name in reasons],
         "repeat": [_repeat(run) for run in ended[-_REPEATED:]],
         "repeat_note": f"{len(ended) - _REPEATED} more runs have their spec.json in their folders."
         if len(ended) > _REPEATED
@@ -129,7 +129,7 @@ def _part(name: str) -> str:
 def _data(runs: Sequence[ListedRun]) -> dict[str, Any]:
     graphs: list[dict[str, Any]] = []
     with_verdicts = sum((run.summary or {}).get("detections") is not None for run in runs)
-    budget = 1_800_000 // max(1, with_verdicts)
+    budget = PACKED // max(1, with_verdicts)
     listed = []
     for run in runs:
         try:
@@ -213,7 +213,7 @@ def _table(runs: Sequence[ListedRun], main: ListedRun | None) -> dict[str, Any]:
         "rows": rows,
         "words": [0],
         "main": next((index for index, run in enumerate(runs) if run is main), -1),
-        "legend": meanings(key for _, key in shown),
+        "legend": tables.meanings(key for _, key in shown),
         "searchable": len(runs) > 4,
     }
 
@@ -246,7 +246,7 @@ def _sweep_table(table: ResultsTable) -> dict[str, Any]:
         "rows": rows,
         "words": [*words, len(settings) + len(shown), len(settings) + len(shown) + 1],
         "main": -1,
-        "legend": meanings(shown),
+        "legend": tables.meanings(shown),
         "searchable": True,
     }
 
@@ -254,12 +254,6 @@ def _sweep_table(table: ResultsTable) -> dict[str, Any]:
 def _plain(key: str, value: Any) -> str:
     share = any(key == one and kind == "share" for one, _, kind in SHOWN)
     return "-" if value is None else f"{100 * value:.1f}" if share else f"{value:.3g}"
-
-
-def _reasons(runs: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Reasons that occur in detections of these runs, with their meanings."""
-    used = {name for run in runs for name in run.get("reasons_used", ())}
-    return [(name, meaning) for name, meaning in REASONS.items() if name in used]
 
 
 def _overview(table: ResultsTable, sweep: dict[str, Any]) -> str:
@@ -290,7 +284,7 @@ def _range(sweep: dict[str, Any]) -> str:
 
 def _repeat(run: ListedRun) -> dict[str, Any]:
     """Spec, environment, summary and the command of one run."""
-    environment = _optional(run.folder / store.ENVIRONMENT)
+    environment = read_optional(run.folder / store.ENVIRONMENT)
     text = json.dumps(run.spec, indent=2)
     own = "given_objects" in text
     name = f"{run.folder.name}.json"
@@ -308,11 +302,3 @@ def _repeat(run: ListedRun) -> dict[str, Any]:
         "environment": [(key, value) for key, value in environment.items()],
         "summary": [(key, value) for key, value in flatten(run.summary or {}).items() if value is not None],
     }
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    try:
-        value = store.read_json(path)
-    except BymiError:
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -16,9 +16,8 @@ import networkx as nx
 import numpy as np
 
 from bymi.core.errors import BymiError
-from bymi.report.meanings import UNITS
+from bymi.report.tables import UNITS
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import DETECTIONS, PER_NODE
 from bymi.runs.results_table import ListedRun
 
 MEASURES: tuple[tuple[str, str, bool], ...] = (
@@ -37,7 +36,7 @@ _NOT_CURVES = {
     *("step", "phase", "unheard", "fdp", "pa", "found", "honest_edge_loss"),
     *("gap_weighted", "gap_true", "gap_population", "distance_weighted"),
 }
-_PACKED = 1_800_000
+PACKED = 1_800_000
 """Characters for the detections of all runs of a page; beyond them the page shows some of the detections only."""
 _POINTS = 400  # of a curve
 _CROWDED = 12  # neighbours per node from which on a drawing by forces is a ball of wool
@@ -52,7 +51,7 @@ def rank(run: ListedRun) -> tuple[int, str]:
     return (kinds.index(method) if method in kinds else len(kinds), run.label)
 
 
-def run_data(run: ListedRun, graphs: list[dict[str, Any]], budget: int = _PACKED) -> dict[str, Any]:
+def run_data(run: ListedRun, graphs: list[dict[str, Any]], budget: int = PACKED) -> dict[str, Any]:
     """The data of one run with its detections; its graph is appended to `graphs` unless one there is the same."""
     assert run.spec is not None
     assert run.summary is not None
@@ -73,23 +72,24 @@ def run_data(run: ListedRun, graphs: list[dict[str, Any]], budget: int = _PACKED
         "nodes": None,
         "detections": [],
     }
-    per_node = _optional(run.folder / PER_NODE)
-    if isinstance(per_node, dict):
+    if per_node := read_optional(run.folder / store.PER_NODE):
         data["graph"] = _graph(per_node, graphs)
         data["nodes"] = {
             **{key: per_node[key] for key in ("not_heard", "core", "perron", "capped", "floored")},
             "step_factor": step_factors(per_node["perron"], run.spec),
         }
-        if (run.folder / DETECTIONS).exists():
-            data.update(_detections(run.folder / DETECTIONS, budget))
+        if (run.folder / store.DETECTIONS).exists():
+            data.update(_detections(run.folder / store.DETECTIONS, budget))
     return data
 
 
-def _optional(path: Path) -> Any:
+def read_optional(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none."""
     try:
-        return store.read_json(path) if path.exists() else None
+        value = store.read_json(path)
     except BymiError:
-        return None
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from bymi.core import files
+from bymi.report import figures
 from bymi.report.figures import COLOURS, STYLE
 from bymi.report.page_data import curves, measures_of, phases, rank
 from bymi.report.sweep_data import sweep_data
@@ -38,9 +36,11 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.2,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "savefig.dpi": 300,
     "pdf.fonttype": 42,  # TrueType, which journals ask for
 }
 _CURVES = 12  # that can be told apart by colour and dash
+_KINDS = ("png", "svg", "pdf")
 _DASHES = ("-", "--", ":", "-.")
 
 
@@ -66,27 +66,13 @@ def write_figures(folders: Sequence[str | Path], target: str | Path) -> list[Pat
                 jobs[f"heat-{measure['key']}"] = partial(_heat, sweep, measure)
         for measure in sweep["curve_measures"]:
             jobs[f"bands-{measure['key']}"] = partial(_bands, sweep, measure)
-    return [path for name, make in jobs.items() for path in _save(make, target, name)]
+    return [path for name, make in jobs.items() for path in figures.save(make, target, name, _KINDS, _STYLE)]
 
 
 def _curves(run: ListedRun) -> dict[str, Any]:
     rows = store.read_rows(run.folder / store.METRICS)
     detections = [row["step"] for row in rows if row["phase"] == "detection"]
     return {"curves": curves(rows), "phases": phases(rows), "detections": detections}
-
-
-def _save(make: Callable[[], Figure], target: Path, name: str) -> list[Path]:
-    files.refuse_link(target)
-    target.mkdir(parents=True, exist_ok=True)
-    paths = []
-    with matplotlib.rc_context(_STYLE):
-        figure = make()
-        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None}), ("pdf", {"CreationDate": None})):
-            content = io.BytesIO()
-            figure.savefig(content, format=kind, dpi=300, metadata=metadata)
-            files.write_bytes(target / f"{name}.{kind}", content.getvalue())
-            paths.append(target / f"{name}.{kind}")
-    return paths
 
 
 def _name(measure: dict[str, Any]) -> str:
@@ -100,7 +86,7 @@ def _curve(runs: Sequence[dict[str, Any]], measure: dict[str, Any]) -> Figure:
         values = run["curves"].get(measure["key"])
         if values is not None:
             steps = run["curves"]["step"]
-            axes.plot(steps, _floats(values), _DASHES[index % 4], color=COLOURS[index % 6], label=run["label"])
+            axes.plot(steps, np.array(values, dtype=float), _DASHES[index % 4], color=COLOURS[index % 6], label=run["label"])
     for step in max((run["detections"] for run in runs), key=len, default=[]):
         axes.axvline(step, color="0.6", linewidth=0.5, linestyle=(0, (4, 3)), zorder=0)
     axes.set(xlabel=r"round $t$", ylabel=_name(measure), yscale="log" if measure["log"] else "linear")
@@ -183,7 +169,3 @@ def _heat(sweep: dict[str, Any], measure: dict[str, Any]) -> Figure:
     bar = figure.colorbar(image)
     bar.set_label(rf"$\log_{{10}}$ of the {measure['name']}" if log else _name(measure))
     return figure
-
-
-def _floats(values: Sequence[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]

@@ -1,14 +1,15 @@
-"""From the runs of a sweep to what its page draws: dots per seed, bands of curves, the axes that were varied."""
+"""From the runs of a sweep to what its page draws (dots per seed, bands of curves, varied axes) and to a table as text."""
 
 from __future__ import annotations
 
 import statistics
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bymi.core.errors import BymiError
 from bymi.report.page_data import curves, measures_of
-from bymi.report.tables import own_measures
+from bymi.report.tables import COLUMNS, own_measures, pairs_in_lines
 from bymi.runs import run_folder as store
 from bymi.runs.results_table import ListedRun, ResultsTable
 
@@ -34,6 +35,7 @@ OWN = {"data.content": "model, loss or data", "graph.content": "own graph", "war
 """Names of the digests of what `bymi.train` was given: two runs differ in them after a change in a script."""
 
 _BAND_POINTS = 120
+_MAIN = ("gap", "acc_scc", "acc_normal", "loss", "fdp", "pa", "honest_edge_loss", "core_size", "core_byzantine")
 
 
 def sweep_data(runs: Sequence[ListedRun], table: ResultsTable) -> dict[str, Any]:
@@ -131,3 +133,64 @@ def _text(value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def means_text(table: ResultsTable, width: int) -> str:
+    """A row per setting, as wide as `width` at most; where that is too narrow, a block per setting. Values are never cut."""
+    means = table.over_seeds()
+    kinds = {key: kind for key, _, kind in SHOWN}
+    names = {key: heading.removesuffix(" %") for heading, key in COLUMNS}
+    settings = varied_settings(table) or ["method"]
+    shown = [key for key in [*own_measures(table.measures), *_MAIN] if any(row.get(key) is not None for row in means)]
+    counts = ["runs"] if len({row["runs"] for row in means}) > 1 else []
+    counts += ["not_finished"] if any(row["not_finished"] for row in means) else []
+    headings = [*[OWN.get(key, key) for key in settings], *[key.replace("_", " ") for key in counts]]
+    headings += [names.get(key, key) + (" %" if kinds.get(key) == "share" else "") for key in shown]
+    rows = [
+        [
+            *[_text(row[key]) for key in [*settings, *counts]],
+            *[_pair(row[key], row[f"{key}_sd"], kinds.get(key)) for key in shown],
+        ]
+        for row in means
+    ]
+    each = "" if counts[:1] == ["runs"] else f", {means[0]['runs']} per row"
+    note = f"{len(table)} {'run' if len(table) == 1 else 'runs'}{each}" + (
+        "" if len(table) == len(means) else ", mean +- standard deviation over seeds"
+    )
+    widths = [max(map(len, [*heading.split(), *[row[at] for row in rows]])) for at, heading in enumerate(headings)]
+    if sum(widths) + 2 * len(widths) <= width:
+        lines = [
+            *_folded(headings, widths),
+            _line(["-" * one for one in widths], widths),
+            *[_line(row, widths) for row in rows],
+        ]
+        return "\n".join([*lines, note])
+    return "\n\n".join([*[_block(headings, row, len(settings), width) for row in rows], note])
+
+
+def _folded(headings: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Lines of headings, folded at blanks and ending on the same line."""
+    folded = [textwrap.wrap(heading, width) for heading, width in zip(headings, widths, strict=True)]
+    height = max(map(len, folded))
+    return [_line([([""] * (height - len(one)) + one)[at] for one in folded], widths) for at in range(height)]
+
+
+def _block(headings: Sequence[str], row: Sequence[str], settings: int, width: int) -> str:
+    """The settings on one line, then the values, on as many lines as they need."""
+    lines = textwrap.wrap(
+        ", ".join(f"{heading} {value}" for heading, value in zip(headings, row[:settings], strict=False)), width
+    )
+    values = zip(headings[settings:], row[settings:], strict=True)
+    return "\n".join([*lines, *pairs_in_lines(values, width)])
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _pair(mean: float | None, deviation: float | None, kind: str | None) -> str:
+    if mean is None:
+        return "-"
+    shown = [mean] if deviation is None else [mean, deviation]
+    text = [f"{100 * value:.1f}" if kind == "share" else f"{value:.1e}" if kind == "log" else f"{value:.3g}" for value in shown]
+    return " +- ".join(text)

@@ -1,4 +1,4 @@
-"""Summaries as tables, for the terminal and as Markdown."""
+"""Summaries as tables, for the terminal and as Markdown; what columns and reasons of flags mean, in one line each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bymi.report.meanings import meanings
-from bymi.runs.metrics import SUMMARY_KEYS
-from bymi.runs.outcome import ENDING_CODES
+from bymi.runs.metrics import ENDING_CODES
+from bymi.runs.run_folder import SUMMARY_KEYS
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("method", "method"),
@@ -33,6 +32,48 @@ COLUMNS: tuple[tuple[str, str], ...] = (
 )
 """Heading and summary key of each column. A run has a gap, accuracies or a loss; empty columns are left out."""
 
+MEANINGS: dict[str, tuple[str, str]] = {
+    "fdp": ("FDP", "share of honest nodes among the flagged"),
+    "pa": ("P_a", "share of honest nodes that flagged all of their Byzantine neighbours"),
+    "gap": ("gap", "excess risk of the averaged model over the honest optimum"),
+    "loss": ("loss", "mean loss of the averaged model over the samples of honest nodes"),
+    "acc_all": ("Acc (all)", "test accuracy of the mean model of all nodes, Byzantine ones included"),
+    "acc_normal": ("Acc (normal)", "test accuracy of the mean model of the honest nodes"),
+    "acc_scc": ("Acc (scc)", "test accuracy of the mean model of the core"),
+    "honest_edge_loss": ("honest edges lost", "share of edges between honest nodes that were cut"),
+    "core_size": ("core", "nodes in the largest strongly connected component after pruning"),
+}
+"""Name and meaning by key of summary.json."""
+
+REASONS: dict[str, str] = {
+    "score": "its two half gradients lie off the centre in the same direction, beyond the threshold",
+    "not heard": "no usable answer, so it cannot be judged",
+    "absurd": "its gradients are many times longer than those of others",
+    "duplicate": "its gradients repeat those of others",
+    "inconsistent": "its two halves differ too much, or too little, for two samples of its data",
+    "too good": "its gradients are closer to the centre than a sample can be",
+    "extreme score": "a score of three times the bound or more",
+    "direction": "its gradients, or those of a group with it, are shifted along one direction",
+    "fuse": "its parameters were far out, or missing, in too many rounds",
+    "drift": "its parameters were far from those of others for long",
+    "deed": "its updates do not follow from the gradients that it claimed",
+    "suspended": "flagged by an earlier detection, and not judged again yet",
+    "alike": "the noise in its halves resembles that of others",
+    "far": "its gradients are farther off than data of another distribution explain",
+    "backward": "its gradients point against the mean gradient",
+    "joint update": "its updates, or those of a group with it, are shifted along one direction",
+}
+"""What each reason of a flag says about a neighbour."""
+
+UNITS: dict[str, str] = {
+    **dict.fromkeys(("kept", "score", "extreme score", "far"), "x usual score"),
+    **dict.fromkeys(("inconsistent", "too good", "alike", "direction", "backward"), "spreads"),
+    **dict.fromkeys(("drift", "deed", "joint update"), "spreads"),
+    "absurd": "x usual length",
+    "fuse": "of the rounds",
+}
+"""Unit of the statistic of each test with a bound; "kept": of the score of a neighbour that no test flagged."""
+
 _WORTH = {"gap", "loss", "acc_all", "acc_normal", "acc_scc"}
 _NO_MEASURES = {"method", "seed", "digest", "theory", "loss", "grad_norm_weighted", *SUMMARY_KEYS}
 _SHARES = {"fdp", "pa", "honest_edge_loss", "acc_all", "acc_normal", "acc_scc"}
@@ -50,6 +91,11 @@ def cell(key: str, value: Any) -> str:
     if key == "seconds":
         return f"{value:.1f}"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def meanings(keys: Iterable[str]) -> list[tuple[str, str]]:
+    """Names and meanings of these keys, without those that explain themselves."""
+    return [MEANINGS[key] for key in keys if key in MEANINGS]
 
 
 def own_measures(keys: Iterable[str]) -> list[str]:
@@ -102,17 +148,20 @@ def blocks(summaries: Sequence[dict[str, Any]], title: str, width: int) -> str:
     lines = textwrap.wrap(title, width)
     for summary in summaries:
         lines += ["", str(summary["method"])]
-        line = ""
-        for heading, value in [(heading, cell(key, summary.get(key))) for heading, key in shown]:
-            if value == "-":
-                continue
-            pair = f"{heading} {value}"
-            if line and len(line) + 3 + len(pair) > width:
-                lines.append(line)
-                line = ""
-            line = f"{line}   {pair}" if line else f"  {pair}"
-        lines.append(line)
+        values = [(heading, cell(key, summary.get(key))) for heading, key in shown]
+        lines += pairs_in_lines([(heading, value) for heading, value in values if value != "-"], width)
     return "\n".join(lines)
+
+
+def pairs_in_lines(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
+    """Headings with their values, as many to a line as fit in `width`."""
+    lines = [""]
+    for heading, value in pairs:
+        pair = f"{heading} {value}"
+        if lines[-1] and len(lines[-1]) + 3 + len(pair) > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]}   {pair}" if lines[-1] else f"  {pair}"
+    return lines
 
 
 def narrow_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bymi.runs.parallel_runs import run_all, steps_to_do
+from bymi.runs.parallel_runs import run_all
 from bymi.runs.resolved_spec import ResolvedSpec, read_resolved_specs, write_resolved_specs
 from bymi.runs.single_run import run
 
-__all__ = ["ResolvedSpec", "read_resolved_specs", "run", "run_all", "steps_to_do", "write_resolved_specs"]
+__all__ = ["ResolvedSpec", "read_resolved_specs", "run", "run_all", "write_resolved_specs"]

@@ -17,7 +17,6 @@ from bymi.distributed.execution_settings import Host
 from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.join_process_group import ranks
 from bymi.runs import read_resolved_specs, run_all
-from bymi.runs.run_on_ranks import run_apart, run_together
 from bymi.runs.run_setup import check_resolved_spec
 
 _SAY_EVERY = 10.0  # seconds between two lines of progress
@@ -66,11 +65,8 @@ def main() -> int:
     until = None if given.seconds is None else start + given.seconds
     try:
         with ranks(given.timeout, device=given.device) as group:
-            if group is None:
-                results = run_all(specs, given.out, jobs=given.jobs, progress=progress, host=host, until=until)
-            else:
-                spread = run_apart if given.apart else run_together
-                results = spread(specs, given.out, group, progress=progress, host=host)
+            spread = {"jobs": given.jobs} if group is None else {"group": group, "apart": given.apart}
+            results = run_all(specs, given.out, progress=progress, host=host, until=until, **spread)
     except BymiError as problem:
         if not problem.said:
             sys.stderr.write(f"bymi: {problem}\n")  # in one write: other ranks may write there, too

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,9 @@ _SEEN = 6  # rounds of any kind: where processes see different folders, none is 
 _ROUND, _SHARD = re.compile(r"round-(\d{8,})(-judged)?"), re.compile(r"shard-(\d{4,})-of-(\d{4,})\.safetensors")
 
 Made = TypeVar("Made")
+Beside = Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]
+"""What the process that writes the run folder stores beside the states."""
+
 _log = logging.getLogger("bymi")
 
 
@@ -254,12 +257,6 @@ def _places(held: Tensor, wanted: Tensor, size: int) -> Tensor:
     return places[wanted]
 
 
-class Company(Protocol):
-    """What the process that writes the run folder stores beside the states."""
-
-    def keep(self) -> tuple[Mapping[str, Tensor], Mapping[str, Any]]: ...
-
-
 class Checkpointer:
     """Checkpoints a run in a folder. As a context manager it defers SIGTERM and SIGINT until the round is finished and stored.
 
@@ -305,9 +302,9 @@ class Checkpointer:
             return False
         return self._asked is not None or self._is_due(step, phase)
 
-    def turn(self, states: Sequence[State], company: Company) -> None:
+    def turn(self, states: Sequence[State], beside: Beside) -> None:
         """Store a round that some process wants stored, and stop if one of them was told to. Collective."""
-        stored = self._save(states, company)
+        stored = self._save(states, beside)
         if not self._group.all_agree(self._asked is None):
             if stored and self._group.rank == 0:
                 self._say(f"stopped after round {states[0].step}; the same command goes on from there")
@@ -320,11 +317,11 @@ class Checkpointer:
             return time.monotonic() >= self._next
         return phase != "detection" and step % self._every == 0
 
-    def _save(self, states: Sequence[State], company: Company) -> bool:
+    def _save(self, states: Sequence[State], beside: Beside) -> bool:
         start, step = time.monotonic(), states[0].step
         try:
             for state, place in zip(states, self._places, strict=True):
-                tensors, words = company.keep() if place.shard == 0 else ({}, {})
+                tensors, words = beside() if place.shard == 0 else ({}, {})
                 save(self._folder, self._digest, state, place, tensors, words)
             forget(self._folder)
         except OSError as problem:

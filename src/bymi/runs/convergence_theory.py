@@ -194,18 +194,6 @@ def mean_over(points: Sequence[tuple[int, float | None]]) -> float | None:
     return area / length if length else values[-1][1]
 
 
-def spaced(rounds: int) -> set[int]:
-    """Rounds after the first detection that are measured, each about a quarter later than the one before.
-
-    The measured quantities fall fast at first, which equally spaced rounds would miss.
-    """
-    rounds_measured, step = {0}, 1
-    while step <= rounds:
-        rounds_measured.add(step)
-        step += max(1, step // 4)
-    return rounds_measured
-
-
 def theory_of(
     graph: Graph, core: Core, byzantine: Tensor, looks: Sequence[Look], loss: Loss | None, batch: int
 ) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -57,45 +58,60 @@ Measures = dict[str, float | None]
 _EVEN = 1e-9  # relative difference of weights that counts as equal
 
 
-class Evaluator(Protocol):
-    """Measures for a row of metrics.jsonl. `quick`: measuring takes no longer than a round.
+class Evaluator(ABC):
+    """Measures for a row of metrics.jsonl, over the nodes that are not in `byzantine` [M].
 
-    `extra`: keys beyond SUMMARY_KEYS whose last values go into the summary.
+    `quick`: measuring takes no longer than a round. `extra`: keys beyond SUMMARY_KEYS whose last values go into the summary.
     """
 
-    extra: tuple[str, ...]
+    quick: ClassVar[bool] = False
 
-    @property
-    def quick(self) -> bool: ...
+    def __init__(self, byzantine: Tensor) -> None:
+        self._byzantine = byzantine
+        self.extra: tuple[str, ...] = ()
+
+    def look(self, models: Models, core: Core | None, *, last: bool = False) -> Measures:
+        """All measures of the models of a round, and how far apart these are; `core` is given after a detection. Collective."""
+        about = None if core is None else Average(core.members, core.perron)
+        averages, distances, distance = look(models, self.averages(core), ~self._byzantine, about)
+        measures = self.measure(averages) | (self.measure_farthest(models, distances) if last else {})
+        apart = {"consensus": number(distances.max()), "distance_weighted": None if distance is None else number(distance)}
+        return {**measures, **apart}
 
     def averages(self, core: Core | None) -> list[Average]:
-        """The averages of all models that it measures; `core` is given after a detection."""
-        ...
+        """The averages of all models that are measured: over the core after a detection, over the honest nodes without one."""
+        if core is None:
+            return [Average(~self._byzantine)]
+        return [Average(core.members), Average(core.members, core.perron)]
 
+    @abstractmethod
     def measure(self, averages: Sequence[Tensor]) -> Measures:
         """Measures of these averages [D] each."""
-        ...
 
+    def measure_farthest(self, models: Models, distances: Tensor) -> Measures:
+        """Measures of the model farthest from the honest mean, by the distances of the honest nodes. Collective."""
+        return {}
+
+    @abstractmethod
     def shared(self, group: Group, layout: ShardLayout) -> Evaluator:
         """An evaluator for all processes of a group, each doing a part of the work. Collective: all ranks must call it."""
-        ...
 
     @property
     def loss(self) -> Loss | None:
         """Constants of the loss for the convergence theorem, None where unknown."""
-        ...
+        return None
 
 
-class LinearEvaluator:
+class LinearEvaluator(Evaluator):
     """Optimality gaps of the averaged model: over the core after a detection, over the honest nodes without one."""
 
     quick = True
-    extra: tuple[str, ...] = ()
 
     def __init__(self, problem: LinearProblem, byzantine: Tensor, sums: Tensor | None = None) -> None:
         """`sums` [d, d + 1]: moments of all honest nodes, for a problem that holds the data of some only."""
-        self._problem, self._honest, self._truth = problem, ~byzantine, problem.parameter
-        self._sums = sums
+        super().__init__(byzantine)
+        self._problem, self._truth, self._sums = problem, problem.parameter, sums
+        self._nodes = (~byzantine).nonzero().flatten()
         self._bounds: Tensor | None = None  # [3] over all honest nodes
 
     @cached_property
@@ -107,15 +123,6 @@ class LinearEvaluator:
         if self._sums is None:
             return self._problem.curvature(self._nodes)
         return self._sums[:, :-1] / (len(self._nodes) * self._problem.samples)
-
-    @property
-    def _nodes(self) -> Tensor:
-        return self._honest.nonzero().flatten()
-
-    def averages(self, core: Core | None) -> list[Average]:
-        if core is None:
-            return [Average(self._honest)]
-        return [Average(core.members), Average(core.members, core.perron)]
 
     def measure(self, averages: Sequence[Tensor]) -> Measures:
         mean, *weighted = averages
@@ -144,14 +151,14 @@ class LinearEvaluator:
 
     def shared(self, group: Group, layout: ShardLayout) -> LinearEvaluator:
         # Sums over shards, always in the same order: the bits do not depend on the number of ranks.
-        parts = [self._problem.moments(nodes[self._honest[nodes]]) for nodes in layout.blocks(group.rank)]
+        parts = [self._problem.moments(nodes[~self._byzantine[nodes]]) for nodes in layout.blocks(group.rank)]
         counts, sums = [len(held) for held in layout.held], torch.empty_like(parts[0])
         rows = max(1, LIMITS.moments // (len(layout.shards) * sums.shape[1]))
         for into, *pieces in zip(sums.split(rows), *(part.split(rows) for part in parts), strict=True):
             into.copy_(group.collect(torch.stack(pieces), counts, "moments").sum(0))
-        combined = LinearEvaluator(self._problem, ~self._honest, sums)
+        combined = LinearEvaluator(self._problem, self._byzantine, sums)
         if self._has_bounds:
-            blocks = [nodes[self._honest[nodes]] for nodes in layout.blocks(group.rank)]
+            blocks = [nodes[~self._byzantine[nodes]] for nodes in layout.blocks(group.rank)]
             bounds = group.collect(
                 torch.stack([self._problem.bounds(nodes, combined._best) for nodes in blocks]), counts, "moments"
             )
@@ -164,17 +171,13 @@ class LinearEvaluator:
         return away @ self._curvature @ away / 2
 
 
-class ImageEvaluator:
+class ImageEvaluator(Evaluator):
     """Test accuracy of averaged models, and the norm of the gradient of the honest nodes' pooled loss.
 
     Averages are over all nodes, over the honest nodes, and over the core. The gradient is taken at the average of the core
     after a detection, of the honest nodes without one; after a detection also at the average weighted by the left Perron
     vector, unless its weights are all equal. An average that is not finite has no gradient and predicts a single class.
     """
-
-    quick = False
-    extra: tuple[str, ...] = ()
-    loss: Loss | None = None  # the smoothness of a network's loss is unknown
 
     def __init__(
         self,
@@ -187,8 +190,8 @@ class ImageEvaluator:
         held: Tensor | None = None,
     ) -> None:
         """`inputs` and `labels` for testing: in a `group` this process's part of them; `held` [B]: its nodes."""
-        self._problem, self._inputs, self._labels, self._byzantine = problem, inputs, labels, byzantine
-        self._group = group or Group()
+        super().__init__(byzantine)
+        self._problem, self._inputs, self._labels, self._group = problem, inputs, labels, group or Group()
         nodes = torch.arange(len(byzantine), device=byzantine.device) if held is None else held
         self._honest = nodes[~byzantine[nodes]]
 
@@ -219,12 +222,14 @@ class ImageEvaluator:
             "grad_norm_weighted": number(lengths[-1]) if len(models) > 2 else None,
         }
 
-    def accuracy(self, theta: Tensor) -> float:
-        """Share of the test images that a model [D] classifies correctly. Collective."""
-        right = self._right(theta)
+    def measure_farthest(self, models: Models, distances: Tensor) -> Measures:
+        honest = (~self._byzantine).nonzero().flatten()
+        farthest = torch.zeros_like(self._byzantine).index_fill(0, honest[distances.argmax()], True)
+        (model,), _, _ = look(models, [Average(farthest)], farthest)
+        right = self._right(model)
         counts = torch.stack([right, right.new_tensor(len(self._labels))])
         total, tested = self._group.total(counts, "accuracy").tolist()
-        return float(total / tested)
+        return {"acc_farthest": float(total / tested)}
 
     def _gradient(self, theta: Tensor) -> Tensor:
         """This process's part of the gradient over all samples of the honest nodes, float64 [D]."""
@@ -243,7 +248,7 @@ def _is_even(core: Core) -> bool:
     return bool(((weights - 1).abs() < _EVEN).all())
 
 
-def number(value: Tensor) -> float | None:
+def number(value: Tensor | float) -> float | None:
     """A JSON number, or None (null) for NaN and infinity."""
     plain = float(value)
     return plain if abs(plain) < float("inf") else None

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bymi.aggregation import Rule
 from bymi.attacks import Attack, DataAttack
 from bymi.core.errors import InputError, is_number, require
-from bymi.core.graph import Core, Graph
+from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, Round
 from bymi.core.random_streams import stream
 from bymi.core.topology import Topology
@@ -28,9 +28,8 @@ from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards
 from bymi.problems.gradient_backends import Loss
-from bymi.runs.convergence_theory import Loss as SmoothLoss
-from bymi.runs.evaluators import Average, Evaluator, Measures, number
-from bymi.runs.metrics import SUMMARY_KEYS
+from bymi.runs.evaluators import Evaluator, Measures, number
+from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.runs.tasks import Task
 from bymi.runs.user_code import sources_of
 
@@ -115,24 +114,13 @@ def _corrupt(attack: DataAttack, shard: Shards, node: int, seed: int) -> Shards:
     return Shards(*(part[0] for part in wrong))
 
 
-class OwnEvaluator:
-    """Loss and gradient over the samples of all honest nodes, and the values of `evaluate`, at averaged models.
-
-    The model is the average over the core after a detection, over the honest nodes without one.
-    """
-
-    quick = False
-    loss: SmoothLoss | None = None
+class OwnEvaluator(Evaluator):
+    """Loss and gradient over the samples of all honest nodes, and the values of `evaluate`, at averaged models."""
 
     def __init__(self, problem: ModuleProblem, model: nn.Module, evaluate: Evaluate | None, byzantine: Tensor) -> None:
-        self._problem, self._evaluate, self._byzantine = problem, evaluate, byzantine
+        super().__init__(byzantine)
+        self._problem, self._evaluate, self.extra = problem, evaluate, ("loss",)
         self._model = copy.deepcopy(model).to(byzantine.device)
-        self.extra: tuple[str, ...] = ("loss",)
-
-    def averages(self, core: Core | None) -> list[Average]:
-        if core is None:
-            return [Average(~self._byzantine)]
-        return [Average(core.members), Average(core.members, core.perron)]
 
     def measure(self, averages: Sequence[Tensor]) -> Measures:
         honest = (~self._byzantine).nonzero().flatten()

@@ -1,85 +1,54 @@
-"""Metrics of a run, computed with the ground truth: error rates of the verdict, the surviving component, optimality gaps."""
+"""Metrics of a run, computed with the ground truth: error rates of the verdict, the surviving component, optimality gaps.
+
+Arcs are in one order in all files of a run folder: receiver by receiver, the neighbours of each as in `neighbours` of
+per_node.json. Numbers of detections.jsonl and per_node.json have four digits.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bymi.core.graph import Core, Graph
 from bymi.detection import REASONS, Verdict
 from bymi.distributed.gathered_rounds import Held, Models
-from bymi.runs.convergence_theory import Look, spaced, theory_of
-from bymi.runs.evaluators import Average, Evaluator, ImageEvaluator, look, number
-from bymi.runs.outcome import RUNAWAY, Outcome, is_lost
+from bymi.runs.convergence_theory import Look, theory_of
+from bymi.runs.evaluators import Evaluator, number
+from bymi.runs.run_folder import DETECTIONS, PER_NODE, SUMMARY_KEYS, VERDICT
 from bymi.training.state import RoundCounts, Snapshot
 
 _COUNTS = ("local_steps", "fuse_rounds", "detections", "guard_acted")
 _SUMS = ("unheard", "capped", "floored", "fused", "cut_for", "ever", "stuck")
 _SOON = 2  # detections within which a flagged honest node should be reinstated
 
-SUMMARY_KEYS = (
-    "outcome",
-    "sentence",
-    "fdp",
-    "pa",
-    "found",
-    "gap",
-    "gap_weighted",
-    "gap_true",
-    "gap_population",
-    "honest_edge_loss",
-    "worst_edge_loss",
-    "ever_lost",
-    "stuck",
-    "stuck_nodes",
-    "core_size",
-    "core_byzantine",
-    "core_closed",
-    "consensus",
-    "acc_all",
-    "acc_normal",
-    "acc_scc",
-    "acc_farthest",
-    "grad_norm",
-    "steps_done",
-    "model_bytes",
-    "model_finite",
-    "unheard",
-    "capped",
-    "floored",
-    "fused",
-    "detections",
-    "exiled",
-    "guard_acted",
-    "theory",
-    "detection_seconds",
-    "seconds",
-)
-"""Keys of summary.json, beside those that identify the run. What does not apply is null, never missing.
+Ending = Literal["finished", "diverged", "fragmented", "isolated", "infiltrated"]
 
-Error rates and components are those of the last detection; `worst_edge_loss` is over all `detections`, `ever_lost` the share of
-arcs between honest nodes that were cut at any of them, `stuck` the share still cut two detections later, `stuck_nodes` the
-number of honest nodes most of whose arcs are stuck (their data are extreme, or Byzantine nodes frame them). `found`: share of
-the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes,
-`fused` of messages between honest nodes (clipped as far out). `gap` and `acc_scc` are of the mean model of the core: all of its
-`core_size` nodes, of which `core_byzantine` are Byzantine; without a detection `gap` is of the mean over honest nodes.
-`acc_farthest`: accuracy of the honest node whose model is farthest from the honest mean, after the last round. `exiled`:
-honest nodes that were flagged by most of the honest nodes that receive from them. `guard_acted`: verdicts of honest
-nodes, over all detections, that flagged a majority and were reduced to hard evidence. `model_bytes`: size of the files of
-trained models in the folder; `model_finite`: whether all numbers in them are finite. `theory`: what the convergence theorem
-requires over the pruned graph, and what the run did (bymi.runs.convergence_theory).
-"""
+ENDING_CODES: dict[Ending, int] = {"diverged": 3, "fragmented": 4, "isolated": 5, "infiltrated": 8, "finished": 0}
+"""Exit code per ending, the worst ending first."""
+
+RUNAWAY = 1e9
+"""Norm from which on a parameter vector counts as diverged."""
+
+LARGEST_LOG = 200_000
+"""Arcs of the largest graph whose detections are stored arc by arc."""
 
 TRUTH_KEYS = (
     *("fdp", "pa", "found", "honest_edge_loss", "worst_edge_loss", "ever_lost", "stuck", "stuck_nodes", "exiled"),
     "core_byzantine",
 )
-"""Those that say who was flagged rightly: null on real data, where nobody knows."""
+"""Keys of the summary that say who was flagged rightly: null on real data, where nobody knows."""
+
+
+def is_lost(lengths: Tensor) -> bool:
+    """Whether any model of these norms [n] has diverged; NaN counts as diverged."""
+    return not bool((lengths < RUNAWAY).all())
 
 
 def false_discoveries(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
@@ -101,17 +70,28 @@ def share_found(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float | Non
     return int((arcs & flagged[~byzantine]).sum()) / int(arcs.sum()) if bool(arcs.any()) else None
 
 
-def exiled(flagged: Tensor, graph: Graph, byzantine: Tensor) -> int:
-    """Number of honest nodes that were flagged by most of the honest nodes that receive from them."""
+def flagged_by_most(flagged: Tensor, graph: Graph, byzantine: Tensor) -> Tensor:
+    """Mask [M] of nodes that were flagged by most of the honest nodes that receive from them."""
     arcs = graph.hears & ~byzantine[:, None]
-    most = 2 * graph.count(flagged & arcs) > graph.count(arcs)
-    return int((most & ~byzantine).sum())
+    return 2 * graph.count(flagged & arcs) > graph.count(arcs)
 
 
 def honest_edge_loss(before: Graph, after: Graph, byzantine: Tensor) -> float:
     """The share of arcs between honest nodes that were cut."""
     inside = _between(before, ~byzantine)
     return int((inside & ~after.hears).sum()) / max(1, int(inside.sum()))
+
+
+def spaced(rounds: int) -> set[int]:
+    """Rounds after the first detection that are measured, each about a quarter later than the one before.
+
+    The measured quantities fall fast at first, which equally spaced rounds would miss.
+    """
+    rounds_measured, step = {0}, 1
+    while step <= rounds:
+        rounds_measured.add(step)
+        step += max(1, step // 4)
+    return rounds_measured
 
 
 def _between(graph: Graph, chosen: Tensor) -> Tensor:
@@ -143,17 +123,19 @@ class Recorder:
         self._cut_for = torch.zeros(graph.hears.shape, dtype=torch.int16, device=byzantine.device)
         self._ever, self._stuck = torch.zeros_like(graph.hears), torch.zeros_like(graph.hears)
         self.last: dict[str, Any] = {}  # the last recorded row, empty before the first
+        self.rows, self.detections = bytearray(), bytearray()  # of metrics.jsonl and detections.jsonl
+        self._start, self.detecting = time.perf_counter(), 0.0  # seconds that detections took
+        self._is_stored = int(graph.hears.sum()) <= LARGEST_LOG
         self._looks: list[Look] = []
         self._spaced = spaced(steps) if evaluator.quick else set()
         self._lost: str | None = None
         self.diverged, self.verdict = False, cast(Verdict | None, None)
         self.members = ~byzantine  # [M] nodes whose mean model represents the run: the core after a detection
 
-    def theory(self, batch: int) -> dict[str, Any] | None:
-        """What the theorem requires with mini-batches of size `batch`, beside what the run did; None without a detection."""
-        if self._core is None or self._pruned is None:
-            return None
-        return theory_of(self._pruned, self._core, self._byzantine, self._looks, self._evaluator.loss, batch)
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began, without those between an interruption and the next start."""
+        return time.perf_counter() - self._start
 
     def see(self, snapshot: Snapshot, models: Models | None = None) -> dict[str, Any] | None:
         """Record one round; returns a row for metrics.jsonl if due, else None. `models`: if the snapshot lacks them."""
@@ -185,6 +167,7 @@ class Recorder:
                 int(snapshot.verdict.guard_acted[self._honest].sum()) if snapshot.verdict.guard_acted.numel() else 0
             )
             self._worst_loss = max(self._worst_loss, honest_edge_loss(self._graph, self._pruned, self._byzantine))
+            self.detections += detection_line(snapshot.step, self.verdict, self._graph, pruned) if self._is_stored else b""
         recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
         # On an accelerator, reading norms in every round would make the host wait.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
@@ -194,15 +177,8 @@ class Recorder:
         return None
 
     def _look(self, step: int, models: Models) -> dict[str, Any]:
-        """Measures of the models, and how far apart these are."""
-        about = None if self._core is None else Average(self._core.members, self._core.perron)
-        averages, distances, distance = look(models, self._evaluator.averages(self._core), ~self._byzantine, about)
-        measures: dict[str, Any] = self._evaluator.measure(averages)
-        if step == self._steps and isinstance(self._evaluator, ImageEvaluator):
-            farthest = torch.zeros_like(self._byzantine).index_fill(0, self._honest[distances.argmax()], True)
-            (model,), _, _ = look(models, [Average(farthest)], farthest)
-            measures["acc_farthest"] = self._evaluator.accuracy(model)
-        measures.update(consensus=number(distances.max()), distance_weighted=None if distance is None else number(distance))
+        """Measures of the models of a round."""
+        measures: dict[str, Any] = self._evaluator.look(models, self._core, last=step == self._steps)
         if self._core is not None:
             slope = measures["grad_norm_weighted"]
             gradient = None if slope is None else slope**2
@@ -231,6 +207,7 @@ class Recorder:
             row.update(self._rates(snapshot.verdict))
         row["unheard"] = int(self._unheard.sum())
         self.last = row
+        self.rows += _line(row)
         return row
 
     def _rates(self, verdict: Verdict) -> dict[str, float | None]:
@@ -245,45 +222,42 @@ class Recorder:
             "honest_edge_loss": honest_edge_loss(self._graph, self._pruned, self._byzantine),
         }
 
-    def outcome(self) -> Outcome:
-        """How the run ended, the worst ending first."""
+    def outcome(self) -> tuple[Ending, str]:
+        """How the run ended, the worst ending first, and a sentence on what happened."""
         if self._lost is not None:
-            return Outcome("diverged", self._lost)
+            return "diverged", self._lost
         if self._core is None or self.verdict is None or self._pruned is None:
             return self._finished()
         size, total = int(self._core.members.sum()), self._graph.size
         if 2 * size <= total:
-            return Outcome("fragmented", f"the largest component after pruning holds {size} of {total} nodes")
+            return "fragmented", f"the largest component after pruning holds {size} of {total} nodes"
         heard = self._pruned.hears[self._honest].any(1)
         isolated = self._honest[~heard & self._graph.hears[self._honest].any(1)].tolist()
         if isolated:
-            return Outcome(
-                "isolated", f"{len(isolated)} honest nodes flagged all their neighbours and trained alone: {isolated[:5]}"
-            )
+            return "isolated", f"{len(isolated)} honest nodes flagged all their neighbours and trained alone: {isolated[:5]}"
         inside = int((self._core.members & self._byzantine).sum())
         if inside:
-            sentence = f"{inside} of the {size} nodes in the core are Byzantine; its mean model counts them in"
-            return Outcome("infiltrated", sentence)
+            return "infiltrated", f"{inside} of the {size} nodes in the core are Byzantine; its mean model counts them in"
         return self._finished()
 
-    def _finished(self) -> Outcome:
+    def _finished(self) -> tuple[Ending, str]:
         step = self.last.get("step", self._steps)
         if step < self._steps:
-            return Outcome("finished", f"stopped after round {step} of {self._steps}: most nodes had come to rest")
-        return Outcome("finished", "all rounds done")
+            return "finished", f"stopped after round {step} of {self._steps}: most nodes had come to rest"
+        return "finished", "all rounds done"
 
-    def summary(self, seconds: float, detection_seconds: float = 0.0) -> dict[str, Any]:
-        """All of SUMMARY_KEYS, and those that the evaluator adds."""
-        outcome = self.outcome()
+    def summary(self, batch: int | None = None) -> dict[str, Any]:
+        """All of SUMMARY_KEYS, and those that the evaluator adds. `batch`: size of mini-batches, None if no theorem applies."""
+        outcome, sentence = self.outcome()
         summary: dict[str, Any] = dict.fromkeys(SUMMARY_KEYS)
         summary.update({key: self.last.get(key) for key in (*SUMMARY_KEYS, *self._evaluator.extra) if key in self.last})
         senders = self._unheard.nonzero().flatten().tolist()
         summary.update(
-            outcome=outcome.ending,
-            sentence=outcome.sentence,
+            outcome=outcome,
+            sentence=sentence,
             steps_done=self.last.get("step"),
             unheard={"messages": int(self._unheard.sum()), "senders": senders},
-            seconds=round(seconds, 3),
+            seconds=round(self.seconds, 3),
         )
         if self._core is not None and self.verdict is not None and self._pruned is not None:
             summary.update(
@@ -293,9 +267,9 @@ class Recorder:
                 stuck=int(self._stuck.sum()) / max(1, int(self._honest_arcs.sum())),
                 stuck_nodes=int((2 * self._graph.count(self._stuck) > self._graph.count(self._honest_arcs)).sum()),
                 detections=self._detections,
-                exiled=exiled(self.verdict.flagged, self._graph, self._byzantine),
+                exiled=int((flagged_by_most(self.verdict.flagged, self._graph, self._byzantine) & ~self._byzantine).sum()),
                 guard_acted=self._guard_acted,
-                detection_seconds=round(detection_seconds, 3),
+                detection_seconds=round(self.detecting, 3),
                 fused=int(self._fused) / max(1, self._fuse_rounds * int(self._honest_arcs.sum())),
                 core_size=int(self._core.members.sum()),
                 core_byzantine=int((self._core.members & self._byzantine).sum()),
@@ -303,6 +277,9 @@ class Recorder:
                 capped=int(self._capped[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
                 floored=int(self._floored[self._honest].sum()) / max(1, self._local_steps * len(self._honest)),
             )
+            if batch is not None:
+                truth, loss = self._byzantine, self._evaluator.loss
+                summary["theory"] = theory_of(self._pruned, self._core, truth, self._looks, loss, batch)
         return summary if self._ground_truth else {**summary, **dict.fromkeys(TRUTH_KEYS)}
 
     @property
@@ -310,22 +287,36 @@ class Recorder:
         """Nodes that were flagged by most of the honest nodes that receive from them; None before a detection."""
         if self.verdict is None:
             return None
-        arcs = self._graph.hears & ~self._byzantine[:, None]
-        return int((2 * self._graph.count(self.verdict.flagged & arcs) > self._graph.count(arcs)).sum())
+        return int(flagged_by_most(self.verdict.flagged, self._graph, self._byzantine).sum())
 
-    def detection_line(self, step: int) -> bytes:
-        """The last detection as a line of detections.jsonl, empty where the graph is too large for it."""
-        if self.verdict is None or self._pruned is None or not is_stored(self._graph):
-            return b""
-        return detection_line(step, self.verdict, self._graph, self._pruned)
-
-    def per_node(self) -> dict[str, Any] | None:
-        """The content of per_node.json, None where the graph is too large for it."""
-        if not is_stored(self._graph):
-            return None
-        counts = {"unheard": self._unheard, "capped": self._capped, "floored": self._floored}
-        byzantine = self._byzantine if self._ground_truth else None
-        return per_node_json(self._graph, byzantine, self._core, **counts, local_steps=self._local_steps)
+    def records(self) -> dict[str, bytes]:
+        """Further files by name: the last verdict and, unless the graph is too large, what is stored of nodes and arcs."""
+        files: dict[str, bytes] = {}
+        if self.verdict is None and not self._is_stored:
+            return files
+        byzantine = self._byzantine.nonzero().flatten().tolist() if self._ground_truth else None
+        graph, neighbours = self._graph.to("cpu"), []
+        for node, row in enumerate(graph.hears):
+            places = row.nonzero().flatten()
+            neighbours.append(graph.nodes_at(torch.full_like(places, node), places).tolist())
+        if self.verdict is not None:
+            receivers = _receivers(self.verdict, graph.hears, neighbours)
+            files[VERDICT] = _line({"byzantine": byzantine, "receivers": receivers})
+        if self.detections:
+            files[DETECTIONS] = bytes(self.detections)
+        if self._is_stored:
+            core, steps = self._core, self._local_steps
+            nodes = {
+                "byzantine": byzantine,
+                "neighbours": neighbours,
+                "not_heard": self._unheard.tolist(),
+                "core": None if core is None else core.members.nonzero().flatten().tolist(),
+                "perron": None if core is None else _short(core.perron),
+                "capped": _short(self._capped.double() / steps) if steps else None,
+                "floored": _short(self._floored.double() / steps) if steps else None,
+            }
+            files[PER_NODE] = _line(nodes)
+        return files
 
     def keep(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The recorder's state as tensors and plain values, for a checkpoint."""
@@ -337,14 +328,22 @@ class Recorder:
             tensors.update({f"verdict.{name}": part for name, part in vars(self.verdict).items()})
             tensors.update(members=self._core.members, perron=self._core.perron)
             words["closed"] = self._core.closed
-        return tensors, words
+        lines = {"rows": self.rows, "detections": self.detections}
+        tensors.update({name: torch.from_numpy(np.array(text, dtype=np.uint8)) for name, text in lines.items()})
+        return tensors, {"recorder": words, "seconds": self.seconds, "detecting": self.detecting}
 
     def take_up(self, tensors: Mapping[str, Tensor], words: Mapping[str, Any], prune: Callable[[Tensor], Graph] | None) -> None:
         """Continue from what a recorder of the same run stored; raises ValueError if it cannot be from the same run.
 
         `prune` makes the current graph from the flags; None before the first detection.
         """
-        device = self._byzantine.device
+        times = [words.get("seconds"), words.get("detecting")]
+        if not isinstance(words.get("recorder"), dict) or not all(isinstance(seconds, (int, float)) for seconds in times):
+            raise ValueError("what was measured is missing")
+        self._start, self.detecting = time.perf_counter() - words["seconds"], words["detecting"]
+        self.rows = _lines(tensors.get("rows"), "the rows of metrics.jsonl are missing")
+        self.detections = _lines(tensors.get("detections", tensors["rows"][:0]), "the lines of detections.jsonl are damaged")
+        words, device = words["recorder"], self._byzantine.device
         parts = {name: tensor.to(device) for name, tensor in tensors.items()}
         for name in _SUMS:
             setattr(self, f"_{name}", _like(parts, name, getattr(self, f"_{name}")))
@@ -392,84 +391,73 @@ def _like(parts: Mapping[str, Tensor], name: str, pattern: Tensor) -> Tensor:
     return stored
 
 
-# What a report needs beyond the last verdict: every detection arc by arc, and every node's part in the run.
-#
-# detections.jsonl has one line per detection, per_node.json one list per quantity. Arcs are in one order throughout: receiver
-# by
-# receiver, the neighbours of each as in `neighbours` of per_node.json. Numbers are rounded to four digits. A run with more than
-# `LARGEST_LOG` arcs has neither file.
-
-
-DETECTIONS, PER_NODE = "detections.jsonl", "per_node.json"
-LARGEST_LOG = 200_000
-"""Arcs of the largest graph whose detections are stored."""
-
-
-def is_stored(graph: Graph) -> bool:
-    """Whether a run on this graph stores its detections arc by arc."""
-    return int(graph.hears.sum()) <= LARGEST_LOG
+def _lines(stored: Tensor | None, wrong: str) -> bytearray:
+    """Stored lines, each a JSON object; raises ValueError with `wrong` otherwise."""
+    text = b"" if stored is None or stored.dtype != torch.uint8 else stored.numpy().tobytes()
+    if (
+        stored is None
+        or stored.dtype != torch.uint8
+        or not all(isinstance(json.loads(line), dict) for line in text.splitlines())
+    ):
+        raise ValueError(wrong)
+    return bytearray(text)
 
 
 def detection_line(step: int, verdict: Verdict, graph: Graph, pruned: Graph) -> bytes:
-    """One line of JSON: thresholds [M], and per arc the score, statistic, reason (an index into `reasons`), flag and cut.
+    """One line of detections.jsonl: thresholds [M]; per arc the score, statistic, reason (index into `reasons`), flag, cut.
 
     `bound`: of the statistic of each flagged arc; `kept_bound` [M]: of those of the other arcs of a receiver.
     """
-    arcs, kept_bound = graph.hears, None
-    if verdict.bound.numel():
-        kept_bound = verdict.bound.masked_fill(~arcs | verdict.flagged, torch.nan).nanmedian(1).values
+    arcs, bounded = graph.hears, bool(verdict.bound.numel())
+    others = verdict.bound.masked_fill(~arcs | verdict.flagged, torch.nan) if bounded else verdict.bound
     line = {
         "step": step,
         "reasons": REASONS,
-        "threshold": [_short(limit) for limit in verdict.threshold.tolist()],
-        "score": [_short(score) for score in verdict.scores[arcs].tolist()],
-        "statistic": [_short(one) for one in verdict.statistic[arcs].tolist()] if verdict.statistic.numel() else None,
-        "bound": None if kept_bound is None else [_short(one) for one in verdict.bound[arcs & verdict.flagged].tolist()],
-        "kept_bound": None if kept_bound is None else [_short(one) for one in kept_bound.tolist()],
+        "threshold": _short(verdict.threshold),
+        "score": _short(verdict.scores[arcs]),
+        "statistic": _short(verdict.statistic[arcs]) if verdict.statistic.numel() else None,
+        "bound": _short(verdict.bound[arcs & verdict.flagged]) if bounded else None,
+        "kept_bound": _short(others.nanmedian(1).values) if bounded else None,
         "reason": verdict.reason[arcs].tolist(),
         "flagged": _bits(verdict.flagged[arcs]),
         "cut": _bits(~pruned.hears[arcs]),
-        "filtered_weight": [_short(one) for one in verdict.filtered_weight.tolist()]
-        if verdict.filtered_weight.numel()
-        else None,
+        "filtered_weight": _short(verdict.filtered_weight) if verdict.filtered_weight.numel() else None,
         "guard_acted": verdict.guard_acted.nonzero().flatten().tolist(),
     }
-    return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    return _line(line, separators=(",", ":"))
 
 
-def per_node_json(
-    graph: Graph,
-    byzantine: Tensor | None,
-    core: Core | None,
-    *,
-    unheard: Tensor,
-    capped: Tensor,
-    floored: Tensor,
-    local_steps: int,
-) -> dict[str, Any]:
-    """Every node's part in the run; `capped` and `floored` are shares of its `local_steps`, `not_heard` counts by sender.
-
-    `byzantine` is None where nobody knows.
-    """
-    graph = graph.to("cpu")
-    neighbours = []
-    for node, row in enumerate(graph.hears):
-        columns = row.nonzero().flatten()
-        neighbours.append(graph.nodes_at(torch.full_like(columns, node), columns).tolist())
-    return {
-        "byzantine": None if byzantine is None else byzantine.nonzero().flatten().tolist(),
-        "neighbours": neighbours,
-        "not_heard": unheard.tolist(),
-        "core": None if core is None else core.members.nonzero().flatten().tolist(),
-        "perron": None if core is None else [_short(weight) for weight in core.perron.tolist()],
-        "capped": [_short(count / local_steps) for count in capped.tolist()] if local_steps else None,
-        "floored": [_short(count / local_steps) for count in floored.tolist()] if local_steps else None,
-    }
+def _receivers(verdict: Verdict, arcs: Tensor, neighbours: Sequence[list[int]]) -> list[dict[str, Any]]:
+    """A verdict as JSON values, an entry per receiver: who was flagged and why."""
+    parts = Verdict(**{name: part.cpu() for name, part in vars(verdict).items()})
+    entries = []
+    for node, (row, senders) in enumerate(zip(arcs, neighbours, strict=True)):
+        entry: dict[str, Any] = {
+            "node": node,
+            "threshold": number(parts.threshold[node]),
+            "neighbours": senders,
+            "scores": [number(score) for score in parts.scores[node, row].tolist()],
+            "flagged": [sender for sender, flag in zip(senders, parts.flagged[node, row].tolist(), strict=True) if flag],
+            "reasons": [REASONS[code] for code in parts.reason[node, row].tolist()],
+        }
+        if parts.statistic.numel():  # the hardened profile
+            entry["statistics"] = [number(value) for value in parts.statistic[node, row].tolist()]
+            entry["bounds"] = [number(value) for value in parts.bound[node, row].tolist()]
+            entry["filtered_weight"] = float(parts.filtered_weight[node])
+            entry["guard_acted"] = bool(parts.guard_acted[node])
+            entry["pull"] = number(parts.pull[node])
+            entry["mixing"] = "rule" if bool(parts.by_rule[node]) else "average"
+        entries.append(entry)
+    return entries
 
 
-def _short(value: float) -> float | None:
-    """Four significant digits, or None (null) for NaN and infinity."""
-    return float(f"{value:.4g}") if math.isfinite(value) else None
+def _line(value: Any, separators: tuple[str, str] | None = None) -> bytes:
+    return json.dumps(value, allow_nan=False, separators=separators).encode() + b"\n"
+
+
+def _short(values: Tensor) -> list[float | None]:
+    """Numbers of four significant digits, None (null) for NaN and infinity."""
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _bits(mask: Tensor) -> str:

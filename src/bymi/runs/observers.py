@@ -60,8 +60,9 @@ class Observer:
 class Observers:
     """Several observers as one; one that raises is reported once and left out from then on."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
-        self._observers = list(observers)
+    def __init__(self, observers: Sequence[Observer], names: Iterable[str] = ()) -> None:
+        """`names` of further observers; a missing package is an InputError that names the extra to install."""
+        self._observers = [*observers, *map(_named, names)]
 
     def tell(self, what: Callable[[Observer], None]) -> None:
         """Call `what` with every observer."""
@@ -166,14 +167,10 @@ TRACKERS: Table[Observer] = Table(Observer, {"tensorboard": TensorBoard, "wandb"
 """Observers by name: those above by the name of their extra, entry points, and module:Name."""
 
 
-def make_observers(names: Iterable[str]) -> list[Observer]:
-    """Instances of observers by name; a missing package is an InputError that names the extra to install."""
-    made = []
-    for name in names:
-        try:
-            made.append(TRACKERS[name]())
-        except KeyError:
-            raise InputError(f"--track: got {name!r}, allowed: {', '.join(TRACKERS)}, or module:Name") from None
-        except InputError as problem:
-            raise InputError(f"--track: {problem}") from None
-    return made
+def _named(name: str) -> Observer:
+    try:
+        return TRACKERS[name]()
+    except KeyError:
+        raise InputError(f"--track: got {name!r}, allowed: {', '.join(TRACKERS)}, or module:Name") from None
+    except InputError as problem:
+        raise InputError(f"--track: {problem}") from None

@@ -1,9 +1,13 @@
-"""Runs many resolved specs, in this process or in several at a time; skips those that are complete."""
+"""Runs many resolved specs and skips those that are complete: in this process, in several at a time, or under torchrun.
+
+Under torchrun each run is sharded over all ranks, or whole runs are distributed over them.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,22 +15,25 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bymi.core.errors import BymiError, OutOfMemoryError
+import bymi
+from bymi.core.errors import BymiError, InputError, OutOfMemoryError, error_of, require
 from bymi.distributed.execution_settings import Host
 from bymi.distributed.glibc_memory import keep_memory
+from bymi.distributed.join_process_group import same_everywhere
 from bymi.distributed.parent_watchdog import die_with_parent
+from bymi.distributed.process_group import Group
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
-from bymi.runs.observers import Observer, RunStatus
+from bymi.runs.observers import RunStatus
 from bymi.runs.resolved_spec import ResolvedSpec
-from bymi.runs.single_run import run
+from bymi.runs.single_run import follow, run
 from bymi.runs.tasks import TASKS
 
 Progress = Callable[[int, int], None]
@@ -44,11 +51,6 @@ _TELL_EVERY = 0.1  # seconds between two looks at the workers
 _queue: Any = None  # of a worker process only: where it reports its progress
 
 
-def steps_to_do(specs: Sequence[ResolvedSpec], out: str | Path, *, again: bool = False) -> int:
-    """Rounds left to run: those of all specs without a complete folder, or of all of them with `again`."""
-    return sum(spec["steps"] for spec in specs if again or not store.is_complete(store.folder_of(Path(out), spec)))
-
-
 def run_all(
     specs: Sequence[ResolvedSpec],
     out: str | Path,
@@ -56,18 +58,22 @@ def run_all(
     jobs: int | None = None,
     progress: Progress | None = None,
     host: Host | None = None,
+    group: Group | None = None,
+    apart: bool = False,
     until: float | None = None,
     watch: Watch | None = None,
 ) -> list[Result]:
     """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
     A spec that cannot be run has its error in its place. No run is started after the time `until` (as time.time()). The results
-    do not depend on `jobs`. `watch` is told where each run stands, a few times per second.
+    do not depend on `jobs`. `watch` is told where each run stands, a few times per second. With the `group` of ranks that this
+    process belongs to, each run is sharded over them or, with `apart`, is whole on one of them; only rank 0 has summaries then.
     """
-    out = Path(out)
+    out, host, tell = Path(out), host or Host(), progress or (lambda index, steps: None)
+    if group is not None:
+        require(jobs is None, "--jobs", jobs, "without torchrun, whose --nproc-per-node says how many processes there are")
+        return (_run_apart if apart else _run_together)(specs, out, group, tell, host)
     watch = watch or (lambda index, status: None)
-    tell = progress or (lambda index, steps: None)
-    host = host or Host()
     todo = [i for i, spec in enumerate(specs) if host.again or not store.is_complete(store.folder_of(out, spec))]
     if todo:  # complete folders can be read where nothing can be written
         store.prepare(out)
@@ -90,7 +96,7 @@ def run_all(
             (index, _attempt(specs[index], out, partial(tell, index), host, until, partial(watch, index))) for index in todo
         )
     return [
-        results[index] if index in results else _attempt(spec, out, partial(tell, index), host, None)
+        results[index] if index in results else _attempt(spec, out, partial(tell, index), host, None, partial(watch, index))
         for index, spec in enumerate(specs)
     ]
 
@@ -137,7 +143,9 @@ def _run_in_processes(
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_init_worker, initargs=(queue,))
-    before = _stop_on_terminate()
+    before = None
+    if threading.current_thread() is threading.main_thread():  # SIGTERM as an interrupt, so that workers end, too
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with _block_interrupts():
             futures = [pool.submit(work, index, spec.values) for index, spec in enumerate(specs)]
@@ -170,13 +178,6 @@ def _result_of(future: Future[Result]) -> Result:
         return future.result()
     except BrokenProcessPool:
         return OutOfMemoryError("a process that made runs was killed, as happens when memory runs out; try fewer --jobs")
-
-
-def _stop_on_terminate() -> Any:
-    """Treat SIGTERM as an interrupt, so that workers end, too; returns the old handler, None outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextmanager
@@ -215,21 +216,68 @@ def _attempt(
     tell: Callable[[int], None],
     host: Host,
     until: float | None,
-    watch: Callable[[RunStatus], None] | None = None,
+    watch: Callable[[RunStatus], None],
 ) -> Result:
     if until is not None and time.time() > until:
         return None
     try:
-        return run(spec, out, tell, host, observers=[] if watch is None else [_Watcher(watch)])
+        return run(spec, out, tell, host, watch=watch)
     except BymiError as problem:
         return problem
 
 
-@dataclass(frozen=True)
-class _Watcher(Observer):
-    """Passes the status of a run on."""
+def _run_together(specs: Sequence[ResolvedSpec], out: Path, group: Group, tell: Progress, host: Host) -> list[Result]:
+    """Run specs one after the other, the nodes of each sharded over all ranks; rank 0 returns the results. Collective."""
+    host = _beside_ranks(specs, host, group)
+    for spec in specs:
+        if spec["nodes"] < group.size:
+            raise InputError(f"nodes: got {spec['nodes']} for {group.size} ranks, allowed: a node or more for each rank")
+    results = [_run_on_all(spec, out, partial(tell, index), host, group) for index, spec in enumerate(specs)]
+    return results if group.rank == 0 else []
 
-    watch: Callable[[RunStatus], None]
 
-    def advanced(self, status: RunStatus) -> None:
-        self.watch(status)
+def _run_on_all(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
+    """One run over all ranks. Rank 0 decides whether it is complete already: the others may not see its folders."""
+    checkpoints, result = store.checkpoints_of(out, spec), None
+    if host.again:
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    if group.all_agree(not host.again and (group.rank > 0 or store.is_complete(store.folder_of(out, spec)))):
+        return run(spec, out, None, host) if group.rank == 0 else None
+    if group.rank == 0:
+        result = run(spec, out, tell, host, group=group)
+    else:
+        follow(spec, host, checkpoints, group)
+    group.moment = "at the end of a run"
+    group.all_agree(True)  # no checkpoint is removed before the summary is written
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    return result
+
+
+def _run_apart(specs: Sequence[ResolvedSpec], out: Path, group: Group, tell: Progress, host: Host) -> list[Result]:
+    """Run specs side by side, each whole on one rank, which writes its folder to a shared file system. Collective."""
+    host = _beside_ranks(specs, host, group)
+    failed = {}
+    while (index := group.take("next run")) < len(specs):
+        group.moment = f"in run {index + 1} of {len(specs)}"
+        # A free rank takes the next run: some take longer than others.
+        (result,) = run_all([specs[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
+        if isinstance(result, BymiError):
+            failed[str(index)] = [result.exit_code, str(result)]
+    group.say("all runs")
+    group.wait("all runs", range(group.size))
+    errors = {int(index): why for words in group.tell(failed) for index, why in words.items()}
+    if group.rank:
+        return []
+    host = replace(host, again=False)  # all runs are complete now: read them
+    return [error_of(*errors[index]) if index in errors else run(spec, out, None, host) for index, spec in enumerate(specs)]
+
+
+def _as_run(index: int, tell: Progress) -> Progress:
+    return lambda only, steps: tell(index, steps)
+
+
+def _beside_ranks(specs: Sequence[ResolvedSpec], host: Host, group: Group) -> Host:
+    """Settings of one of several ranks of this machine, which must all have the same versions and specs. Collective."""
+    digests = ", ".join(spec.digest for spec in specs)
+    same_everywhere(group, {"bymi": bymi.__version__, "torch": torch.__version__, "spec": digests})
+    return replace(host, threads=host.threads_beside(int(os.environ.get("LOCAL_WORLD_SIZE", str(group.size)))))

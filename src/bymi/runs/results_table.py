@@ -15,8 +15,8 @@ from typing import Any
 from bymi.core import files
 from bymi.core.errors import BymiError, InputError, require
 from bymi.runs import run_folder as store
-from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.resolved_spec import ResolvedSpec
+from bymi.runs.run_folder import SUMMARY_KEYS
 
 SWEEP = "sweep.json"
 """File in a folder of runs that lists the runs of a sweep, also those that have failed or are still to do."""

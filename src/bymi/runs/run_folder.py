@@ -25,14 +25,36 @@ import torch
 import bymi
 from bymi.core import files
 from bymi.core.errors import BymiError, InputError, StorageError
-from bymi.runs.metrics import SUMMARY_KEYS
 from bymi.runs.resolved_spec import ResolvedSpec
 
 _CHECKPOINTS = ".checkpoints"
 _ASIDE = ".replaced"
 SPEC, ENVIRONMENT, METRICS, VERDICT, SUMMARY = "spec.json", "environment.json", "metrics.jsonl", "verdict.json", "summary.json"
-SUMS = "SHA256SUMS"
+DETECTIONS, PER_NODE, SUMS = "detections.jsonl", "per_node.json", "SHA256SUMS"
 _LARGEST = 4 << 30  # bytes of a file in a run folder
+
+SUMMARY_KEYS = (
+    *("outcome", "sentence", "fdp", "pa", "found", "gap", "gap_weighted", "gap_true", "gap_population"),
+    *("honest_edge_loss", "worst_edge_loss", "ever_lost", "stuck", "stuck_nodes"),
+    *("core_size", "core_byzantine", "core_closed", "consensus"),
+    *("acc_all", "acc_normal", "acc_scc", "acc_farthest", "grad_norm", "steps_done", "model_bytes", "model_finite"),
+    *("unheard", "capped", "floored", "fused", "detections", "exiled", "guard_acted"),
+    *("theory", "detection_seconds", "seconds"),
+)
+"""Keys of summary.json, beside those that identify the run. What does not apply is null, never missing.
+
+Error rates and components are those of the last detection; `worst_edge_loss` is over all `detections`, `ever_lost` the share of
+arcs between honest nodes that were cut at any of them, `stuck` the share still cut two detections later, `stuck_nodes` the
+number of honest nodes most of whose arcs are stuck (their data are extreme, or Byzantine nodes frame them). `found`: share of
+the arcs from Byzantine to honest nodes that were flagged. `capped` and `floored` are shares of the local steps of honest nodes,
+`fused` of messages between honest nodes (clipped as far out). `gap` and `acc_scc` are of the mean model of the core: all of its
+`core_size` nodes, of which `core_byzantine` are Byzantine; without a detection `gap` is of the mean over honest nodes.
+`acc_farthest`: accuracy of the honest node whose model is farthest from the honest mean, after the last round. `exiled`:
+honest nodes that were flagged by most of the honest nodes that receive from them. `guard_acted`: verdicts of honest
+nodes, over all detections, that flagged a majority and were reduced to hard evidence. `model_bytes`: size of the files of
+trained models in the folder; `model_finite`: whether all numbers in them are finite. `theory`: what the convergence theorem
+requires over the pruned graph, and what the run did (bymi.runs.convergence_theory).
+"""
 
 
 class Named(Protocol):
@@ -134,7 +156,6 @@ def writing(out: Path, spec: ResolvedSpec, *, again: bool = False) -> Iterator[P
     scratch.mkdir(parents=True)
     try:
         write_json(scratch / SPEC, spec.values)
-        write_json(scratch / ENVIRONMENT, environment())
         yield scratch
         seal(scratch)
         if again or not is_complete(place):

@@ -24,8 +24,7 @@ from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import SHARDS, ShardedRun
 from bymi.problems import Problem
 from bymi.runs.checkpoints import Place
-from bymi.runs.metrics import Recorder
-from bymi.runs.outcome import is_lost
+from bymi.runs.metrics import Recorder, is_lost
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import Given, RunSetup, set_up_run
 from bymi.runs.state_schema import StateShape
@@ -117,10 +116,6 @@ class Engine(Protocol):
         ...
 
 
-EngineMaker = Callable[[ResolvedSpec, Host], Engine]
-"""Builds the engine of a run."""
-
-
 class OneProcess:
     """Engine with all nodes in this process."""
 
@@ -170,13 +165,10 @@ class ManyProcesses:
         return Scattered([state.theta for state in states], self._sharded_run.router)
 
 
-def alone(spec: ResolvedSpec, host: Host, given: Given | None = None) -> Engine:
-    """The engine of a run in this process."""
-    return OneProcess(set_up_run(spec, host, given=given))
-
-
-def lay_out(spec: ResolvedSpec, host: Host, group: Group) -> Engine:
-    """The engine of a run over a group; a single rank that computes all nodes at once uses OneProcess. Collective."""
+def engine_of(spec: ResolvedSpec, host: Host, group: Group | None = None, given: Given | None = None) -> Engine:
+    """The engine of a run: all nodes in this process, or sharded over the ranks of a `group`, which call this together."""
+    if group is None:
+        return OneProcess(set_up_run(spec, host, given=given))
     setup = _by_all(group, lambda: set_up_run(spec, host, group))
     return OneProcess(setup) if setup.layout is None else ManyProcesses(setup, spec, group)
 

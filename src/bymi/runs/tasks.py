@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,8 +16,8 @@ from torch.nn import functional as nnf
 
 from bymi import datasets
 from bymi.attacks import Attack, DataAttack
-from bymi.core.errors import InputError, require
-from bymi.core.named_parts import Checked, Table, bounded, build_part, full_name, read_shorthand
+from bymi.core.errors import require
+from bymi.core.named_parts import Checked, Table, bounded, part_by_name
 from bymi.core.random_streams import stream
 from bymi.distributed.execution_settings import Host
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
@@ -89,25 +89,14 @@ class Linear(Task):
         counts = [len(nodes) for nodes in node_blocks]
         rows = torch.empty(sum(counts), self.samples, self.dim + 1, dtype=self.dtype)
         # Block by block: the bits of a product may depend on its number of rows.
+        spreads = {"optimum_spread": self.optimum_spread, "covariance_spread": self.covariance_spread}
         for nodes, part in zip(node_blocks, rows.split(counts), strict=True):
-            parameter = self._draw(part, nodes, byzantine, attack, seed)
+            shard = draw_samples(part, nodes, seed=seed, **spreads)
+            _put_under_attack(shard, byzantine[nodes], nodes, attack, seed)
         start = linear_start(self.dim, seed=seed)
         numbers = None if blocks is None else torch.cat(node_blocks).to(device)
-        problem = LinearProblem(rows.to(device), parameter.to(device), start.to(device), numbers)
+        problem = LinearProblem(rows.to(device), shard.parameter.to(device), start.to(device), numbers)
         return problem, LinearEvaluator(problem, byzantine.to(device))
-
-    def _draw(self, rows: Tensor, nodes: Tensor, byzantine: Tensor, attack: Attack, seed: int) -> Tensor:
-        """Fill rows with the samples of nodes, those of Byzantine nodes under attack; returns the true parameter."""
-        spreads = {"optimum_spread": self.optimum_spread, "covariance_spread": self.covariance_spread}
-        shard = draw_samples(rows, nodes, seed=seed, **spreads)
-        if isinstance(attack, DataAttack):
-            for places in byzantine[nodes].nonzero().flatten().split(_AT_ONCE):
-                attack.require_kind(LinearShard)
-                touched = LinearShard(shard.features[places], shard.targets[places], shard.parameter)
-                wrong = attack(touched, stream(seed, "attack"), stream(seed, "attack data", node=nodes[places]))
-                shard.features.index_copy_(0, places, wrong.features)
-                shard.targets.index_copy_(0, places, wrong.targets)
-        return shard.parameter
 
 
 @dataclass(frozen=True)
@@ -140,21 +129,8 @@ class Images(Task):
         self._partition()
 
     def _partition(self) -> datasets.Partition:
-        part = read_shorthand(self.partition)
-        part["name"] = full_name(part["name"], datasets.ALIASES)
-        require(part["name"] in datasets.PARTITIONS, "partition", part["name"], ", ".join(datasets.PARTITIONS))
-        entry: Any = datasets.PARTITIONS[part["name"]]
-        known = {field.name: type(field.default) for field in fields(entry)}
-        for key, value in part.items():
-            if key == "name":
-                continue
-            allowed = ", ".join(f"{name}={kind.__name__}" for name, kind in known.items()) or "no parameters"
-            fits = key in known and (type(value) is known[key] or (known[key] is float and type(value) is int))
-            require(fits, "partition", self.partition, f"{part['name']} with {allowed}")
-        try:
-            made: datasets.Partition = build_part(datasets.PARTITIONS, part)
-        except InputError as problem:
-            raise InputError(f"partition: got {self.partition!r} ({problem})") from None
+        tables = datasets.Partition, datasets.PARTITIONS, datasets.ALIASES
+        made: datasets.Partition = part_by_name("partition", self.partition, *tables)
         return made
 
     def build(
@@ -175,7 +151,7 @@ class Images(Task):
         nodes = torch.arange(len(byzantine)) if numbers is None else numbers
         pixels = datasets.shift_features(images.train_images[places], nodes, self.feature_shift)
         shards = Shards(normalised(pixels), images.train_labels[places].to(device))
-        self._corrupt(shards, byzantine if numbers is None else byzantine[numbers], numbers, attack, seed)
+        _put_under_attack(shards, byzantine[nodes], nodes, attack, seed)
         labels = [int(shards.targets.min()), int(shards.targets.max())]
         known = f"labels 0 to {images.classes - 1}, those of {self.dataset}"
         require(labels[0] >= 0 and labels[1] < images.classes, f"attack: {attack} makes labels", labels, known)
@@ -212,19 +188,19 @@ class Images(Task):
         require(fits, "data", f"{self.dataset} of {height} x {width} pixels", f"{_SIDE} x {_SIDE}, which LeNet is for")
         require(source.spread > 0, "data", f"{self.dataset} with one grey only", "images with two or more")
 
-    @staticmethod
-    def _corrupt(shards: Shards, byzantine: Tensor, numbers: Tensor | None, attack: Attack, seed: int) -> None:
-        """Put the data of Byzantine nodes under attack, in place; `numbers`: nodes of the shards, None for all."""
-        places = byzantine.nonzero().flatten()
-        if not isinstance(attack, DataAttack) or not len(places):
-            return
-        attack.require_kind(Shards)
-        device = shards.inputs.device
-        nodes = places if numbers is None else numbers[places]
-        fresh = stream(seed, "attack data", node=nodes.to(device), device=device)
-        touched = Shards(*(values[places.to(device)] for values in shards))
-        for values, wrong in zip(shards, attack(touched, stream(seed, "attack", device=device), fresh), strict=True):
-            values.index_copy_(0, places.to(device), wrong)
+
+def _put_under_attack(shard: LinearShard | Shards, byzantine: Tensor, nodes: Tensor, attack: Attack, seed: int) -> None:
+    """Put the data of Byzantine nodes [B] bool under a data attack, in place; `nodes` [B]: the nodes of the shard."""
+    places, device = byzantine.nonzero().flatten(), shard.targets.device
+    if not isinstance(attack, DataAttack) or not len(places):
+        return
+    attack.require_kind(type(shard))
+    for some in places.split(_AT_ONCE):
+        fresh = stream(seed, "attack data", node=nodes[some].to(device), device=device)
+        touched = type(shard)(*(part[some.to(device)] for part in shard[:2]), *shard[2:])
+        wrong: Any = attack(touched, stream(seed, "attack", device=device), fresh)
+        for part, changed in zip(shard[:2], wrong[:2], strict=True):
+            part.index_copy_(0, some.to(device), changed)
 
 
 def _first_of(shards: Shards, sizes: Sequence[int]) -> list[Shards]:

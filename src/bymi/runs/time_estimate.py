@@ -14,7 +14,7 @@ from bymi.distributed.execution_settings import Host, one_thread
 from bymi.problems import LinearProblem
 from bymi.runs.metrics import Recorder
 from bymi.runs.resolved_spec import ResolvedSpec
-from bymi.runs.simulate import alone
+from bymi.runs.simulate import engine_of
 
 _ROUNDS = 12  # of each phase that are timed
 
@@ -27,7 +27,7 @@ def estimate_seconds(spec: ResolvedSpec, host: Host | None = None) -> float | No
     short = ResolvedSpec(_shortened(spec.values))
     try:
         start = time.perf_counter()
-        engine = alone(short, host or Host())
+        engine = engine_of(short, host or Host())
         setting_up = time.perf_counter() - start
         plan = engine.scene.plan
         setup = engine.scene

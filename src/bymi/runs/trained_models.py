@@ -35,18 +35,16 @@ class Trained:
     models: Tensor  # [k, D] their models
 
 
-def nodes_to_keep(members: Tensor, byzantine: Tensor, keep: KeepModels) -> Tensor:
-    """The nodes [k] whose own models are stored: all, or the first honest one of `members` [M]."""
-    nodes = torch.arange(len(members), device=members.device)
-    honest = members & ~byzantine
-    return nodes if keep == "all" else nodes[honest if bool(honest.any()) else ~byzantine][:1]
+def collect(models: Models, members: Tensor, byzantine: Tensor, keep: KeepModels, *, writes: bool = True) -> Trained:
+    """The mean model of `members` [M] bool, and the models of single nodes: all, or the first honest one of the members.
 
-
-def collect(models: Models, members: Tensor, nodes: Tensor) -> Trained:
-    """The mean model of `members` [M] bool, and the models of `nodes` [k].
-
-    Collective: all ranks must call it with the same members, each with the nodes whose models it wants.
+    Collective: all ranks must call it, and only the one that `writes` the folder gets models of single nodes.
     """
+    nodes = torch.arange(len(members), device=members.device)
+    if keep != "all":
+        honest = members & ~byzantine
+        nodes = nodes[honest if bool(honest.any()) else ~byzantine][:1]
+    nodes = nodes if writes else nodes[:0]
     means, rows = [], []
     for block in models.blocks():
         means.append(block[members].mean(0))
