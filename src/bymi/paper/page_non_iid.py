@@ -141,7 +141,7 @@ def figure(runs: Runs) -> Figure:
                 if points:
                     across, up = zip(*points, strict=True)
                     axes[row][column].plot(across, up, "o", color=colour, label=who, markersize=6)
-        axes[0][column].set_title(f"MNIST, {attack}")
+        axes[0][column].set_title(f"MNIST, {'no attackers' if attack == 'none' else attack}")
         axes[1][column].set_xticks(list(places.values()), list(places), rotation=40, ha="right")
     axes[0][0].set_ylabel("accuracy of honest nodes, %")
     axes[1][0].set_ylabel("honest edges lost, %")
