@@ -40,23 +40,24 @@ bench-large: $(READY)
 bench-images: $(READY)
 	$(BIN)/python benchmarks/images.py
 
-# Tests of trackers, data frames and Flower, in an environment of its own: their packages are many, and Flower needs older
-# versions of some. make test skips them.
+# Tests of trackers, data frames, Flower and rules beside those of ByzFL, in an environment of its own: their packages are many,
+# and Flower needs older versions of some. make test skips them. ByzFL comes without torchvision, which its aggregators do not
+# need. The documentation site is built beside them, strictly.
 EXTRAS := .venv-extras
 EXTRAS_PIP := $(subst $(BIN),$(EXTRAS)/bin,$(subst constraints.txt,constraints-extras.txt,$(PIP)))
-test-extras: $(EXTRAS)/.ready
-	$(EXTRAS)/bin/python -m pytest -q tests/test_trackers.py tests/test_sweep.py tests/test_flower.py
+test-extras: $(EXTRAS)/.ready docs
+	$(EXTRAS)/bin/python -m pytest -q tests/test_trackers.py tests/test_sweep.py tests/test_flower.py tests/test_callables.py
 
 $(EXTRAS)/.ready: pyproject.toml constraints-extras.txt
 	test -x $(EXTRAS)/bin/python || $(PYTHON) -m venv $(EXTRAS) 2>/dev/null || $(PYTHON) -m venv --clear --without-pip $(EXTRAS)
 	$(EXTRAS_PIP) setuptools
 	$(EXTRAS_PIP) --no-build-isolation -e '.[dev,pandas,tensorboard,wandb,mlflow,flower]' 'flwr[simulation]'
+	$(EXTRAS_PIP) --no-deps byzfl
 	touch $(EXTRAS)/.ready
 
 # For the tests of report pages in a real browser, which skip without one; as root, on Debian or Ubuntu.
-setup-browser: $(READY)
+setup-browser:
 	apt-get install --yes chromium chromium-driver
-	$(PIP) 'selenium>=4.20'
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -10,7 +10,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-DATA = ("examples/*.*", "benchmarks/results/*.json", "benchmarks/README.md", "LICENSE")
+DATA = ("examples/*.*", "benchmarks/results/*.json", "benchmarks/README.md", "LICENSE", "CITATION.cff")
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -16,11 +16,11 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 DRIVER = shutil.which("chromedriver")
 MISSING = next(
     (
-        f"{name} is not installed: make setup-browser"
-        for name, found in (
-            ("chromium", CHROMIUM),
-            ("chromedriver", DRIVER),
-            ("selenium", importlib.util.find_spec("selenium")),
+        f"{name} is not installed: {how}"
+        for name, found, how in (
+            ("chromium", CHROMIUM, "make setup-browser"),
+            ("chromedriver", DRIVER, "make setup-browser"),
+            ("selenium", importlib.util.find_spec("selenium"), "pip install -e '.[dev]', as make does"),
         )
         if not found
     ),

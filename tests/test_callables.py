@@ -174,7 +174,7 @@ def test_rules_take_and_return_plain_vectors(name: str) -> None:
 def byzfl() -> Any:
     found = importlib.util.find_spec("byzfl")
     if found is None:
-        pytest.skip("byzfl is not installed: pip install --no-deps byzfl")
+        pytest.skip("byzfl is not installed: make test-extras")
     before = dict(sys.modules)
     package = types.ModuleType("byzfl")
     package.__path__ = list(found.submodule_search_locations or [])

@@ -61,6 +61,17 @@ def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert runs["with detection"].summary["outcome"] == "finished"
 
 
+def test_the_readme_and_so_the_first_page_of_the_site_cite_the_paper() -> None:
+    paper = (ROOT / "CITATION.cff").read_text().split("preferred-citation:")[1]
+    (title,) = re.findall(r'title: "(.*)"', paper)
+    authors = re.findall(r"family-names: (\w+), given-names: (\w+)", paper)
+    text = (ROOT / "README.md").read_text()
+    assert len(authors) == 4
+    assert ", ".join(f"{given} {family}" for family, given in authors) in text
+    assert title in text
+    assert "examples/tutorial.ipynb" in text
+
+
 def test_the_readme_counts_what_is_in_the_box() -> None:
     text = (ROOT / "README.md").read_text()
     assert f"{len(RULES)} rules" in text
