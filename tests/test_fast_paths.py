@@ -15,6 +15,7 @@ from bymi.attacks.substituted_messages import Huge, Inf, MessageAttack, NaN, Sil
 from bymi.core import message_usage as usage
 from bymi.core.inbox import Inbox
 from bymi.core.linalg import ascending, inner_of_both, join, lower_median, norms_surely_below
+from bymi.core.named_parts import build_part, read_shorthand
 from bymi.core.neighbour_lists import PerArcLists
 from bymi.core.random_streams import _FIRST, _SECOND, _mix, stream
 from bymi.core.size_limits import LIMITS
@@ -143,11 +144,12 @@ def test_products_of_two_halves_are_those_of_each_pair(dim: int) -> None:
         torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-6)  # beside a row of 1e4 in each coordinate
 
 
-@pytest.mark.parametrize("name", ["ios", "faba", "filtering", "caf", "geometric-median", "nnm+ios"])
-def test_rules_decide_alike_where_the_host_does_not_look(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dim", [20, 300])
+@pytest.mark.parametrize("name", ["ios", "faba", "filtering", "filtering:about=median", "caf", "geometric-median", "nnm+ios"])
+def test_rules_decide_alike_where_the_host_does_not_look(name: str, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The forms for accelerators, here on a CPU: common and separate products, outliers near, far and absurdly far."""
     random = torch.Generator().manual_seed(3)
-    vectors = torch.randn(40, 300, generator=random, dtype=torch.float64)
+    vectors = torch.randn(40, dim, generator=random, dtype=torch.float64)
     for row, factor in enumerate((2.0, 2.0, 30.0, 1e3, 1e5)):
         vectors[7 * row] += factor
     network = LocalNetwork(ErdosRenyi(0.6).draw(40, seed=1))
@@ -155,7 +157,7 @@ def test_rules_decide_alike_where_the_host_does_not_look(name: str, monkeypatch:
     for devices in (("cpu",), ()):
         monkeypatch.setattr(LIMITS, "looked_at", devices)
         (inbox,) = network.exchange(0, {PARAMETERS: vectors})
-        found.append(RULES[name]()(inbox, Round(1, 10)))
+        found.append(build_part(RULES, read_shorthand(name))(inbox, Round(1, 10)))
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
 
 

@@ -115,8 +115,10 @@ def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
     share = weight / weight.sum(1, keepdim=True)
     centred = points - share[:, None, :] @ points
     scaled = share.sqrt()[:, :, None] * centred
-    direction = torch.linalg.eigh(scaled.mT @ scaled).eigenvectors[:, :, -1:]
-    return torch.where(weight > 0, (centred @ direction).squeeze(2), 0.0)
+    covariance = scaled.mT @ scaled
+    on_cpu = on_host(points)  # elsewhere a decomposition takes long and cannot be recorded
+    direction = torch.linalg.eigh(covariance).eigenvectors[:, :, -1] if on_cpu else squared_eigenpair(covariance)[1]
+    return torch.where(weight > 0, (centred @ direction[:, :, None]).squeeze(2), 0.0)
 
 
 def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:

@@ -71,7 +71,8 @@ class Recording:
                 program(*self._inputs)
             torch.cuda.current_stream().wait_stream(side)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, pool=pool):
+            # The outer context restores the stream even where the capture fails.
+            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph, pool=pool):
                 self._output = program(*self._inputs)
 
     def replay(self, *values: Tensor) -> Any:
