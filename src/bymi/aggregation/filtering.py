@@ -116,9 +116,11 @@ def spread_of_points(points: Tensor, weight: Tensor) -> Tensor:
     centred = points - share[:, None, :] @ points
     scaled = share.sqrt()[:, :, None] * centred
     covariance = scaled.mT @ scaled
-    on_cpu = on_host(points)  # elsewhere a decomposition takes long and cannot be recorded
-    direction = torch.linalg.eigh(covariance).eigenvectors[:, :, -1] if on_cpu else squared_eigenpair(covariance)[1]
-    return torch.where(weight > 0, (centred @ direction[:, :, None]).squeeze(2), 0.0)
+    if on_host(points):
+        direction = torch.linalg.eigh(covariance).eigenvectors[:, :, -1:]
+    else:  # where a decomposition takes long and cannot be recorded
+        direction = squared_eigenpair(covariance)[1][:, :, None]
+    return torch.where(weight > 0, (centred @ direction).squeeze(2), 0.0)
 
 
 def spread_of_products(gram: Tensor, weight: Tensor) -> Tensor:
