@@ -50,6 +50,8 @@ def test_the_page_has_what_its_json_says() -> None:
     values = {"study": "non-iid", "command": "bymi reproduce non-iid", "cells": cells}
     text = page(values)
     assert len(read_cells(values)) == 3
-    assert "| Dirichlet 0.1 | sign flip | 1 | 100.0 | 2.0 | 3.1 | 5.0 | 0.0 | 90.0 | 70.0 | - | - | - | - | yes |" in text
+    assert (
+        "| Dirichlet 0.1 | sign flip | 1 | 100.0 | 2.0 | 3.1 | 5.0 | 0.0 | 90.0 | 70.0 | - | - | - | - | - | - | yes |" in text
+    )
     assert "| mnist | Dirichlet 0.1 | sign flip | published | - | - | 100.0 | 10.0 (1 diverged) |" in text
     assert "Fashion" not in text
