@@ -272,3 +272,18 @@ def test_two_runs_of_a_changed_script_are_no_sweep(tmp_path: Path) -> None:
     assert bymi("report", first.folder, longer.folder, "-o", tmp_path / "page.html").code == 0
     assert "<h1>Sweep over steps (2 values)</h1>" in (tmp_path / "page.html").read_text()
     assert "model, loss or data" in " ".join(bymi("results", first.folder, second.folder).words.split())
+
+
+@needs_browser
+def test_the_page_of_real_data_calls_nobody_honest_or_byzantine(driver: Any, tmp_path: Path) -> None:
+    inputs = torch.arange(240.0).reshape(6, 10, 4).sin()
+    parts = (torch.nn.Linear(4, 1), torch.nn.functional.mse_loss, (inputs, inputs[:, :, :1]))
+    bymi_package.train(*parts, graph="complete", steps=12, out=tmp_path / "own")
+    assert bymi("report", tmp_path / "own", "-o", tmp_path / "page.html").code == 0
+    driver.get((tmp_path / "page.html").as_uri())
+    assert driver.get_log("browser") == []
+    assert set(column(driver, "neighbours", 1)) == set(column(driver, "node-table", 1)) == {"-"}
+    assert {cell for index in range(1, 5) for cell in column(driver, "looks", index)} == {"-"}
+    for name in ("graph-legend", "matrix-legend", "score-legend", "graph-readout"):
+        assert not re.search("honest|Byzantine", driver.find_element("id", name).text), name
+    assert driver.find_element("id", "node-note").text.startswith("At round"), "nothing on what the node is"
