@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import bymi
 from bymi.core.errors import StorageError
 from bymi.distributed.execution_settings import Host, KeepModels
-from bymi.distributed.gathered_rounds import Held
+from bymi.distributed.gathered_rounds import Models
 from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
@@ -192,7 +192,7 @@ def test_models_that_are_not_finite_are_kept_as_they_are(number: float, tmp_path
     problem = set_up_run(spec_of(*METHODS["dsgd"]).resolved).problem
     theta = torch.ones(3, 4, dtype=torch.float64)
     theta[1, 2] = number
-    words = write_models(tmp_path, collect(Held(theta), torch.arange(3) < 2, torch.arange(3) > 2, "all"), problem, {})
+    words = write_models(tmp_path, collect(Models([theta]), torch.arange(3) < 2, torch.arange(3) > 2, "all"), problem, {})
     assert words["model_finite"] is False
     expected = theta[:2].mean(0)
     assert torch.equal(bymi.load_model(tmp_path)["theta"].nan_to_num(7), expected.nan_to_num(7))
@@ -214,7 +214,7 @@ def test_a_disk_without_room_for_the_model_is_one_line(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("damage", ["cut", "changed", "of nothing", "a folder"])
 def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
     problem = set_up_run(spec_of(*METHODS["dsgd"]).resolved).problem
-    write_models(tmp_path, collect(Held(torch.ones(4, 4)), torch.arange(4) < 3, torch.arange(4) < 2, "mean"), problem, {})
+    write_models(tmp_path, collect(Models([torch.ones(4, 4)]), torch.arange(4) < 3, torch.arange(4) < 2, "mean"), problem, {})
     path = tmp_path / MODEL
     content = path.read_bytes()
     path.unlink()

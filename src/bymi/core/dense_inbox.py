@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
-from bymi.core.linalg import VectorStack, dist2_from
+from bymi.core.linalg import VectorStack, dist2
 from bymi.core.message_usage import Usage, of_columns
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
 from bymi.core.size_limits import LIMITS
@@ -74,13 +74,6 @@ class DenseInbox(Inbox):
     def usage(self, share: Tensor) -> Usage:
         return of_columns(self, share)
 
-    def averages_of(self, receivers: Tensor) -> Tensor:
-        if not self.complete:
-            return super().averages_of(receivers)
-        own, weight = self.self_weight.index_select(0, receivers), self.weight.index_select(0, receivers)
-        held = own.to(self.own.dtype)[:, None] * self.own.index_select(0, receivers)
-        return torch.addmm(held, weight.to(self.own.dtype), self.messages)
-
     def mix(self, mixture: Mixture) -> Tensor:
         dtype = self.own.dtype
         if self.own is self.messages and self.own.shape[1] > len(self.own):
@@ -88,18 +81,12 @@ class DenseInbox(Inbox):
             return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
 
-    def _at_places(self, values: Tensor) -> Tensor:
-        return values[None, :]
-
     def distance_to_own(self) -> Tensor:
-        if self.dim > LIMITS.direct_dim or self.own is self.messages:
-            return super().distance_to_own()
+        if self.own.shape[1] > LIMITS.direct_dim or self.own is self.messages:
+            return self.dist2_to_own().sqrt()
         # Directly from differences: as fast for few coordinates, and without cancellation.
         own, messages = self.own.to(torch.float64), self.messages.to(torch.float64)
         return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
-
-    def has_places_of(self, other: Inbox) -> bool:
-        return isinstance(other, DenseInbox)
 
     def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
         expected = self.expected[receivers]
@@ -110,9 +97,6 @@ class DenseInbox(Inbox):
         column = torch.zeros(len(expected), size, dtype=torch.int64, device=expected.device)
         column.scatter_reduce_(1, senders.expand_as(expected), torch.where(expected, numbers, 0), "amax")
         return torch.gather(column, 1, columns)
-
-    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
-        return places
 
     def by_node(self, values: Tensor, size: int, fill: float) -> Tensor:
         if self.senders is None:
@@ -128,14 +112,11 @@ class DenseInbox(Inbox):
     def from_node(self, values: Tensor) -> Tensor:
         return values if self.senders is None else values[:, self.senders]
 
-    def _heard_by_any(self) -> Tensor:
-        return self.heard.any(0)
-
     @cached_property
     def _dist2_to_own(self) -> Tensor:
         rows, own_row, count = self.rows, self.own_row, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # variants, or few receivers: most pairs of rows are not needed
-            return dist2_from(rows.vectors, own_row, count, rows.origin)
+            return dist2(rows.vectors[own_row], rows.vectors[:count], rows.origin)
         square = rows.gram.diagonal()
         if self.own is rows.vectors:  # place i of both is node i
             return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)

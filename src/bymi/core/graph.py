@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -82,7 +83,10 @@ class Graph(ABC):
 
     @abstractmethod
     def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> Graph:
-        """A graph with the same places and other arcs, with the given weights and self-weights or with Metropolis weights."""
+        """The graph with the same places and the arcs `hears` [M, P].
+
+        With the given weights [M, P], zero without an arc, and self-weights [M], or with Metropolis weights.
+        """
 
     @property
     def mutual(self) -> Tensor:
@@ -106,18 +110,18 @@ class Graph(ABC):
         row, place = self.hears[receivers].nonzero(as_tuple=True)
         return row, self.nodes_at(receivers[row], place)
 
+    def closed_neighbourhood(self, nodes: Tensor) -> Tensor:
+        """Numbers, ascending, of the given nodes and of all nodes that any of them hears."""
+        numbers: Tensor = torch.cat([self.neighbours(nodes)[1], nodes]).unique()
+        return numbers
+
     def arcs(self) -> tuple[Tensor, Tensor]:
         """Receiver and sender of every arc, each [E], row by row."""
-        receivers, places = self.hears.nonzero(as_tuple=True)
-        return receivers, self.nodes_at(receivers, places)
+        return self.neighbours(torch.arange(self.size, device=self.hears.device))
 
     @abstractmethod
     def block(self, members: Tensor) -> Tensor:
         """Rows and columns of the mixing matrix [k, k] of the nodes in a mask [M]."""
-
-    @abstractmethod
-    def with_weights(self, weight: Tensor, self_weight: Tensor) -> Graph:
-        """The same arcs with other weights [M, P], zero without an arc, and [M]."""
 
     @abstractmethod
     def to(self, device: torch.device | str) -> Graph:
@@ -209,6 +213,8 @@ class MatrixGraph(Graph):
     `hears[i, j]` means that i hears j. Rows of `mixing` sum to one and are zero without an arc.
     """
 
+    lists: ClassVar[None] = None
+
     hears: Tensor  # [M, M] bool, False on the diagonal
     mixing: Tensor  # [M, M] float64
 
@@ -229,15 +235,11 @@ class MatrixGraph(Graph):
         if not bool((self.mixing.diagonal() > 0).all()):
             raise GraphError("every node needs a positive weight on itself")
 
-    @property
-    def lists(self) -> None:
-        return None
-
-    @property
+    @cached_property
     def weight(self) -> Tensor:
         return self.mixing * self.hears
 
-    @property
+    @cached_property
     def self_weight(self) -> Tensor:
         return self.mixing.diagonal().clone()
 
@@ -258,9 +260,6 @@ class MatrixGraph(Graph):
 
     def block(self, members: Tensor) -> Tensor:
         return self.mixing[members][:, members]
-
-    def with_weights(self, weight: Tensor, self_weight: Tensor) -> MatrixGraph:
-        return MatrixGraph(self.hears, weight + torch.diag(self_weight))
 
     def to(self, device: torch.device | str) -> MatrixGraph:
         return MatrixGraph(self.hears.to(device), self.mixing.to(device))

@@ -24,7 +24,6 @@ from bymi.core.message_usage import Usage
 from bymi.core.message_validity import MAX_NORM_RATIO, OVERFLOW, acceptable, heard
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
-from bymi.core.receiver_group import ReceiverGroup
 
 if TYPE_CHECKING:
     from bymi.core.dense_inbox import DenseInbox
@@ -97,6 +96,17 @@ class Mixture:
         require(fits, "weight", self.weight, "a tensor [receivers, messages]")
 
 
+@dataclass(frozen=True, eq=False)
+class ReceiverGroup:
+    """All receivers of a round, of which this process holds some. The functions are collective: all must call them."""
+
+    columns: Tensor  # [J] index into the round's `total` messages of each message received here
+    total: int  # messages of the round, over all processes
+    kept: Tensor  # [K] the messages whose usage history this process stores: those received here, or those sent from here
+    all_agree: Callable[[bool], bool]  # whether a flag holds in all processes
+    gather: Callable[[Tensor], Tensor]  # rows of all receivers [M, ...] from those held here [B, ...]
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inbox(ABC):
     """Own vectors and received messages of B receivers in one round. Build it with `Inbox.receive`, which validates messages.
@@ -116,6 +126,7 @@ class Inbox(ABC):
     weight: Tensor  # [B, P] float64 mixing weights, zero where unheard
     self_weight: Tensor  # [B] float64; with all heard, weights and self-weight of a row sum to one
     own_column: Tensor  # [B] index of the message that equals the own vector, -1 if none
+    lists: NeighbourLists | None = None  # [B, P] message at each place; None: message j is at place j
     senders: Tensor | None = None  # [J] sender of each message; None: message j comes from node j
     receiver_group: ReceiverGroup | None = None  # None: all receivers of the round are held here, or only these count
 
@@ -143,8 +154,8 @@ class Inbox(ABC):
         from bymi.core.dense_inbox import DenseInbox
         from bymi.core.list_inbox import ListInbox
 
-        kind: Callable[..., Inbox] = DenseInbox if lists is None else partial(ListInbox, lists=lists)
-        make = partial(kind, own=own, expected=expected, self_weight=self_weight, senders=senders)
+        kind: type[Inbox] = DenseInbox if lists is None else ListInbox
+        make = partial(kind, own=own, expected=expected, self_weight=self_weight, lists=lists, senders=senders)
         stacked, present = stack(messages, own)
         own_position = torch.full((len(own),), -1, device=own.device) if own_column is None else own_column
         if (
@@ -175,7 +186,7 @@ class Inbox(ABC):
         """Inboxes of one round, aligned: a sender is heard in all of them or in none, and their rows line up."""
         complete = all(inbox.complete for inbox in inboxes)
         # Inboxes with different places have different rows, some perhaps in other processes.
-        same_places = all(inbox.has_places_of(inboxes[0]) for inbox in inboxes)
+        same_places = all(inbox.lists is inboxes[0].lists for inbox in inboxes)
         if complete and (not same_places or all(inbox.own_column is inboxes[0].own_column for inbox in inboxes)):
             return tuple(inboxes)
         own_column = torch.stack([inbox.own_column for inbox in inboxes]).amin(0)
@@ -187,10 +198,6 @@ class Inbox(ABC):
             replace(inbox, heard=heard, weight=inbox.weight * heard, own_column=place)
             for inbox, place in zip(inboxes, places, strict=True)
         )
-
-    @abstractmethod
-    def has_places_of(self, other: Inbox) -> bool:
-        """Whether each place stands for the same message number in both."""
 
     def of(self, receivers: Tensor) -> Self:
         """The same round for some of the receivers, given by position [b] in this inbox."""
@@ -208,22 +215,19 @@ class Inbox(ABC):
             "receiver_group": None,
         }
 
-    def with_weight(self) -> Self:
-        """The same round without the messages that have no mixing weight, as those of flagged neighbours."""
-        heard = self.heard & (self.weight > 0)
+    def where(self, mask: Tensor) -> Self:
+        """The same round with the messages in a mask [B, P] only."""
+        heard = self.heard & mask
         return replace(self, heard=heard, weight=self.weight * heard)
 
     def accept_rows(self, test: Callable[[Tensor], Tensor]) -> Self:
         """The same round without the messages that fail `test`, a function from rows [J, D] to a mask [J]."""
         accepted = test(self.messages)
-        if bool(accepted.all()):
-            return self
-        heard = self.heard & self._at_places(accepted)
-        return replace(self, heard=heard, weight=self.weight * heard)
+        return self if bool(accepted.all()) else self.where(self._at_places(accepted))
 
-    @abstractmethod
     def _at_places(self, values: Tensor) -> Tensor:
         """Values per message [J] at each place [B, P], or [1, P] if equal for all receivers."""
+        return values[None, :] if self.lists is None else self.lists.look(values)
 
     def metadata_only(self) -> Inbox:
         """The inbox with zero-width vectors: who is at which place and who was heard, at little memory."""
@@ -243,13 +247,13 @@ class Inbox(ABC):
         """Values per sender [B, size] as values per place [B, P]."""
         return values
 
-    @abstractmethod
     def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
         """Places of neighbours in the rows of receivers [b], from their columns in the network's arcs [b, n]."""
+        return columns
 
-    @abstractmethod
     def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
         """Message number at places [b, n] of receivers [b]."""
+        return places if self.lists is None else self.lists.at[receivers].gather(1, places)
 
     @property
     def complete(self) -> bool:
@@ -346,43 +350,35 @@ class Inbox(ABC):
     # Rows: messages and own vectors in one stack.
 
     @cached_property
-    def _sources(self) -> tuple[VectorStack, Tensor]:
+    def rows(self) -> VectorStack:
+        """All distinct vectors of the round [R, D]: messages first, then own vectors that were not sent."""
         unsent = self.own_column < 0
         if not bool(unsent.any()):
-            return VectorStack(self.messages, None if self.complete else self._present), self.own_column
-        position = torch.where(unsent, len(self.messages) + torch.cumsum(unsent, 0) - 1, self.own_column)
+            return VectorStack(self.messages, None if self.complete else self._present)
         if self.complete:
-            return VectorStack(join(self.messages, self.own if bool(unsent.all()) else self.own[unsent])), position
+            return VectorStack(join(self.messages, self.own if bool(unsent.all()) else self.own[unsent]))
         # A diverged vector is not used; zero keeps the products of the others finite.
         valid = norms(self.own[unsent]) < OVERFLOW
         extra = torch.where(valid[:, None], self.own[unsent], torch.zeros_like(self.own[:1]))
-        return VectorStack(torch.cat([self.messages, extra]), torch.cat([self._present, valid])), position
+        return VectorStack(torch.cat([self.messages, extra]), torch.cat([self._present, valid]))
+
+    @cached_property
+    def own_row(self) -> Tensor:
+        """Row of each receiver's own vector in `rows` [B]."""
+        unsent = self.own_column < 0
+        return torch.where(unsent, len(self.messages) + torch.cumsum(unsent, 0) - 1, self.own_column)
 
     @property
     def _present(self) -> Tensor:
         """Mask [J] of messages that a receiver hears or holds, so that were not zeroed."""
         held = torch.zeros(len(self.messages), dtype=torch.bool, device=self.heard.device)
         held[self.own_column[self.own_column >= 0]] = True
-        return held | self._heard_by_any()
-
-    @property
-    def rows(self) -> VectorStack:
-        """All distinct vectors of the round [R, D]: messages first, then own vectors that were not sent."""
-        return self._sources[0]
-
-    @property
-    def own_row(self) -> Tensor:
-        """Row of each receiver's own vector in `rows` [B]."""
-        return self._sources[1]
+        return held | (self.heard.any(0) if self.lists is None else self.lists.count(self.heard, len(held)) > 0)
 
     @property
     @abstractmethod
     def _dist2_to_own(self) -> Tensor:
         """`dist2_to_own` of messages that are here; cached."""
-
-    @abstractmethod
-    def _heard_by_any(self) -> Tensor:
-        """Mask [J] of messages that at least one receiver heard."""
 
 
 def _check_parts(own: Any, messages: Any, expected: Any, weight: Any, self_weight: Any) -> None:

@@ -144,15 +144,6 @@ def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     return (lengths[0][:, None] + lengths[1] - 2 * total).clamp_min(0.0)
 
 
-def dist2_from(vectors: Tensor, at: Tensor, count: int, origin: Tensor) -> Tensor:
-    """Squared distances [r, count] of rows `at` [r] to the first `count` rows, converting each row once."""
-    total, length = _zeros(origin, len(at), count), _zeros(origin, len(vectors))
-    for (rows,) in _blocks(origin, vectors):
-        total.addmm_(rows.index_select(0, at), rows[:count].T)
-        length.add_(torch.linalg.vecdot(rows, rows))
-    return (length[at][:, None] + length[:count] - 2 * total).clamp_min(0.0)
-
-
 def from_middle(vectors: Tensor, dim: int, first: int = 0) -> Tensor:
     """Squared distance of each row to the coordinate-wise median [R], over a sample of coordinates.
 

@@ -99,9 +99,6 @@ class ListGraph(Graph):
         """The graph itself, or as matrices where these are better."""
         return self if lists_pay(self.size, self.lists.at.shape[1]) else self.dense()
 
-    def with_weights(self, weight: Tensor, self_weight: Tensor) -> ListGraph:
-        return ListGraph(self.lists, self.hears, weight, self_weight)
-
     def to(self, device: torch.device | str) -> ListGraph:
         parts = (part.to(device) for part in (self.hears, self.weight, self.self_weight))
         return ListGraph(self.lists.to(device), *parts)

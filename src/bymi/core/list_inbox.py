@@ -90,23 +90,8 @@ class ListInbox(Inbox):
     def mix(self, mixture: Mixture) -> Tensor:
         return mixture.own.to(self.own.dtype)[:, None] * self.own + self.lists.total(mixture.weight, self.messages)
 
-    def _at_places(self, values: Tensor) -> Tensor:
-        return self.lists.look(values)
-
-    def places_of(self, receivers: Tensor, columns: Tensor) -> Tensor:
-        return columns
-
-    def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
-        return self.lists.at[receivers].gather(1, places)
-
-    def has_places_of(self, other: Inbox) -> bool:
-        return isinstance(other, ListInbox) and self.lists is other.lists
-
     def _selected(self, receivers: Tensor) -> dict[str, Any]:
         return {**super()._selected(receivers), "lists": self.lists.of(receivers)}
-
-    def _heard_by_any(self) -> Tensor:
-        return self.lists.count(self.heard, len(self.messages)) > 0
 
     @cached_property
     def _dist2_to_own(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -28,32 +28,18 @@ Lost = Callable[[Tensor], bool]
 """Whether the run has diverged, from the norms [M] of all models."""
 
 
-class Models(Protocol):
-    """The models of all nodes after a round, in one process or over several ranks."""
+@dataclass(frozen=True, eq=False)
+class Models:
+    """The models of all nodes after a round: all in this process, or on each rank those of its nodes."""
+
+    parts: list[Tensor]  # [B, D] per shard of this rank
+    router: Router | None = None  # None: there is one part, with all models
 
     def blocks(self) -> Iterator[Tensor]:
         """Blocks [M, c] of consecutive coordinates of all models. Collective: all ranks must exhaust the iterator."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Held:
-    """All models, held by this process."""
-
-    theta: Tensor  # [M, D]
-
-    def blocks(self) -> Iterator[Tensor]:
-        yield self.theta
-
-
-@dataclass(frozen=True, eq=False)
-class Scattered:
-    """Models of which each rank holds its own nodes'; no rank ever has more than a block of coordinates of all of them."""
-
-    parts: list[Tensor]  # [B, D] per shard of this rank
-    router: Router
-
-    def blocks(self) -> Iterator[Tensor]:
+        if self.router is None:
+            yield from self.parts
+            return
         size = max(1, LIMITS.models // self.router.graph.size)
         for pieces in zip(*(part.split(size, dim=1) for part in self.parts), strict=True):
             yield self.router.gather(pieces, "records")
@@ -88,7 +74,7 @@ def whole_rounds(
         # On an accelerator, reading norms in every round would make the host wait.
         inspected = recorded or lengths.device.type == "cpu"
         diverged = inspected and lost(lengths)
-        models = Scattered([part.theta for part in parts], router)
+        models = Models([part.theta for part in parts], router)
         shard_states = [part.state for part in parts if part.state is not None]
         stored = (inspected or step % _LOOK_EVERY == 0) and bool(wanted)
         yield GatheredRound(_assemble(parts, router, lengths[:, None], flags), models, shard_states, partial(bool, stored))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import Graph, MatrixGraph
-from bymi.distributed.shard_messages import heard_by
 
 _PAYS = 0.9  # use another order only if it sends less than this share of the rows of the plain order
 _SPARSE = 32  # average degree above which every shard receives almost all rows, whatever the order
@@ -39,7 +38,7 @@ def place(graph: Graph, shards: int) -> Tensor:
 
 def rows_sent(graph: Graph, order: Tensor, shards: int) -> int:
     """Number of rows that cross between shards in one exchange: per shard, those it receives and does not hold."""
-    return sum(len(heard_by(graph, block)) - len(block) for block in order.tensor_split(shards))
+    return sum(len(graph.closed_neighbourhood(block)) - len(block) for block in order.tensor_split(shards))
 
 
 def _halve(arcs: Any, nodes: Sequence[int], parts: int) -> list[int]:

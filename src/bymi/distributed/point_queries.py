@@ -214,7 +214,9 @@ class PointQueries:
         nodes = nodes[self._order(nodes, asker)]
         replies = {topic: self._in_order(told, topic) for topic in told[0].vectors if isinstance(topic, Topic)}
         # This is where all answers to one query are together.
-        return inboxes_of_replies(replies, nodes, router.weight[asker, columns], router.self_weight[asker], self._received)
+        return inboxes_of_replies(
+            replies, nodes, router.graph.weight[asker, columns], router.graph.self_weight[asker], self._received
+        )
 
     def _order(self, nodes: Tensor, asker: int) -> Tensor:
         """Order of the nodes asked: ascending numbers, as the columns are, and the asker last."""

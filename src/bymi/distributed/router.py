@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from bymi.core.graph import Graph, MatrixGraph
-from bymi.core.inbox import Inbox
+from bymi.core.inbox import Inbox, ReceiverGroup, fold
 from bymi.core.linalg import norms
 from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.network import ListedVariants, MessageColumns, Messages, Outgoing, Variants, followed_by
-from bymi.core.receiver_group import ReceiverGroup
 from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
-from bymi.distributed.dense_shards import DenseShardPlan, DenseShards, acceptable
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.shard_layout import Routes
-from bymi.distributed.shard_messages import columns_of_shard, heard_by
-from bymi.distributed.sharded_dense_inbox import ShardedDenseInbox
+from bymi.distributed.sharded_dense_inbox import DenseShardPlan, DenseShards, ShardedDenseInbox, acceptable
 from bymi.distributed.sharded_list_inbox import sharded_list_inbox
 
 STAY = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may be sharded by coordinate
@@ -59,15 +56,6 @@ class Router:
         return router
 
     @cached_property
-    def weight(self) -> Tensor:
-        """Mixing weights of arcs, [M, M] or [M, n]; cached, since a matrix graph computes them again each time."""
-        return self.graph.weight
-
-    @cached_property
-    def self_weight(self) -> Tensor:
-        return self.graph.self_weight
-
-    @cached_property
     def all_rows(self) -> Routes:
         """Routes of every row to every rank."""
         layout = self.lockstep.layout
@@ -92,7 +80,7 @@ class Router:
             return
         # With fewer coordinates than members of a neighbourhood some rules read the rows themselves.
         long = dim > max(LIMITS.sharded_dim, 1 + whole.hears.shape[1]) and whole.size * dim >= LIMITS.sharded_rows
-        if long and sum(len(heard_by(whole, nodes)) for nodes in shards) > LIMITS.sharded_heard * whole.size:
+        if long and sum(len(whole.closed_neighbourhood(nodes)) for nodes in shards) > LIMITS.sharded_heard * whole.size:
             self.all_lists = whole.lists.of(torch.cat(list(shards)))
 
     def stays(self, topic: Topic) -> bool:
@@ -195,36 +183,74 @@ class Router:
 
     def receiver_group(self, seat: int, columns: Tensor, total: int, kept: Tensor | None = None) -> ReceiverGroup:
         """All receivers of a round, as one shard reaches them."""
-        return _ReceiverGroup(self, seat, columns, total, columns if kept is None else kept)
+        lockstep = self.lockstep
+
+        def all_agree(flag: bool) -> bool:
+            return bool(lockstep.share(seat, flag, lambda flags: lockstep.group.all_agree(all(flags), "receivers")))
+
+        def gather(rows: Tensor) -> Tensor:
+            whole: Tensor = lockstep.share(seat, rows, lambda parts: self.gather(parts, "receivers"))
+            return whole
+
+        return ReceiverGroup(columns, total, columns if kept is None else kept, all_agree, gather)
 
     @cached_property
     def needed(self) -> Routes:
-        wanted = [heard_by(self.whole, nodes) for nodes in self.lockstep.layout.shards]
+        wanted = [self.whole.closed_neighbourhood(nodes) for nodes in self.lockstep.layout.shards]
         return Routes(self.lockstep.layout, self.lockstep.group, wanted)
 
     @cached_property
     def _shard_columns(self) -> list[MessageColumns]:
-        return [columns_of_shard(nodes, self.whole, self.weight, self.self_weight, None) for nodes in self.nodes]
+        return [_columns_of_shard(nodes, self.whole, self.graph.weight, self.graph.self_weight, None) for nodes in self.nodes]
 
     @cached_property
     def _variant_columns(self) -> list[MessageColumns]:
-        return [columns_of_shard(nodes, self.whole, self.weight, self.self_weight, self.variants) for nodes in self.nodes]
+        return [
+            _columns_of_shard(nodes, self.whole, self.graph.weight, self.graph.self_weight, self.variants)
+            for nodes in self.nodes
+        ]
 
 
-@dataclass(frozen=True, eq=False)
-class _ReceiverGroup:
-    """All receivers of a round. Collective: all shards must call all_agree and gather in the same order."""
+def _columns_of_shard(
+    nodes: Tensor, whole: Graph, weight: Tensor, self_weight: Tensor, variants: Variants | ListedVariants | None
+) -> MessageColumns:
+    """The columns of a shard with these nodes: messages travel over all arcs of `whole`, with weights [M, M] or [M, n].
 
-    router: Router
-    place: int
-    columns: Tensor
-    total: int
-    kept: Tensor
+    With `variants` these have columns, too; each arc is in exactly one column of its sender.
+    """
+    parts = nodes, whole.hears[nodes], weight[nodes], self_weight[nodes]
+    if isinstance(whole, ListGraph):
+        assert not isinstance(variants, Variants)
+        return _by_lists(*parts, whole, variants)
+    assert not isinstance(variants, ListedVariants)
+    return _by_matrices(*parts, whole.closed_neighbourhood(nodes), whole.size, variants)
 
-    def all_agree(self, flag: bool) -> bool:
-        group = self.router.lockstep.group
-        return bool(self.router.lockstep.share(self.place, flag, lambda flags: group.all_agree(all(flags), "receivers")))
 
-    def gather(self, rows: Tensor) -> Tensor:
-        whole: Tensor = self.router.lockstep.share(self.place, rows, lambda parts: self.router.gather(parts, "receivers"))
-        return whole
+def _by_lists(
+    nodes: Tensor, arcs: Tensor, weight: Tensor, self_weight: Tensor, whole: ListGraph, variants: ListedVariants | None
+) -> MessageColumns:
+    lists, all_nodes = whole.lists.of(nodes), torch.arange(whole.size, device=nodes.device)
+    numbers, senders = lists.at, all_nodes
+    if variants is not None:
+        further = variants.at[nodes]
+        numbers, senders = torch.where(further >= 0, whole.size + further, numbers), torch.cat([all_nodes, variants.senders])
+    columns = torch.cat([numbers[arcs], nodes]).unique()
+    # A list position whose arc was pruned expects nothing, so it may point to any column.
+    index = torch.where(arcs, torch.searchsorted(columns, numbers), 0)
+    return MessageColumns(nodes, columns, senders[columns], arcs, weight, self_weight, NeighbourLists(index, lists.there))
+
+
+def _by_matrices(
+    nodes: Tensor, arcs: Tensor, weight: Tensor, self_weight: Tensor, columns: Tensor, size: int, variants: Variants | None
+) -> MessageColumns:
+    if variants is None:
+        return MessageColumns(nodes, columns, columns, arcs[:, columns], weight[:, columns], self_weight)
+    audience, senders = variants.audience[nodes], variants.senders
+    first = ~fold(audience, senders, size)
+    extra = audience & arcs[:, senders]
+    more = extra.any(0).nonzero().flatten()
+    expected = torch.cat([(arcs & first)[:, columns], extra[:, more]], 1)
+    weights = torch.cat([(weight * first)[:, columns], (weight[:, senders] * extra)[:, more]], 1)
+    return MessageColumns(
+        nodes, torch.cat([columns, size + more]), torch.cat([columns, senders[more]]), expected, weights, self_weight
+    )

@@ -25,8 +25,6 @@ from bymi.distributed.coordinate_shards import CoordinateShards, once
 
 if TYPE_CHECKING:
     from bymi.distributed.router import Router
-if TYPE_CHECKING:
-    from bymi.distributed.router import Router
     from bymi.distributed.sharded_run import ShardNetwork
 
 _TOGETHER = 4  # shards that may share a process
@@ -120,7 +118,7 @@ class ListShards(CoordinateShards):
         receivers = torch.cat(by_shard).to(router.all_nodes.device)
         if not len(receivers):
             return [part[:0] for part in self.sent]
-        used = router.weight
+        used = router.graph.weight
         if bool(marked.any()):
             weights = []
             for (nodes, weight), held in zip(given, router.nodes, strict=True):
@@ -220,8 +218,12 @@ class ShardedListInbox(ListInbox):
         return {**super()._selected(receivers), "nodes": self.nodes.index_select(0, receivers)}
 
     @cached_property
-    def _sources(self) -> tuple[VectorStack, Tensor]:
-        return ListShardVectors(inbox=self), self.shards.own_row[self.nodes]
+    def rows(self) -> VectorStack:
+        return ListShardVectors(inbox=self)
+
+    @cached_property
+    def own_row(self) -> Tensor:
+        return self.shards.own_row[self.nodes]
 
     def dist2_to_own(self) -> Tensor:
         distances, held = (
@@ -312,7 +314,7 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
     inboxes: list[Inbox] = []
     for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_places, strict=True)):
         arcs = expected if valid is None else heard(length, own_lengths[seat], expected, lists)
-        weight = router.weight[nodes]
+        weight = router.graph.weight[nodes]
         inboxes.append(
             ShardedListInbox(
                 own=parts[seat],
@@ -320,7 +322,7 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
                 expected=expected,
                 heard=arcs,
                 weight=weight if valid is None else weight * arcs,
-                self_weight=router.self_weight[nodes],
+                self_weight=router.graph.self_weight[nodes],
                 own_column=torch.where(unsent[nodes], -1, nodes),
                 lists=lists,
                 receiver_group=router.receiver_group(seat, router.all_nodes, router.graph.size, nodes),

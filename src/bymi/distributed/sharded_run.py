@@ -51,18 +51,7 @@ class ShardNetwork:
         self.shard = router.lockstep.layout.held[router.lockstep.group.rank][place]
         self.nodes = router.nodes[place]
         self.arcs = router.whole.hears[self.nodes]
-
-    @property
-    def size(self) -> int:
-        return self.router.graph.size
-
-    @property
-    def graph(self) -> Graph:
-        return self.router.graph
-
-    @property
-    def variants(self) -> Variants | ListedVariants | None:
-        return self.router.variants
+        self.graph, self.size, self.variants = router.graph, router.graph.size, router.variants
 
     def meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
         return self.router.lockstep.meet(self._place, given, act)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bymi.core.graph import Core, Graph
 from bymi.detection import REASONS, Verdict
-from bymi.distributed.gathered_rounds import Held, Models
+from bymi.distributed.gathered_rounds import Models
 from bymi.runs.convergence_theory import Look, theory_of
 from bymi.runs.evaluators import Evaluator, number
 from bymi.runs.run_folder import DETECTIONS, PER_NODE, SUMMARY_KEYS, VERDICT
@@ -171,9 +171,9 @@ class Recorder:
         recorded = self.due(snapshot.step, snapshot.phase, self._steps, self._every) or snapshot.stopped
         # On an accelerator, reading norms in every round would make the host wait.
         if recorded or (snapshot.theta.device.type == "cpu" and not self._in_bounds(snapshot.theta)):
-            return self._row(snapshot, models or Held(snapshot.theta))
+            return self._row(snapshot, models or Models([snapshot.theta]))
         if self._looks and snapshot.step - self._looks[0].step in self._spaced:
-            self._look(snapshot.step, models or Held(snapshot.theta))
+            self._look(snapshot.step, models or Models([snapshot.theta]))
         return None
 
     def _look(self, step: int, models: Models) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from bymi.core.network import LocalNetwork, Observable
 from bymi.core.time_varying_graph import RedrawnGraph, RedrawnNetwork
 from bymi.core.topic import PARAMETERS
 from bymi.distributed.execution_settings import Host
-from bymi.distributed.gathered_rounds import Due, GatheredRound, Held, Models, Scattered, whole_rounds
+from bymi.distributed.gathered_rounds import Due, GatheredRound, Models, whole_rounds
 from bymi.distributed.process_group import Group
 from bymi.distributed.router import STAY
 from bymi.distributed.shard_layout import ShardLayout
@@ -130,11 +130,11 @@ class OneProcess:
         state = None if states is None else states[0]
         for snapshot in _rounds(setup.problem, self._network, setup.plan, state):
             states_here = [] if snapshot.state is None else [snapshot.state]
-            yield GatheredRound(snapshot, Held(snapshot.theta), states_here, partial(wants, snapshot.step, snapshot.phase))
+            yield GatheredRound(snapshot, Models([snapshot.theta]), states_here, partial(wants, snapshot.step, snapshot.phase))
             del snapshot, states_here  # do not keep a round in memory while the next one is computed
 
     def models(self, states: Sequence[State]) -> Models:
-        return Held(states[0].theta)
+        return Models([states[0].theta])
 
 
 class ManyProcesses:
@@ -162,7 +162,7 @@ class ManyProcesses:
         return whole_rounds(self._sharded_run, self.scene.plan, states, due=due, lost=lost, wants=wants)
 
     def models(self, states: Sequence[State]) -> Models:
-        return Scattered([state.theta for state in states], self._sharded_run.router)
+        return Models([state.theta for state in states], self._sharded_run.router)
 
 
 def engine_of(spec: ResolvedSpec, host: Host, group: Group | None = None, given: Given | None = None) -> Engine:

@@ -385,7 +385,7 @@ class _Mixer:
         averaged, mixed = self._clipping is None, inbox.mix(mixture)
         if self._by_rule is not None and parameters:
             averaged, rule = False, self._plan.warm_up.rule
-            mixed = torch.where(self._by_rule, rule(inbox.with_weight(), self._round).to(mixed), mixed)
+            mixed = torch.where(self._by_rule, rule(inbox.where(inbox.weight > 0), self._round).to(mixed), mixed)
         return self._deviation.keep(inbox, mixed, self._nodes, averaged=averaged, step=self._step)
 
     def _exchange(self, theta: Tensor, directions: Tensor | None) -> tuple[Inbox, Tensor | None, Inbox | None]:
