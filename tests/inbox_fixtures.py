@@ -124,9 +124,9 @@ def draw_lone(*, neighbours: int, dim: int, seed: int) -> Lone:
 
 def wide(lists: NeighbourLists, values: Tensor, size: int) -> Tensor:
     """Values over places [B, n] as values per message [B, size], zero without an arc."""
-    return values.new_zeros(len(values), size).scatter_(1, lists.at, values * lists.there)
+    return values.new_zeros(len(values), size).scatter_(1, lists.index, values * lists.mask)
 
 
 def narrow(lists: NeighbourLists, values: Tensor) -> Tensor:
     """Values per message [B, J] as values over places [B, n]."""
-    return values.gather(1, lists.at) * lists.there
+    return values.gather(1, lists.index) * lists.mask

@@ -83,7 +83,7 @@ class QueueNetwork:
         answer: Answer,
         who: Tensor,
         received: Received | None = None,
-        deeds: tuple[Tensor, Tensor] | None = None,
+        history: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
         for sender in self._senders:
             self.queues[self.node, sender].put(points[0] if bool(who[0]) else None)

@@ -66,7 +66,7 @@ def test_weights_and_lists_have_the_shape_of_the_arcs(monkeypatch: pytest.Monkey
         receive("lists", VECTORS, monkeypatch, weight=graph.weight[:, 1:])
     assert graph.lists is not None
     with pytest.raises(InputError, match="lists: got"):
-        receive("lists", VECTORS, monkeypatch, lists=NeighbourLists(graph.lists.at[:, 1:], graph.lists.there[:, 1:]))
+        receive("lists", VECTORS, monkeypatch, lists=NeighbourLists(graph.lists.index[:, 1:], graph.lists.mask[:, 1:]))
 
 
 @pytest.mark.parametrize("form", FORMS)

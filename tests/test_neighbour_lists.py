@@ -49,7 +49,7 @@ def drawn(seed: int, *, nodes: int = NODES, directed: bool = False) -> tuple[Gra
 
 def at_places(values: Tensor, lists: NeighbourLists, fill: float) -> Tensor:
     """What matrices [M, M] have at each place of the lists [M, n]."""
-    return torch.where(lists.there, values.gather(1, lists.at), torch.tensor(fill, dtype=values.dtype))
+    return torch.where(lists.mask, values.gather(1, lists.index), torch.tensor(fill, dtype=values.dtype))
 
 
 def vectors_of(seed: int, dim: int = DIM) -> Tensor:
@@ -85,8 +85,8 @@ def close(one: Tensor, two: Tensor, scale: float = 1.0) -> None:
 
 def test_lists_of_arcs() -> None:
     lists = NeighbourLists.of_arcs(torch.tensor([2, 0, 2, 0, 2]), torch.tensor([1, 3, 0, 1, 3]), 4)
-    assert lists.at.tolist() == [[1, 3, 0], [0, 0, 0], [0, 1, 3], [0, 0, 0]]
-    assert lists.there.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
+    assert lists.index.tolist() == [[1, 3, 0], [0, 0, 0], [0, 1, 3], [0, 0, 0]]
+    assert lists.mask.tolist() == [[True, True, False], [False] * 3, [True] * 3, [False] * 3]
     assert lists.count(torch.ones(4, 3, dtype=torch.bool), 5).tolist() == [1, 2, 0, 2, 0]
     values = torch.tensor([[5.0, 1.0, 9.0], [0.0, 0.0, 0.0], [7.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
     assert median_by_number(lists.flat[1], lists.flatten(values), 5, -1.0).tolist() == [7.0, 2.0, -1.0, 1.0, -1.0]
@@ -103,8 +103,8 @@ def test_totals_and_medians_of_lists(seed: int) -> None:
     heard: dict[int, list[float]] = {node: [] for node in range(NODES)}
     for receiver in range(NODES):
         expected = torch.zeros(3, dtype=torch.float64)
-        for spot in lists.there[receiver].nonzero().flatten().tolist():
-            sender = int(lists.at[receiver, spot])
+        for spot in lists.mask[receiver].nonzero().flatten().tolist():
+            sender = int(lists.index[receiver, spot])
             expected += weight[receiver, spot] * held[sender]
             heard[sender].append(float(weight[receiver, spot]))
         close(total[receiver], expected)
@@ -253,7 +253,7 @@ def test_a_large_graph_settles_in_few_steps(exile: float | None, monkeypatch: py
     graph = Regular(12).draw(3000, seed=0)
     assert isinstance(graph, ListGraph)
     byzantine = stream(0, "liars").uniform(3000) < 0.2
-    flagged = graph.hears & graph.look(byzantine) & ~byzantine[:, None]
+    flagged = graph.hears & graph.at_places(byzantine) & ~byzantine[:, None]
     steps = []
     nonzero = sparse._nonzero
     monkeypatch.setattr(sparse, "_nonzero", lambda divisors: steps.append(1) or nonzero(divisors))  # type: ignore[func-returns-value]
@@ -278,7 +278,7 @@ def assert_same_round(one: Inbox, two: Inbox) -> None:
             by_node[sender] = (one.messages[column], one.heard[receiver, column], one.weight[receiver, column])
         seen = set()
         for spot in two.expected[receiver].nonzero().flatten().tolist():
-            column = int(two.lists.at[receiver, spot])
+            column = int(two.lists.index[receiver, spot])
             sender = column if two.senders is None else int(two.senders[column])
             message, heard, weight = by_node[sender]
             seen.add(sender)

@@ -99,7 +99,7 @@ def test_large_graphs_are_drawn_as_lists(tmp_path: Path) -> None:
             assert connected(graph, part)
             again = recipe.draw(1200, seed=3, must_connect=part)
             assert isinstance(again, ListGraph)
-            assert torch.equal(again.lists.at, graph.lists.at)
+            assert torch.equal(again.lists.index, graph.lists.index)
     assert sparse.lists_pay(1000, 250)
     assert not sparse.lists_pay(1000, 251)
     assert not sparse.lists_pay(999, 2)

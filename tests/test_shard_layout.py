@@ -15,7 +15,7 @@ from bymi.core.graph import Graph
 from bymi.core.list_graph import ListGraph
 from bymi.core.size_limits import LIMITS
 from bymi.distributed.lockstep import Lockstep
-from bymi.distributed.node_order import place, rows_sent
+from bymi.distributed.node_order import order_nodes, rows_sent
 from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import Routes, ShardLayout
 
@@ -139,11 +139,11 @@ def test_rows_sent_against_a_count_by_hand() -> None:
 def test_neighbours_share_a_shard_where_that_pays(shards: int) -> None:
     grid = Graph.from_hears(hears_of(nx.grid_2d_graph(12, 12), 1))
     for graph in (grid, ListGraph.of_graph(grid)):
-        order = place(graph, shards)
+        order = order_nodes(graph, shards)
         assert sorted(order.tolist()) == list(range(144))
         assert rows_sent(graph, order, shards) < 0.3 * rows_sent(graph, torch.arange(144), shards)
 
 
 def test_a_dense_graph_keeps_its_order() -> None:
     dense = hears_of(nx.gnp_random_graph(60, 0.3, seed=1), 1)
-    assert place(Graph.from_hears(dense), 4).tolist() == list(range(60))
+    assert order_nodes(Graph.from_hears(dense), 4).tolist() == list(range(60))

@@ -267,7 +267,7 @@ def test_with_more_shards_than_coordinates_some_have_none(rule: str, staying: No
     monkeypatch.setattr(LIMITS, "sharded_dim", 1)
     scene = set_up_run(drawn(["nodes=24", "graph=ring", "data.dim=13", "method=rule", f"warm_up.rule={rule}"]).resolved)
     spread = spread_over(scene, 24)
-    assert spread.router.stays(PARAMETERS)
+    assert spread.router.is_sharded(PARAMETERS)
     alone = list(simulate(scene.problem, scene.graph, scene.plan, scene.adversary))
     order = torch.cat([network.nodes for network in spread.networks])
     for whole, parts in zip(alone, spread.walk(scene.plan), strict=True):
@@ -299,17 +299,17 @@ def test_deeds_come_with_answers_in_one_process_as_well() -> None:
     seen, own = torch.arange(5.0)[:, None].expand(-1, 3), 10 + torch.arange(5.0)[:, None].expand(-1, 3)
     who = torch.tensor([False, True, False, False, True])
     replies = LocalNetwork(graph).ask(0, seen, lambda points, nodes, askers: {FIRST_HALF: points}, who, None, (seen, own))
-    found = {reply.receiver: reply.deeds() for reply in replies if reply.deeds is not None}
+    found = {reply.receiver: reply.history() for reply in replies if reply.history is not None}
     assert {number: rows[:, 0].tolist() for number, rows in found.items()} == {1: [0, 2, 3, 4, 11], 4: [0, 1, 2, 3, 14]}
 
 
 @pytest.mark.parametrize("name", MOVED)
 def test_rows_come_where_lies_are_made_of_them(name: str, staying: None) -> None:
     scene = set_up_run(drawn(MOVED[name]).resolved)
-    assert not spread_over(scene, 4).router.stays(PARAMETERS)
+    assert not spread_over(scene, 4).router.is_sharded(PARAMETERS)
     without = sharded_run(scene.problem, scene.graph, None, shards=4)
-    assert without.router.stays(PARAMETERS)
-    assert not without.router.stays(PREMIX)
+    assert without.router.is_sharded(PARAMETERS)
+    assert not without.router.is_sharded(PREMIX)
 
 
 @pytest.mark.parametrize(
@@ -329,4 +329,4 @@ def test_rows_stay_where_many_long_ones_would_have_to_come(
     monkeypatch.setattr(LIMITS, "nodes_per_place", 0)
     monkeypatch.setattr(LIMITS, "sharded_rows", 1000)
     monkeypatch.setattr(LIMITS, "sharded_heard", MANY)
-    assert spread_over(set_up_run(drawn([*words, "method=dsgd"]).resolved), shards).router.stays(PARAMETERS) is stays
+    assert spread_over(set_up_run(drawn([*words, "method=dsgd"]).resolved), shards).router.is_sharded(PARAMETERS) is stays

@@ -96,7 +96,7 @@ def test_a_table_is_the_matrix(dim: int, some: list[int] | None) -> None:
         inbox, matrix = (each.of(torch.tensor(some)) for each in (inbox, matrix))
     lists = inbox.lists
     assert isinstance(lists, PerArcLists)
-    assert torch.equal(matrix.expected.gather(1, lists.at) & lists.there, inbox.expected)
+    assert torch.equal(matrix.expected.gather(1, lists.index) & lists.mask, inbox.expected)
     torch.testing.assert_close(
         inbox.dist2_to_own()[inbox.expected], narrow(lists, matrix.dist2_to_own())[inbox.expected], rtol=1e-12, atol=0
     )
@@ -107,7 +107,7 @@ def test_a_table_is_the_matrix(dim: int, some: list[int] | None) -> None:
 def test_plain_lists_measure_like_a_table() -> None:
     inbox = told_each()
     assert inbox.lists is not None
-    exact = NeighbourLists(inbox.lists.at, inbox.lists.there).dist2(inbox.own, inbox.messages)
+    exact = NeighbourLists(inbox.lists.index, inbox.lists.mask).dist2(inbox.own, inbox.messages)
     torch.testing.assert_close(inbox.dist2_to_own()[inbox.expected], exact[inbox.expected], rtol=1e-12, atol=0)
 
 

@@ -202,16 +202,16 @@ class Adversary:
         """Variants sent in all rounds over these arcs, as lists if the graph is a list graph; None without equivocation."""
         if self._tailored is None and self.faces == "one":
             return None
-        arcs = graph.hears & self.fooled[:, None] & graph.look(self.members)
+        arcs = graph.hears & self.fooled[:, None] & graph.at_places(self.members)
         senders = self.members.nonzero().flatten()
         if isinstance(graph, ListGraph):
             receivers, places = arcs.nonzero(as_tuple=True)
-            numbers = graph.lists.at[receivers, places]
+            numbers = graph.lists.index[receivers, places]
             which = torch.arange(len(numbers), device=numbers.device)
             if self._tailored is None:
                 which = (torch.cumsum(self.members, 0) - 1)[numbers]
                 receivers = self.fooled.to(torch.uint8).argmax().expand(len(senders))
-            index = torch.full_like(graph.lists.at, -1).masked_scatter(arcs, which)
+            index = torch.full_like(graph.lists.index, -1).masked_scatter(arcs, which)
             return ListedVariants(senders if self._tailored is None else numbers, receivers, index)
         if self._tailored is None:
             return Variants(senders, self.fooled[:, None].expand(-1, len(senders)))
@@ -401,9 +401,9 @@ class SimulatedAdversary:
         answer: Answer,
         who: Tensor,
         received: Received | None = None,
-        deeds: tuple[Tensor, Tensor] | None = None,
+        history: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
-        return self.network.ask(step, points, answer, who, partial(self._received, received, step), deeds)
+        return self.network.ask(step, points, answer, who, partial(self._received, received, step), history)
 
     def all_agree(self, flag: bool) -> bool:
         return self.network.all_agree(flag)

@@ -45,11 +45,11 @@ def _messages_for(
 ) -> Tensor:
     """Messages for some receivers, from the nodes that any of these receives from."""
     lists, weight = graph.lists.of(receivers), graph.weight[receivers]
-    heard, column = torch.cat([lists.at[lists.there], receivers]).unique(return_inverse=True)
+    heard, column = torch.cat([lists.index[lists.mask], receivers]).unique(return_inverse=True)
     held = vectors.index_select(0, heard)
     finite = is_finite_row(held)
     held = torch.where(finite[:, None], held, torch.zeros_like(held))
-    place = torch.zeros_like(lists.at).masked_scatter(lists.there, column[: -len(receivers)])
+    place = torch.zeros_like(lists.index).masked_scatter(lists.mask, column[: -len(receivers)])
     among = weight.new_zeros(len(receivers), len(heard)).scatter_add(1, place, weight)
     byzantine = members[heard]
     outside, own = (among * byzantine).sum(1), held[column[-len(receivers) :]]

@@ -52,25 +52,25 @@ def _undirected(graph: Graph) -> ListGraph:
 
 
 def _random(links: NeighbourLists, draws: Stream) -> Tensor:
-    return draws.permutation(len(links.at))
+    return draws.permutation(len(links.index))
 
 
 def _high_degree(links: NeighbourLists, draws: Stream) -> Tensor:
-    order = draws.permutation(len(links.at))
-    return order[torch.argsort(links.there.sum(1)[order], descending=True, stable=True)]
+    order = draws.permutation(len(links.index))
+    return order[torch.argsort(links.mask.sum(1)[order], descending=True, stable=True)]
 
 
 def _neighbourhood(links: NeighbourLists, draws: Stream) -> Tensor:
     """The neighbours of the node drawn first, then all others, that node last."""
-    order = draws.permutation(len(links.at))
+    order = draws.permutation(len(links.index))
     middle, rest = order[:1], order[1:]
-    near = torch.isin(rest, links.at[middle][links.there[middle]])
+    near = torch.isin(rest, links.index[middle][links.mask[middle]])
     return torch.cat([rest[near], rest[~near], middle])
 
 
 def _cut_vertex(links: NeighbourLists, draws: Stream) -> Tensor:
     """By betweenness: how many shortest paths go through a node; on a large graph, of those from a sample of sources."""
-    size = len(links.at)
+    size = len(links.index)
     order = draws.permutation(size)
     graph: nx.Graph[Any] = nx.Graph()
     graph.add_nodes_from(range(size))
@@ -82,7 +82,7 @@ def _cut_vertex(links: NeighbourLists, draws: Stream) -> Tensor:
 
 def _last(links: NeighbourLists, draws: Stream) -> Tensor:
     """The largest number first: leaves of topologies that are made for a few Byzantine nodes."""
-    return torch.arange(len(links.at) - 1, -1, -1)
+    return torch.arange(len(links.index) - 1, -1, -1)
 
 
 PLACEMENTS: dict[Placement, Callable[[NeighbourLists, Stream], Tensor]] = {

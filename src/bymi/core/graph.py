@@ -94,7 +94,7 @@ class Graph(ABC):
         return self.hears & self.reversed(self.hears)
 
     @abstractmethod
-    def look(self, values: Tensor) -> Tensor:
+    def at_places(self, values: Tensor) -> Tensor:
         """Values per node [M] at each place: [M, P], or [1, P] if equal for all rows."""
 
     @abstractmethod
@@ -249,7 +249,7 @@ class MatrixGraph(Graph):
     def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> MatrixGraph:
         return MatrixGraph(hears, metropolis(hears) if weights is None else weights[0] + torch.diag(weights[1]))
 
-    def look(self, values: Tensor) -> Tensor:
+    def at_places(self, values: Tensor) -> Tensor:
         return values[None]
 
     def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:

@@ -227,7 +227,7 @@ class Inbox(ABC):
 
     def _at_places(self, values: Tensor) -> Tensor:
         """Values per message [J] at each place [B, P], or [1, P] if equal for all receivers."""
-        return values[None, :] if self.lists is None else self.lists.look(values)
+        return values[None, :] if self.lists is None else self.lists.at_places(values)
 
     def metadata_only(self) -> Inbox:
         """The inbox with zero-width vectors: who is at which place and who was heard, at little memory."""
@@ -253,7 +253,7 @@ class Inbox(ABC):
 
     def messages_at(self, receivers: Tensor, places: Tensor) -> Tensor:
         """Message number at places [b, n] of receivers [b]."""
-        return places if self.lists is None else self.lists.at[receivers].gather(1, places)
+        return places if self.lists is None else self.lists.index[receivers].gather(1, places)
 
     @property
     def complete(self) -> bool:
@@ -408,7 +408,9 @@ def _check_widths(count: int, expected: Tensor, weight: Tensor, senders: Tensor 
     if lists is None:
         require(expected.shape[1] == count, "messages", count, f"{expected.shape[1]}, one for each column of expected")
     else:
-        require(lists.at.shape == expected.shape, "lists", list(lists.at.shape), f"{list(expected.shape)}, as expected has it")
+        require(
+            lists.index.shape == expected.shape, "lists", list(lists.index.shape), f"{list(expected.shape)}, as expected has it"
+        )
         require(lists.last < count, "messages", count, f"{lists.last + 1} or more, as the lists name them")
     if senders is not None:
         require(len(senders) == count, "messages", count, f"{len(senders)}, one for each of senders")

@@ -49,10 +49,10 @@ class ListGraph(Graph):
         if not isinstance(self.lists, NeighbourLists):
             raise GraphError(f"lists: got {shown(self.lists)}, allowed: NeighbourLists; ListGraph.of_edges takes edges")
         for name, dtype, dimensions in parts:
-            part, shape = getattr(self, name), self.lists.at.shape[:dimensions]
+            part, shape = getattr(self, name), self.lists.index.shape[:dimensions]
             if not isinstance(part, Tensor) or part.dtype != dtype or part.shape != shape:
                 raise GraphError(f"{name}: got {shown(part)}, allowed: a tensor {list(shape)} of {dtype}")
-        if bool((self.hears & ~self.lists.there).any()):
+        if bool((self.hears & ~self.lists.mask).any()):
             raise GraphError("an arc needs a place in its receiver's list")
         if bool((self.weight[~self.hears] != 0).any()) or bool((self.weight < 0).any()):
             raise GraphError("mixing weights must be non-negative and zero without an arc")
@@ -67,7 +67,7 @@ class ListGraph(Graph):
         for name, ends in (("receivers", receivers), ("senders", senders)):
             _check_ends(name, ends, size)
         lists = NeighbourLists.of_arcs(receivers, senders, size)
-        return ListGraph(lists, lists.there, *_metropolis(lists, lists.there))
+        return ListGraph(lists, lists.mask, *_metropolis(lists, lists.mask))
 
     @staticmethod
     def of_edges(ends: Tensor, size: int) -> ListGraph:
@@ -83,13 +83,13 @@ class ListGraph(Graph):
         """The same arcs and weights as a MatrixGraph."""
         receivers, senders = graph.hears.nonzero(as_tuple=True)
         lists = NeighbourLists.of_arcs(receivers, senders, graph.size)
-        weight = torch.where(lists.there, graph.weight.gather(1, lists.at), 0.0)
-        return ListGraph(lists, lists.there, weight, graph.self_weight)
+        weight = torch.where(lists.mask, graph.weight.gather(1, lists.index), 0.0)
+        return ListGraph(lists, lists.mask, weight, graph.self_weight)
 
     def dense(self) -> MatrixGraph:
         """The same arcs and weights as matrices."""
         rows, places = self.hears.nonzero(as_tuple=True)
-        columns = self.lists.at[rows, places]
+        columns = self.lists.index[rows, places]
         hears = torch.zeros(self.size, self.size, dtype=torch.bool, device=self.hears.device)
         mixing = torch.diag(self.self_weight)
         hears[rows, columns], mixing[rows, columns] = True, self.weight[rows, places]
@@ -97,17 +97,17 @@ class ListGraph(Graph):
 
     def compact(self) -> Graph:
         """The graph itself, or as matrices where these are better."""
-        return self if lists_pay(self.size, self.lists.at.shape[1]) else self.dense()
+        return self if lists_pay(self.size, self.lists.index.shape[1]) else self.dense()
 
     def to(self, device: torch.device | str) -> ListGraph:
         parts = (part.to(device) for part in (self.hears, self.weight, self.self_weight))
         return ListGraph(self.lists.to(device), *parts)
 
-    def look(self, values: Tensor) -> Tensor:
-        return self.lists.look(values)
+    def at_places(self, values: Tensor) -> Tensor:
+        return self.lists.at_places(values)
 
     def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
-        return self.lists.at[receivers, places]
+        return self.lists.index[receivers, places]
 
     def count(self, mask: Tensor) -> Tensor:
         return self.lists.count(mask, self.size)
@@ -115,8 +115,8 @@ class ListGraph(Graph):
     def block(self, members: Tensor) -> Tensor:
         position = torch.cumsum(members, 0) - 1
         block = torch.diag(self.self_weight[members])
-        receivers, places = (self.hears & members[:, None] & self.look(members)).nonzero(as_tuple=True)
-        block[position[receivers], position[self.lists.at[receivers, places]]] = self.weight[receivers, places]
+        receivers, places = (self.hears & members[:, None] & self.at_places(members)).nonzero(as_tuple=True)
+        block[position[receivers], position[self.lists.index[receivers, places]]] = self.weight[receivers, places]
         return block
 
     @cached_property
@@ -129,7 +129,7 @@ class ListGraph(Graph):
 
     def reversed(self, mask: Tensor) -> Tensor:
         index, exists = self._mirror
-        filled = self.lists.there
+        filled = self.lists.mask
         return torch.zeros_like(mask).masked_scatter(filled, mask[filled][index] & exists)
 
     def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> ListGraph:
@@ -148,7 +148,7 @@ class ListGraph(Graph):
         sizes = torch.bincount(part, minlength=self.size)
         largest = (sizes * (self.size + 1) - first).argmax()
         members = part == largest
-        inside = self.hears & members[:, None] & self.look(members)
+        inside = self.hears & members[:, None] & self.at_places(members)
         closed = torch.equal(inside, self.hears & members[:, None])
         perron = _settle(self.lists, self.weight * inside, self.self_weight, members / members.sum(dtype=torch.float64))
         return Core(members, closed, perron)
@@ -161,7 +161,7 @@ class ListGraph(Graph):
         """
         carries = weight > 0
         part = _components(self.lists, carries)
-        leaves = (carries & (self.look(part) != part[:, None])).any(1)
+        leaves = (carries & (self.at_places(part) != part[:, None])).any(1)
         closed = torch.bincount(part[leaves], minlength=self.size) == 0
         stays = closed[part]
         start = stays / torch.bincount(part, minlength=self.size)[part].to(torch.float64)
@@ -220,7 +220,7 @@ def _check_ends(name: str, ends: object, size: int) -> None:
 def _metropolis(lists: NeighbourLists, hears: Tensor) -> tuple[Tensor, Tensor]:
     """Metropolis weights 1 / (1 + max(d_i, d_j)) of arcs [M, n] and self-weights [M], d the number of nodes heard."""
     degree = hears.sum(1, dtype=torch.float64)
-    weight = hears / (1 + torch.maximum(degree[:, None], lists.look(degree)))
+    weight = hears / (1 + torch.maximum(degree[:, None], lists.at_places(degree)))
     return weight, 1 - weight.sum(1)
 
 
@@ -228,7 +228,7 @@ def _components(lists: NeighbourLists, hears: Tensor) -> Tensor:
     """Strongly connected component of each node [M], named by its smallest node."""
     receivers, places = hears.nonzero(as_tuple=True)
     part = torch.empty(len(hears), dtype=torch.int64)
-    for component in nx.strongly_connected_components(digraph(receivers, lists.at[receivers, places], len(hears))):
+    for component in nx.strongly_connected_components(digraph(receivers, lists.index[receivers, places], len(hears))):
         part[list(component)] = min(component)
     return part.to(hears.device)
 
@@ -239,7 +239,7 @@ def _settle(lists: NeighbourLists, weight: Tensor, self_weight: Tensor, start: T
     Each class of `start` sums to one, and so does the result.
     """
     receivers, senders = lists.flat
-    arcs = weight[lists.there]
+    arcs = weight[lists.mask]
     class_of = torch.zeros(len(start), dtype=torch.int64, device=start.device) if classes is None else classes
 
     def scaled(vector: Tensor) -> Tensor:

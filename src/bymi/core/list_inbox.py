@@ -27,7 +27,7 @@ class ListInbox(Inbox):
     def _sets(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Receivers [b], rows of their neighbourhoods [b, n + 1] with the own row last, and mask of valid rows [b, n + 1]."""
         for receivers, size in by_degree(self.lists):
-            index = torch.cat([self.lists.at[receivers, :size], self.own_row[receivers][:, None]], 1)
+            index = torch.cat([self.lists.index[receivers, :size], self.own_row[receivers][:, None]], 1)
             yield receivers, index, torch.nn.functional.pad(self.heard[receivers, :size], (0, 1), value=True)
 
     def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
@@ -54,7 +54,7 @@ class ListInbox(Inbox):
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         vectors = self.rows.vectors
         for receivers in torch.arange(len(wanted), device=wanted.device).split(LIMITS.tried_receivers):
-            index = torch.cat([self.lists.at[receivers], self.own_row[receivers][:, None]], 1)
+            index = torch.cat([self.lists.index[receivers], self.own_row[receivers][:, None]], 1)
             valid = torch.nn.functional.pad(wanted[receivers], (0, 1), value=True)
             used, column = torch.where(valid, index, index[:, -1:]).unique(return_inverse=True)
             tried = torch.zeros(len(receivers), len(used), dtype=torch.bool, device=wanted.device).scatter(1, column, True)
@@ -81,7 +81,7 @@ class ListInbox(Inbox):
         if not isinstance(self.lists, PerArcLists):
             return super().tally(counts, mask)
         counts = torch.zeros(len(mask), len(self.messages), dtype=torch.int32, device=mask.device) if counts is None else counts
-        return counts.scatter_add_(1, self.lists.at, mask.to(counts.dtype)) if bool(mask.any()) else counts
+        return counts.scatter_add_(1, self.lists.index, mask.to(counts.dtype)) if bool(mask.any()) else counts
 
     def tallied(self, counts: Tensor, receivers: Tensor, places: Tensor) -> Tensor:
         by_message = isinstance(self.lists, PerArcLists)

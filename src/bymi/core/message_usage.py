@@ -40,7 +40,7 @@ def of_places(inbox: ListInbox, kept: Tensor, share: Tensor) -> Usage:
     """Usage of the messages `kept` [K, D] of a ListInbox, of which each receiver used a share [B, n]."""
     if isinstance(inbox.lists, PerArcLists) and inbox.complete and inbox.receiver_group is None and inbox.lists.alone:
         size = len(inbox.messages)
-        return Usage(_as_used_by_table(inbox, share, inbox.lists), inbox.lists.count(inbox.lists.there, size) > 0)
+        return Usage(_as_used_by_table(inbox, share, inbox.lists), inbox.lists.count(inbox.lists.mask, size) > 0)
     places = _Places.of(inbox, share, inbox.lists)
     if places is None:
         return Usage(kept, torch.ones_like(kept[:, 0], dtype=torch.bool))
@@ -121,9 +121,9 @@ def _scale_towards_receivers(messages: Tensor, own_vectors: Tensor, near: Tensor
 def _as_used_by_table(inbox: Inbox, share: Tensor, table: PerArcLists) -> Tensor:
     """`_as_used` where all receivers are held here and each variant has one of them."""
     messages, further = inbox.messages, table.further
-    part = share.flatten().index_select(0, further.at)
-    receiver_count = table.count(table.there, len(messages))[: share.shape[1]]
-    fate = _ColumnUsage(_median_share(share, table.first, receiver_count), table.there, table.first, True)
+    part = share.flatten().index_select(0, further.index)
+    receiver_count = table.count(table.mask, len(messages))[: share.shape[1]]
+    fate = _ColumnUsage(_median_share(share, table.first, receiver_count), table.mask, table.first, True)
     short, clipped = (fate.left < 1).nonzero().flatten(), (part < 1).nonzero().flatten()
     if not len(short) and not len(clipped):
         return messages
@@ -154,12 +154,12 @@ class _Places:
         receiver_group, expected, heard = inbox.receiver_group, inbox.expected, inbox.heard
         shortened = bool(((share < 1) & expected).any())
         if receiver_group is None:
-            arcs = lists if expected is lists.there else NeighbourLists(lists.at, expected)
+            arcs = lists if expected is lists.mask else NeighbourLists(lists.index, expected)
             return _Places(arcs, share, heard, shortened)
         if receiver_group.all_agree(inbox.complete and not shortened):
             return None
         # Shards number columns differently: send those of the round, -1 for none.
-        number = torch.where(expected, receiver_group.columns[lists.at], -1)
+        number = torch.where(expected, receiver_group.columns[lists.index], -1)
         gathered = receiver_group.gather(torch.stack([number.to(share), share, heard.to(share)], 1))
         number, share, heard = gathered[:, 0].to(torch.int64), gathered[:, 1], gathered[:, 2] > 0
         local = torch.full((receiver_group.total + 1,), -1, device=number.device)  # the last entry is for -1
@@ -177,7 +177,7 @@ class _Places:
 
     def acceptable(self, count: int) -> Tensor:
         """Mask [J] of messages that at least half of their receivers heard."""
-        receiver_count = self.arcs.count(self.arcs.there, count)
+        receiver_count = self.arcs.count(self.arcs.mask, count)
         return (2 * self.arcs.count(self.heard, count) >= receiver_count) & (receiver_count > 0)
 
 
@@ -190,7 +190,7 @@ def _as_used_by_lists(inbox: Inbox, kept: Tensor, places: _Places) -> Tensor:
     parts = arcs.flatten(places.share)
     # Where less than half of the receivers clipped a message, the median is one.
     clipped_count = torch.bincount(numbers[parts < 1], minlength=size)
-    short = (2 * clipped_count >= arcs.count(arcs.there, size)) & (clipped_count > 0)
+    short = (2 * clipped_count >= arcs.count(arcs.mask, size)) & (clipped_count > 0)
     on_short = short[numbers].nonzero().flatten()
     if not len(on_short) and inbox.receiver_group is None:
         return kept

@@ -29,5 +29,5 @@ def acceptable(length: Tensor, own_length: Tensor) -> Tensor | None:
 def heard(length: Tensor, own_length: Tensor, expected: Tensor, lists: NeighbourLists | None) -> Tensor:
     """Mask of expected messages that are heard [B, J], from message norms [J] and own norms [B]; with lists [B, n]."""
     reach, finite = MAX_NORM_RATIO * own_length.clamp_min(1.0), own_length < OVERFLOW
-    length = length[None, :] if lists is None else lists.look(length)
+    length = length[None, :] if lists is None else lists.at_places(length)
     return expected & (length <= reach[:, None]) & finite[:, None]

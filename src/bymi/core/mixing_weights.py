@@ -27,7 +27,7 @@ LARGEST = 2000
 def weighted(graph: Graph, kind: Weights) -> Graph:
     """The same arcs with weights of a kind."""
     degree = graph.hears.sum(1, dtype=torch.float64)
-    own, other = degree[:, None], graph.look(degree)
+    own, other = degree[:, None], graph.at_places(degree)
     if kind == "uniform":
         weight = graph.hears / (1 + own)
     elif kind == "max-degree":

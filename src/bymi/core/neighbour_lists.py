@@ -16,13 +16,13 @@ _FEW = 256  # dimensions up to which gathered copies of vectors are cheap
 
 @dataclass(frozen=True, eq=False)
 class NeighbourLists:
-    """Padded lists of numbers (nodes or messages), ascending: place k of receiver b holds `at[b, k]` where `there[b, k]`.
+    """Padded lists of numbers (nodes or messages), ascending: place k of receiver b holds `index[b, k]` if `mask[b, k]`.
 
     What a small graph stores per receiver and node, [B, M], is stored per place here, [B, n].
     """
 
-    at: Tensor  # [B, n] int64, 0 at padding
-    there: Tensor  # [B, n] bool, False at padding; before pruning, the first places of each row
+    index: Tensor  # [B, n] int64, 0 at padding
+    mask: Tensor  # [B, n] bool, False at padding; before pruning, the first places of each row
 
     @staticmethod
     def of_arcs(receivers: Tensor, numbers: Tensor, size: int) -> NeighbourLists:
@@ -31,46 +31,41 @@ class NeighbourLists:
         receivers, numbers = receivers[order], numbers[order]
         counts = torch.bincount(receivers, minlength=size)
         places = torch.arange(len(numbers), device=numbers.device) - (torch.cumsum(counts, 0) - counts)[receivers]
-        at = torch.zeros(size, int(counts.max()) if size else 0, dtype=torch.int64, device=numbers.device)
-        there = torch.zeros_like(at, dtype=torch.bool)
-        at[receivers, places], there[receivers, places] = numbers, True
-        return NeighbourLists(at, there)
+        index = torch.zeros(size, int(counts.max()) if size else 0, dtype=torch.int64, device=numbers.device)
+        mask = torch.zeros_like(index, dtype=torch.bool)
+        index[receivers, places], mask[receivers, places] = numbers, True
+        return NeighbourLists(index, mask)
 
     def of(self, receivers: Tensor) -> NeighbourLists:
         """The lists of the given receivers, by row."""
-        return NeighbourLists(self.at.index_select(0, receivers), self.there.index_select(0, receivers))
+        return NeighbourLists(self.index.index_select(0, receivers), self.mask.index_select(0, receivers))
 
     def to(self, device: torch.device | str) -> NeighbourLists:
-        return NeighbourLists(self.at.to(device), self.there.to(device))
+        return NeighbourLists(self.index.to(device), self.mask.to(device))
 
-    def look(self, values: Tensor) -> Tensor:
+    def at_places(self, values: Tensor) -> Tensor:
         """Values by number [J, ...] gathered at each place [B, n, ...]; at padding that of number 0."""
-        return values[self.at]
+        return values[self.index]
 
     def count(self, mask: Tensor, size: int) -> Tensor:
         """Number of receivers that mark each number [size], from a mask over places [B, n]."""
-        if mask is self.there:
-            return self._counted(size)
-        return torch.bincount(self.at[mask & self.there], minlength=size)
+        if mask is self.mask:
+            return torch.nn.functional.pad(self._counts, (0, size - len(self._counts)))
+        return torch.bincount(self.index[mask & self.mask], minlength=size)
 
     @cached_property
     def last(self) -> int:
         """Largest number at any place; -1 without places."""
-        return int(self.at.max()) if self.at.numel() else -1
+        return int(self.index.max()) if self.index.numel() else -1
 
     @cached_property
-    def _counts(self) -> dict[int, Tensor]:
-        return {}
-
-    def _counted(self, size: int) -> Tensor:
-        """Number of receivers that have each number [size], cached."""
-        if size not in self._counts:
-            self._counts[size] = torch.bincount(self.flat[1], minlength=size)
-        return self._counts[size]
+    def _counts(self) -> Tensor:
+        """Number of receivers that have each number, up to the largest one."""
+        return torch.bincount(self.flat[1])
 
     @cached_property
     def _places(self) -> Tensor:
-        return self.there.flatten().nonzero().flatten()
+        return self.mask.flatten().nonzero().flatten()
 
     def flatten(self, values: Tensor) -> Tensor:
         """Values [E] at non-empty places, from values over places [B, n]."""
@@ -79,12 +74,12 @@ class NeighbourLists:
     @cached_property
     def flat(self) -> tuple[Tensor, Tensor]:
         """Receiver and number of every non-empty place, each [E], receiver by receiver."""
-        receivers, places = self.there.nonzero(as_tuple=True)
-        return receivers, self.at[receivers, places]
+        receivers, places = self.mask.nonzero(as_tuple=True)
+        return receivers, self.index[receivers, places]
 
     @cached_property
     def _starts(self) -> Tensor:
-        counts = self.there.sum(1)
+        counts = self.mask.sum(1)
         return torch.cumsum(counts, 0) - counts
 
     def total(self, weight: Tensor, vectors: Tensor) -> Tensor:
@@ -103,8 +98,8 @@ class NeighbourLists:
         `acceptable` [J]: valid messages, None for all.
         """
         # Directly from differences: there are few, and nothing cancels.
-        output = torch.zeros(self.there.shape, dtype=torch.float64, device=own.device)
-        output[self.there] = apart(own, self.flat[0], messages, self.flat[1])
+        output = torch.zeros(self.mask.shape, dtype=torch.float64, device=own.device)
+        output[self.mask] = apart(own, self.flat[0], messages, self.flat[1])
         return output
 
 
@@ -114,7 +109,7 @@ class Further:
 
     receivers: Tensor  # [C]
     numbers: Tensor  # [C] message number
-    at: Tensor  # [C] index into a flattened [B, n]
+    index: Tensor  # [C] index into a flattened [B, n]
     starts: Tensor  # [B] first entry per receiver
 
 
@@ -127,10 +122,10 @@ class PerArcLists(NeighbourLists):
 
     @cached_property
     def further(self) -> Further:
-        count = self.at.shape[1]
-        receivers, places = (self.there & (self.at >= count)).nonzero(as_tuple=True)
-        starts = torch.searchsorted(receivers, torch.arange(len(self.at), device=receivers.device))
-        return Further(receivers, self.at[receivers, places], receivers * count + places, starts)
+        count = self.index.shape[1]
+        receivers, places = (self.mask & (self.index >= count)).nonzero(as_tuple=True)
+        starts = torch.searchsorted(receivers, torch.arange(len(self.index), device=receivers.device))
+        return Further(receivers, self.index[receivers, places], receivers * count + places, starts)
 
     @cached_property
     def _parts(self) -> list[tuple[Tensor, PerArcLists]]:
@@ -139,7 +134,7 @@ class PerArcLists(NeighbourLists):
     @cached_property
     def first(self) -> Tensor:
         """Mask [B, n] of arcs on which place j holds message j."""
-        return self.there & (self.at < self.at.shape[1])
+        return self.mask & (self.index < self.index.shape[1])
 
     @cached_property
     def alone(self) -> bool:
@@ -149,34 +144,34 @@ class PerArcLists(NeighbourLists):
     @cached_property
     def _usual(self) -> Tensor:
         """One where place j holds message j, else zero [B, n]."""
-        return (self.at < self.at.shape[1]).to(torch.float64)
+        return (self.index < self.index.shape[1]).to(torch.float64)
 
     def of(self, receivers: Tensor) -> PerArcLists:
         # The same receivers are selected in every round.
         if not self._parts or self._parts[0][0] is not receivers:
-            part = PerArcLists(self.at.index_select(0, receivers), self.there.index_select(0, receivers))
+            part = PerArcLists(self.index.index_select(0, receivers), self.mask.index_select(0, receivers))
             self._parts[:] = [(receivers, part)]
         return self._parts[0][1]
 
     def dist2(self, own: Tensor, messages: Tensor, acceptable: Tensor | None = None) -> Tensor:
         # Distances to message j first, then corrected where a variant is heard.
-        first_messages = messages[: self.at.shape[1]]
+        first_messages = messages[: self.index.shape[1]]
         distances = dist2(
             own,
             first_messages,
             VectorStack(first_messages, None if acceptable is None else acceptable[: len(first_messages)]).origin,
         )
         further = apart(own, self.further.receivers, messages, self.further.numbers)
-        return distances.flatten().index_copy(0, self.further.at, further).view_as(distances)
+        return distances.flatten().index_copy(0, self.further.index, further).view_as(distances)
 
     def total(self, weight: Tensor, vectors: Tensor) -> Tensor:
         if vectors.shape[1] > _FEW:  # no copies of long vectors
-            wide = weight.new_zeros(len(weight), len(vectors)).scatter_(1, self.at, weight)
+            wide = weight.new_zeros(len(weight), len(vectors)).scatter_(1, self.index, weight)
             return wide.to(vectors.dtype) @ vectors
-        output = (weight * self._usual).to(vectors.dtype) @ vectors[: self.at.shape[1]]
+        output = (weight * self._usual).to(vectors.dtype) @ vectors[: self.index.shape[1]]
         if not len(self.further.numbers):
             return output
-        part = weight.flatten().index_select(0, self.further.at).to(vectors.dtype)
+        part = weight.flatten().index_select(0, self.further.index).to(vectors.dtype)
         return output + torch.nn.functional.embedding_bag(
             self.further.numbers, vectors, self.further.starts, mode="sum", per_sample_weights=part
         )

@@ -89,7 +89,7 @@ def by_degree(lists: NeighbourLists) -> Iterator[tuple[Tensor, int]]:
 
     Little is padded, and [b, n, n] temporaries stay bounded.
     """
-    filled = lists.there
+    filled = lists.mask
     # Up to the last non-empty place: a list may have gaps.
     lengths = (filled * torch.arange(1, filled.shape[1] + 1, device=filled.device)).amax(1) if filled.numel() else filled.sum(1)
     order = torch.argsort(lengths, stable=True)

@@ -34,11 +34,11 @@ class Variants:
 
 @dataclass(frozen=True, eq=False)
 class ListedVariants:
-    """Variants over neighbour lists: `at` holds the variant at each place of a receiver's list, -1 for none."""
+    """Variants over neighbour lists: `index` holds the variant at each place of a receiver's list, -1 for none."""
 
     senders: Tensor  # [C]
     receivers: Tensor  # [C] one receiver of each variant
-    at: Tensor  # [M, n]
+    index: Tensor  # [M, n]
 
 
 # Columns of a round's inboxes: which messages some receivers get, and with what weight.
@@ -87,10 +87,6 @@ def followed_by(rows: Tensor, further: Messages) -> Messages:
 # Point queries: a receiver asks its neighbours for vectors at its own point, and gets a neighbourhood of replies.
 
 
-DEEDS = "deeds"
-"""Traffic topic of update histories that are stored at their senders and come with replies; the adversary cannot alter them."""
-
-
 class Answer(Protocol):
     """Vectors [P, D] by topic that nodes [P] compute at the points [P, D] sent by `askers` [P]."""
 
@@ -114,7 +110,9 @@ class NeighbourhoodReply:
     senders: Tensor  # [J] columns of the network's arcs
     point: Tensor  # [D] at which gradients were queried; without a query, the receiver's own vector
     read: Callable[[], tuple[Inbox, ...]]  # call once, in any thread: replies are computed then
-    deeds: Callable[[], Tensor] | None = None  # [J + 1, D] update history of the nodes queried, then its own; None if not sent
+    history: Callable[[], Tensor] | None = (
+        None  # [J + 1, D] update history of the nodes queried, then its own; None if not sent
+    )
 
 
 def inboxes_of_replies(
@@ -187,11 +185,11 @@ class Network(Protocol):
         answer: Answer,
         who: Tensor,
         received: Received | None = None,
-        deeds: tuple[Tensor, Tensor] | None = None,
+        history: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
         """The nodes of `who` [B] send their points [B, D] to those that they hear; these reply, and so does the node itself.
 
-        `received`: maps replies to what the asker gets; None: unchanged. `deeds`: update histories that come with the replies,
+        `received` maps replies to what the asker gets; None: unchanged. `history`: update histories that come with the replies,
         as neighbours received them and as they are, [B, D] each.
 
         Consume the iterator receiver by receiver, so that memory does not grow with their number, and before any other call.
@@ -329,7 +327,7 @@ class LocalNetwork:
         answer: Answer,
         who: Tensor,
         received: Received | None = None,
-        deeds: tuple[Tensor, Tensor] | None = None,
+        history: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
         if not bool(who.any()):
             return
@@ -352,8 +350,8 @@ class LocalNetwork:
                 reply = {topic: vectors[position] for topic, vectors in parts.items()}
                 weights = self._plain.weight[node, columns[position]], self._plain.self_weight[node]
                 read = partial(inboxes_of_replies, reply, asked[position], *weights, received)
-                history = None if deeds is None else partial(_histories, *deeds, asked[position])
-                yield NeighbourhoodReply(node, columns[position], points[node], read, history)
+                read_history = None if history is None else partial(_histories, *history, asked[position])
+                yield NeighbourhoodReply(node, columns[position], points[node], read, read_history)
 
     def all_agree(self, flag: bool) -> bool:
         return flag
@@ -393,14 +391,14 @@ class LocalNetwork:
         varied = partial(replace, plain, columns=torch.arange(len(numbers), device=numbers.device), senders=numbers)
         if isinstance(self.variants, ListedVariants):
             assert plain.lists is not None
-            at = torch.where(self.variants.at >= 0, self.size + self.variants.at, plain.lists.at)
-            return varied(lists=NeighbourLists(at, plain.lists.there))
+            index = torch.where(self.variants.index >= 0, self.size + self.variants.index, plain.lists.index)
+            return varied(lists=NeighbourLists(index, plain.lists.mask))
         extra = self.variants.audience & self.arcs.index_select(1, senders)
         if len(senders) > self.size:  # many variants: most entries of a matrix would be empty
             receivers, columns = extra.nonzero(as_tuple=True)
-            at = self.nodes.expand(self.size, -1).clone()
-            at[receivers, senders[columns]] = self.size + columns
-            return varied(lists=PerArcLists(at, plain.expected))
+            index = self.nodes.expand(self.size, -1).clone()
+            index[receivers, senders[columns]] = self.size + columns
+            return varied(lists=PerArcLists(index, plain.expected))
         first = ~fold(self.variants.audience, senders, self.size)
         expected = torch.cat([self.arcs & first, extra], 1)
         weight = torch.cat([plain.weight * first, plain.weight.index_select(1, senders) * extra], 1)

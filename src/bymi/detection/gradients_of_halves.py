@@ -227,8 +227,8 @@ class QueriedHalfGradients:
             first, second = reply.read()
             valid[position, : len(reply.senders)] = first.heard[0]
             valid[position, len(reply.senders)] = True  # the receiver's own
-            if reply.deeds is not None:
-                history = reply.deeds()
+            if reply.history is not None:
+                history = reply.history()
                 crossed[position] = _cross(history, first, second)
                 history_grams[position] = [VectorStack(kind).gram for kind in by_kind(history, len(reply.point))]
             if len(reply.point) <= LIMITS.points_dim:
@@ -237,7 +237,7 @@ class QueriedHalfGradients:
             products[position], origins[position] = _multiply(first, second), _origin(first, second)
             if self._zero:
                 zeros[position] = _ZeroProducts.of(first, second)
-            if reply.deeds is None and deeds is not None and rows is not None:
+            if reply.history is None and deeds is not None and rows is not None:
                 crossed[position] = _cross(deeds[rows[position, : len(reply.senders) + 1]], first, second)
 
         with BackgroundReader() as run:

@@ -36,9 +36,9 @@ class CoordinateShards(ABC):
     def slices(self) -> Sequence[Tensor]:
         """One slice [R, D / S] of all rows per shard of this rank, of its `spans`. Collective."""
 
-    def meet(self, seat: int, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        """Result for the shard `seat` of this process of `act`, called once for all of them. Collective."""
-        return self.router.lockstep.meet(seat, given, act)
+    def meet(self, slot: int, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
+        """Result for the shard `slot` of this process of `act`, called once for all of them. Collective."""
+        return self.router.lockstep.meet(slot, given, act)
 
     def sum_over_slices(self, parts: Sequence[Sequence[Tensor]], *shape: int) -> Tensor:
         """Sum over all slices for this rank, of the given shape, from `parts` for each rank and slice held here. Collective."""
@@ -70,6 +70,6 @@ def once(inbox: Any, name: str, given: Any, act: Callable[[list[Any]], Sequence[
     the same reason rows are fetched before any cached property of Inbox reads them.
     """
     if name not in inbox.__dict__:
-        inbox.__dict__[name] = inbox.shards.meet(inbox.seat, given, act)
+        inbox.__dict__[name] = inbox.shards.meet(inbox.slot, given, act)
     result: Tensor = inbox.__dict__[name]
     return result

@@ -34,15 +34,15 @@ class Lockstep:
         self._meetings = 0
         self._failure: BaseException | None = None
 
-    def meet(self, place: int, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
+    def meet(self, slot: int, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
         """This shard's result of `act`, called once with what all shards of the process handed in, in their order.
 
         Collective: all shards must call `meet` in the same order.
         """
         if self.count == 1:
             return act([given])[0]
-        self._check(place)
-        self._given[place] = given
+        self._check(slot)
+        self._given[slot] = given
         if len(self._given) == self.count:
             handed = [self._given[shard] for shard in range(self.count)]
             self._given = {}
@@ -52,12 +52,12 @@ class Lockstep:
         else:
             meeting = self._meetings
             self._turn.wait_for(lambda: self._meetings > meeting or self._failure is not None)
-            self._check(place)
-        return self._results[place]
+            self._check(slot)
+        return self._results[slot]
 
-    def share(self, place: int, given: Any, work: Callable[[list[Any]], Any]) -> Any:
+    def share(self, slot: int, given: Any, work: Callable[[list[Any]], Any]) -> Any:
         """The result of `work` for all shards of the process, called once with what each handed in. Collective."""
-        return self.meet(place, given, lambda parts: [work(parts)] * self.count)
+        return self.meet(slot, given, lambda parts: [work(parts)] * self.count)
 
     def walk(self, makers: Sequence[Callable[[], Iterator[Item]]]) -> Iterator[list[Item]]:
         """Run one generator per shard in lockstep and yield their items together."""
@@ -67,8 +67,8 @@ class Lockstep:
                 del item  # do not keep a round in memory while the next one is computed
             return
         threads = [
-            threading.Thread(target=self._follow, args=(place, makers[place]), name=f"shard {place}", daemon=True)
-            for place in range(1, self.count)
+            threading.Thread(target=self._follow, args=(slot, makers[slot]), name=f"shard {slot}", daemon=True)
+            for slot in range(1, self.count)
         ]
         try:
             with self._turn, closing(makers[0]()) as items:  # type: ignore[type-var]
@@ -86,12 +86,12 @@ class Lockstep:
                 if thread.ident is not None:
                     thread.join()
 
-    def _follow(self, place: int, maker: Callable[[], Iterator[Any]]) -> None:
+    def _follow(self, slot: int, maker: Callable[[], Iterator[Any]]) -> None:
         torch.set_num_threads(1)  # a setting per thread, on which the order of sums depends
         with self._turn:
             try:
                 for item in maker():
-                    self.share(place, item, list)
+                    self.share(slot, item, list)
                     del item
             except _Left:
                 return
@@ -102,6 +102,6 @@ class Lockstep:
         self._failure = self._failure or problem
         self._turn.notify_all()
 
-    def _check(self, place: int) -> None:
+    def _check(self, slot: int) -> None:
         if self._failure is not None:
-            raise _Left if place else self._failure
+            raise _Left if slot else self._failure

@@ -15,7 +15,7 @@ _PAYS = 0.9  # use another order only if it sends less than this share of the ro
 _SPARSE = 32  # average degree above which every shard receives almost all rows, whatever the order
 
 
-def place(graph: Graph, shards: int) -> Tensor:
+def order_nodes(graph: Graph, shards: int) -> Tensor:
     """An order [M] of all nodes, to be cut into `shards` even blocks: 0, 1, ... unless another order sends far fewer rows.
 
     Candidates are reverse Cuthill-McKee, for elongated graphs, and recursive Kernighan-Lin bisection, for clusters.

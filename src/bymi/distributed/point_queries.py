@@ -10,12 +10,16 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
-from bymi.core.network import DEEDS, Answer, NeighbourhoodReply, Received, inboxes_of_replies
+from bymi.core.network import Answer, NeighbourhoodReply, Received, inboxes_of_replies
 from bymi.core.size_limits import LIMITS
 from bymi.core.topic import Topic
 
 if TYPE_CHECKING:
     from bymi.distributed.sharded_run import ShardNetwork
+
+
+HISTORY = "history"
+"""Key of the update history among the vectors by topic that a node hands over; the adversary cannot alter it."""
 
 
 class Told(NamedTuple):
@@ -39,17 +43,17 @@ class PointQueries:
         answer: Answer,
         asks: Tensor,
         received: Received | None = None,
-        deeds: tuple[Tensor, Tensor] | None = None,
+        history: tuple[Tensor, Tensor] | None = None,
         *,
         visits: bool = False,
     ) -> None:
         """`points` [B, D]: one per node of this shard; `asks` [M]: mask of the nodes that ask.
 
-        `deeds`: update history of these nodes, observed and own [B, D] each. `visits`: there are no points; nodes hand over
+        `history`: update history of these nodes, observed and own [B, D] each. `visits`: there are no points; nodes hand over
         what they have sent.
         """
         self._network, self._points, self._answer, self._received = network, points, answer, received
-        self._deeds, self._visits = deeds, visits
+        self._history, self._visits = history, visits
         layout = network.router.lockstep.layout
         counts = 1 + network.router.whole.hears.sum(1)  # nodes that answer each asker, the asker included
         numbers = int(counts[asks].max()) * points.shape[1] if bool(asks.any()) else 1
@@ -76,8 +80,8 @@ class PointQueries:
         if not self._visits:
             points = self._network.meet(self._points[mine], lambda given: self._send_points(given, numbers, questions))
         answers = self._answers(questions, points)
-        if self._deeds is not None:
-            answers = [one._replace(vectors={**one.vectors, DEEDS: self._deeds_for(one)}) for one in answers]
+        if self._history is not None:
+            answers = [one._replace(vectors={**one.vectors, HISTORY: self._history_for(one)}) for one in answers]
         told: list[list[Told]] = self._network.meet(answers, lambda given: self._carry(given, numbers, questions))
         return map(self._read, told)
 
@@ -145,9 +149,9 @@ class PointQueries:
             for place, (asker, nodes) in enumerate(asked.items())
         ]
 
-    def _deeds_for(self, told: Told) -> Tensor:
-        assert self._deeds is not None
-        return own_or_sent(*self._deeds, self._network.nodes, told.nodes, torch.full_like(told.nodes, told.asker))
+    def _history_for(self, told: Told) -> Tensor:
+        assert self._history is not None
+        return own_or_sent(*self._history, self._network.nodes, told.nodes, torch.full_like(told.nodes, told.asker))
 
     def _carry(
         self, given: list[list[Told]], asking: list[list[int]], questions: Mapping[tuple[int, int], Tensor]
@@ -180,14 +184,14 @@ class PointQueries:
         pairs = [pair for rank in others for pair in coming[rank]]
         vectors: dict[tuple[int, int], dict[Topic | str, Tensor]] = {pair: {} for pair in pairs}
         # The update history has another dtype (float64) than the answers.
-        batches: list[list[Topic | str]] = [[topic for topic in topics if topic != DEEDS]]
-        for batch in batches + [[DEEDS]] * (self._deeds is not None):
+        batches: list[list[Topic | str]] = [[topic for topic in topics if topic != HISTORY]]
+        for batch in batches + [[HISTORY]] * (self._history is not None):
             counts, expected = (
                 [len(batch) * sum(len(questions[pair]) for pair in by_rank.get(rank, ())) for rank in range(group.size)]
                 for by_rank in (going, coming)
             )
             sent = [made[pair].vectors[topic] for rank in others for pair in going[rank] for topic in batch]
-            blank = self._deeds[0][:0] if DEEDS in batch and self._deeds is not None else self._points[:0]
+            blank = self._history[0][:0] if HISTORY in batch and self._history is not None else self._points[:0]
             received = group.swap(torch.cat(sent) if sent else blank, counts, expected, "answers")
             parts = iter(received.split([len(questions[pair]) for pair in pairs for _ in batch]))
             for pair in pairs:
@@ -205,8 +209,8 @@ class PointQueries:
         asker, network = told[0].asker, self._network
         receiver = int(torch.searchsorted(network.nodes, asker))
         columns = network.arcs[receiver].nonzero().flatten()  # in ascending order of node numbers
-        deeds = partial(self._in_order, told, DEEDS) if self._deeds is not None else None
-        return NeighbourhoodReply(receiver, columns, self._points[receiver], partial(self._inboxes, told, columns), deeds)
+        history = partial(self._in_order, told, HISTORY) if self._history is not None else None
+        return NeighbourhoodReply(receiver, columns, self._points[receiver], partial(self._inboxes, told, columns), history)
 
     def _inboxes(self, told: list[Told], columns: Tensor) -> tuple[Inbox, ...]:
         asker, router = told[0].asker, self._network.router

@@ -22,7 +22,7 @@ from bymi.distributed.shard_layout import Routes
 from bymi.distributed.sharded_dense_inbox import DenseShardPlan, DenseShards, ShardedDenseInbox, acceptable
 from bymi.distributed.sharded_list_inbox import sharded_list_inbox
 
-STAY = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may be sharded by coordinate
+SHARDED_TOPICS = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may be sharded by coordinate
 _SLICES = 3  # shards from which on slices pay: with two, sending them and returning results is as many bytes as rows
 
 
@@ -73,7 +73,7 @@ class Router:
         counts = [len(held) for held in self.lockstep.layout.held]
         return self.lockstep.group.collect(torch.stack(list(parts)), counts, name).sum(0)
 
-    def set_out(self, dim: int) -> None:
+    def choose_sharding(self, dim: int) -> None:
         """Decide from the graph whether vectors of `dim` coordinates are sharded by coordinate in all later rounds."""
         shards, whole = self.lockstep.layout.shards, self.whole
         if not isinstance(whole, ListGraph) or len(shards) == 1 or self.everywhere:
@@ -83,16 +83,16 @@ class Router:
         if long and sum(len(whole.closed_neighbourhood(nodes)) for nodes in shards) > LIMITS.sharded_heard * whole.size:
             self.all_lists = whole.lists.of(torch.cat(list(shards)))
 
-    def stays(self, topic: Topic) -> bool:
+    def is_sharded(self, topic: Topic) -> bool:
         """Whether the rows of a topic are sharded by coordinate, in every round, instead of sent to their receivers."""
-        return self.all_lists is not None and topic.part in {some.part for some in STAY}
+        return self.all_lists is not None and topic.part in {some.part for some in SHARDED_TOPICS}
 
     def columns(self, topic: Topic, *, varied: bool) -> list[Tensor]:
         """Per shard of this rank, the columns of a topic whose update history it stores, in every round.
 
         `varied`: senders may send variants under this topic.
         """
-        if self.stays(topic):
+        if self.is_sharded(topic):
             return self.nodes
         return [
             shard.columns for shard in (self._variant_columns if varied and self.variants is not None else self._shard_columns)
@@ -106,7 +106,7 @@ class Router:
         by_topic = []
         for topic in given[0]:
             parts = [vectors[topic] for vectors in given]
-            if self.stays(topic):
+            if self.is_sharded(topic):
                 by_topic.append(sharded_list_inbox(self, parts, topic))
                 continue
             sliced = self._sliced([part.own for part in parts]) if held and topic == PARAMETERS else None
@@ -128,12 +128,12 @@ class Router:
                 self_weight=columns.self_weight,
                 own_column=columns.own_column,
                 senders=columns.senders,
-                receiver_group=self.receiver_group(place, columns.columns, self.graph.size),
+                receiver_group=self.receiver_group(slot, columns.columns, self.graph.size),
                 nodes=columns.nodes,
                 shards=shards,
-                seat=place,
+                slot=slot,
             )
-            for place, (columns, own) in enumerate(zip(self._shard_columns, parts, strict=True))
+            for slot, (columns, own) in enumerate(zip(self._shard_columns, parts, strict=True))
         ]
 
     @cached_property
@@ -143,9 +143,9 @@ class Router:
         assert lists is not None
         held = [lists.of(nodes) for nodes in self.nodes]
         # One tensor for both where nothing was pruned, as in the graph.
-        unpruned = self.whole.hears is lists.there
+        unpruned = self.whole.hears is lists.mask
         return held, [
-            lists.there if unpruned else self.whole.hears[nodes] for lists, nodes in zip(held, self.nodes, strict=True)
+            lists.mask if unpruned else self.whole.hears[nodes] for lists, nodes in zip(held, self.nodes, strict=True)
         ]
 
     @cached_property
@@ -167,9 +167,9 @@ class Router:
         return [
             replace(
                 columns.receive(part.own, messages, part.same),
-                receiver_group=self.receiver_group(place, columns.columns, total),
+                receiver_group=self.receiver_group(slot, columns.columns, total),
             )
-            for place, (columns, part, messages) in enumerate(zip(shard_columns, parts, heard, strict=True))
+            for slot, (columns, part, messages) in enumerate(zip(shard_columns, parts, heard, strict=True))
         ]
 
     def _with_variants(self, columns: MessageColumns, plain: MessageColumns, part: Outgoing, rows: Tensor) -> Messages:
@@ -181,15 +181,15 @@ class Router:
             return followed_by(rows[torch.searchsorted(plain.columns, first)], part.variants(further))
         return rows[torch.searchsorted(plain.columns, torch.cat([first, self.variants.senders[further]]))]
 
-    def receiver_group(self, seat: int, columns: Tensor, total: int, kept: Tensor | None = None) -> ReceiverGroup:
+    def receiver_group(self, slot: int, columns: Tensor, total: int, kept: Tensor | None = None) -> ReceiverGroup:
         """All receivers of a round, as one shard reaches them."""
         lockstep = self.lockstep
 
         def all_agree(flag: bool) -> bool:
-            return bool(lockstep.share(seat, flag, lambda flags: lockstep.group.all_agree(all(flags), "receivers")))
+            return bool(lockstep.share(slot, flag, lambda flags: lockstep.group.all_agree(all(flags), "receivers")))
 
         def gather(rows: Tensor) -> Tensor:
-            whole: Tensor = lockstep.share(seat, rows, lambda parts: self.gather(parts, "receivers"))
+            whole: Tensor = lockstep.share(slot, rows, lambda parts: self.gather(parts, "receivers"))
             return whole
 
         return ReceiverGroup(columns, total, columns if kept is None else kept, all_agree, gather)
@@ -230,14 +230,14 @@ def _by_lists(
     nodes: Tensor, arcs: Tensor, weight: Tensor, self_weight: Tensor, whole: ListGraph, variants: ListedVariants | None
 ) -> MessageColumns:
     lists, all_nodes = whole.lists.of(nodes), torch.arange(whole.size, device=nodes.device)
-    numbers, senders = lists.at, all_nodes
+    numbers, senders = lists.index, all_nodes
     if variants is not None:
-        further = variants.at[nodes]
+        further = variants.index[nodes]
         numbers, senders = torch.where(further >= 0, whole.size + further, numbers), torch.cat([all_nodes, variants.senders])
     columns = torch.cat([numbers[arcs], nodes]).unique()
     # A list position whose arc was pruned expects nothing, so it may point to any column.
     index = torch.where(arcs, torch.searchsorted(columns, numbers), 0)
-    return MessageColumns(nodes, columns, senders[columns], arcs, weight, self_weight, NeighbourLists(index, lists.there))
+    return MessageColumns(nodes, columns, senders[columns], arcs, weight, self_weight, NeighbourLists(index, lists.mask))
 
 
 def _by_matrices(

@@ -176,7 +176,7 @@ class ShardedDenseInbox(DenseInbox):
     messages: Tensor = field(init=False, repr=False)  # fetched on first access
     nodes: Tensor  # [B] numbers of the receivers, ascending
     shards: DenseShards = field(repr=False)
-    seat: int  # index of the shard within its process
+    slot: int  # index of the shard within its process
 
     def __getattr__(self, name: str) -> Tensor:
         if name != "messages":
@@ -223,7 +223,7 @@ class ShardedDenseInbox(DenseInbox):
         mixed: Tensor | None = None
         if not self.shards.whole:
             usual = self.complete and mixture.weight is self.weight and mixture.own is self.self_weight
-            mixed = self.shards.meet(self.seat, (self.nodes, None if usual else self._wide(mixture)), self.shards.mix)
+            mixed = self.shards.meet(self.slot, (self.nodes, None if usual else self._wide(mixture)), self.shards.mix)
         return super().mix(mixture) if mixed is None else mixed
 
     def _wide(self, mixture: Mixture) -> Tensor:
@@ -237,7 +237,7 @@ class ShardedDenseInbox(DenseInbox):
     def reduce_coordinates(self, work: Work) -> Tensor:
         reduced: Tensor | None = None
         if not self.shards.whole:
-            reduced = self.shards.meet(self.seat, (self.nodes, self.complete, work), self.shards.reduce_coordinates)
+            reduced = self.shards.meet(self.slot, (self.nodes, self.complete, work), self.shards.reduce_coordinates)
         return super().reduce_coordinates(work) if reduced is None else reduced
 
 

@@ -145,12 +145,12 @@ class ListShards(CoordinateShards):
 
     def _sets(self, nodes: Tensor) -> Tensor:
         """Row indices [b, n + 1] of each receiver's neighbourhood, its own row last."""
-        return torch.cat([self._whole.lists.at[nodes], self.own_row[nodes][:, None]], 1)
+        return torch.cat([self._whole.lists.index[nodes], self.own_row[nodes][:, None]], 1)
 
     def distances(self) -> list[Tensor]:
         """Squared distances [B, n] of each message to the receiver's own vector, per shard of this rank."""
         lists = self._all_lists
-        masks = lists.there.split([len(nodes) for nodes in self._nodes])
+        masks = lists.mask.split([len(nodes) for nodes in self._nodes])
         counts = [int(places.sum()) for places in masks]
         receivers, numbers = lists.flat
         own = self.own_row[torch.cat(self._nodes)[receivers]]
@@ -203,12 +203,12 @@ class ShardedListInbox(ListInbox):
     sent: Tensor = field(repr=False)  # [B, D] as sent
     topic: Topic
     shards: ListShards = field(repr=False)
-    seat: int  # index of the shard within its process
+    slot: int  # index of the shard within its process
     network: ShardNetwork | None = field(default=None, repr=False)
 
     @property
     def kept(self) -> Tensor:
-        return self.shards.sent[self.seat]
+        return self.shards.sent[self.slot]
 
     def metadata_only(self) -> Inbox:
         kept = {part.name: getattr(self, part.name) for part in fields(ListInbox)}
@@ -228,7 +228,7 @@ class ShardedListInbox(ListInbox):
     def dist2_to_own(self) -> Tensor:
         distances, held = (
             once(self, "distances", None, lambda given: self.shards.distances()),
-            self.shards.router.nodes[self.seat],
+            self.shards.router.nodes[self.slot],
         )
         return distances if len(self.nodes) == len(held) else distances[torch.searchsorted(held, self.nodes)]
 
@@ -242,7 +242,7 @@ class ShardedListInbox(ListInbox):
 
     def mix(self, mixture: Mixture) -> Tensor:
         usual = self.complete and mixture.weight is self.weight
-        heard = self.shards.meet(self.seat, (self.nodes, None if usual else mixture.weight), self.shards.mix)
+        heard = self.shards.meet(self.slot, (self.nodes, None if usual else mixture.weight), self.shards.mix)
         mixed: Tensor = mixture.own.to(self.own.dtype)[:, None] * self.own + heard
         return mixed
 
@@ -252,7 +252,7 @@ class ShardedListInbox(ListInbox):
         return super().neighbourhoods(need, common=common)
 
     def reduce_coordinates(self, work: Work) -> Tensor:
-        reduced: Tensor = self.shards.meet(self.seat, (self.heard, work), self.shards.reduce_coordinates)
+        reduced: Tensor = self.shards.meet(self.slot, (self.heard, work), self.shards.reduce_coordinates)
         return reduced
 
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
@@ -278,15 +278,15 @@ class ShardedListInbox(ListInbox):
         return products[receivers][:, positions[:, None], positions]
 
     def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
-        return makers.replies(self.visit(second, who=who, deeds=history))
+        return makers.replies(self.visit(second, who=who, history=history))
 
     def visit(
-        self, *further: Inbox, who: Tensor | None = None, deeds: tuple[Tensor, Tensor] | None = None
+        self, *further: Inbox, who: Tensor | None = None, history: tuple[Tensor, Tensor] | None = None
     ) -> Iterator[NeighbourhoodReply]:
         assert self.network is not None
         asks = torch.ones_like(self.nodes, dtype=torch.bool) if who is None else who
         topics = {one.topic: (one.sent, one.own) for one in (self, *further) if isinstance(one, ShardedListInbox)}
-        return self.network.visit(topics, asks, deeds)
+        return self.network.visit(topics, asks, history)
 
 
 def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -> list[Inbox]:
@@ -312,25 +312,25 @@ def sharded_list_inbox(router: Router, outgoing: list[Outgoing], topic: Topic) -
     own = [part[unsent[nodes]] for part, nodes in zip(own, router.nodes, strict=True)]
     shards = ListShards(router, kept, own, unsent, torch.ones_like(unsent) if valid is None else valid)
     inboxes: list[Inbox] = []
-    for seat, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_places, strict=True)):
-        arcs = expected if valid is None else heard(length, own_lengths[seat], expected, lists)
+    for slot, (nodes, lists, expected) in enumerate(zip(router.nodes, *router.list_places, strict=True)):
+        arcs = expected if valid is None else heard(length, own_lengths[slot], expected, lists)
         weight = router.graph.weight[nodes]
         inboxes.append(
             ShardedListInbox(
-                own=parts[seat],
-                messages=parts[seat].new_empty(router.graph.size, 0),
+                own=parts[slot],
+                messages=parts[slot].new_empty(router.graph.size, 0),
                 expected=expected,
                 heard=arcs,
                 weight=weight if valid is None else weight * arcs,
                 self_weight=router.graph.self_weight[nodes],
                 own_column=torch.where(unsent[nodes], -1, nodes),
                 lists=lists,
-                receiver_group=router.receiver_group(seat, router.all_nodes, router.graph.size, nodes),
+                receiver_group=router.receiver_group(slot, router.all_nodes, router.graph.size, nodes),
                 nodes=nodes,
-                sent=rows[seat],
+                sent=rows[slot],
                 topic=topic,
                 shards=shards,
-                seat=seat,
+                slot=slot,
             )
         )
     return inboxes

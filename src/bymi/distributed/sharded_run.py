@@ -27,7 +27,7 @@ from bymi.core.network import (
 from bymi.core.protocol_deviation import Deviation
 from bymi.core.topic import Topic
 from bymi.distributed.lockstep import Lockstep
-from bymi.distributed.node_order import place
+from bymi.distributed.node_order import order_nodes
 from bymi.distributed.point_queries import PointQueries, own_or_sent
 from bymi.distributed.process_group import Group
 from bymi.distributed.router import Router
@@ -46,21 +46,21 @@ class ShardNetwork:
 
     whole_here = False
 
-    def __init__(self, router: Router, place: int, open_queries: dict[int, PointQueries]) -> None:
-        self.router, self._place, self._open = router, place, open_queries
-        self.shard = router.lockstep.layout.held[router.lockstep.group.rank][place]
-        self.nodes = router.nodes[place]
+    def __init__(self, router: Router, slot: int, open_queries: dict[int, PointQueries]) -> None:
+        self.router, self._slot, self._open = router, slot, open_queries
+        self.shard = router.lockstep.layout.held[router.lockstep.group.rank][slot]
+        self.nodes = router.nodes[slot]
         self.arcs = router.whole.hears[self.nodes]
         self.graph, self.size, self.variants = router.graph, router.graph.size, router.variants
 
     def meet(self, given: Any, act: Callable[[list[Any]], Sequence[Any]]) -> Any:
-        return self.router.lockstep.meet(self._place, given, act)
+        return self.router.lockstep.meet(self._slot, given, act)
 
     def finish(self) -> None:
         """Take the remaining turns of the last point query: other shards may still ask when this one is done. Collective."""
-        while self._place in self._open and self._open[self._place].turns_left:
-            self._open[self._place].take_turn()
-        self._open.pop(self._place, None)
+        while self._slot in self._open and self._open[self._slot].turns_left:
+            self._open[self._slot].take_turn()
+        self._open.pop(self._slot, None)
 
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
         self.finish()
@@ -76,15 +76,15 @@ class ShardNetwork:
         answer: Answer,
         who: Tensor,
         received: Received | None = None,
-        deeds: tuple[Tensor, Tensor] | None = None,
+        history: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
         self.finish()
         self._note(step, "answers")
-        query = self._open[self._place] = PointQueries(self, points, answer, self.gather(who, "points"), received, deeds)
+        query = self._open[self._slot] = PointQueries(self, points, answer, self.gather(who, "points"), received, history)
         return query.replies()
 
     def visit(
-        self, topics: Mapping[Topic, tuple[Tensor, Tensor]], who: Tensor, deeds: tuple[Tensor, Tensor] | None
+        self, topics: Mapping[Topic, tuple[Tensor, Tensor]], who: Tensor, history: tuple[Tensor, Tensor] | None
     ) -> Iterator[NeighbourhoodReply]:
         """Replies for the nodes in `who` [B], from what each node sent and holds per topic: (sent, own) [B, D]."""
         self.finish()
@@ -93,8 +93,8 @@ class ShardNetwork:
             return {topic: own_or_sent(sent, own, self.nodes, nodes, askers) for topic, (sent, own) in topics.items()}
 
         held = next(iter(topics.values()))[1]
-        query = self._open[self._place] = PointQueries(
-            self, held, vectors_of, self.gather(who, "points"), None, deeds, visits=True
+        query = self._open[self._slot] = PointQueries(
+            self, held, vectors_of, self.gather(who, "points"), None, history, visits=True
         )
         return self._replies_then_finish(query)
 
@@ -139,11 +139,11 @@ class ShardNetwork:
     def _share(self, given: Any, work: Callable[[list[Any]], Any]) -> Any:
         """The result of `work` for all shards of this process, from what each of them gives. Collective."""
         self.finish()
-        return self.router.lockstep.share(self._place, given, work)
+        return self.router.lockstep.share(self._slot, given, work)
 
     def _over(self, flagged: Tensor, make: Callable[[Tensor], Router]) -> ShardNetwork:
         router: Router = self._share(flagged, lambda parts: make(self.router.gather(parts, "flags")))
-        return ShardNetwork(router, self._place, self._open)
+        return ShardNetwork(router, self._slot, self._open)
 
     def _note(self, step: int, what: str) -> None:
         self.router.lockstep.group.moment = f"in round {step} ({what})"
@@ -160,7 +160,7 @@ def default_layout(graph: Graph, dtype: torch.dtype, device: torch.device, group
 
 def _layout(graph: Graph, shards: int, group: Group) -> ShardLayout:
     shards = min(graph.size, max(shards, group.size))
-    return ShardLayout.even(graph.size, shards, group.size, place(graph, shards)).to(graph.hears.device)
+    return ShardLayout.even(graph.size, shards, group.size, order_nodes(graph, shards)).to(graph.hears.device)
 
 
 Wrap = Callable[[Observable], tuple[Network, Deviation | None]]
@@ -193,9 +193,9 @@ class ShardedRun:
         self._lockstep = Lockstep(group, layout)
         self._problem = problem
         self.router = Router(self._lockstep, graph, variants=variants, everywhere=everywhere)
-        self.router.set_out(problem.dim)
+        self.router.choose_sharding(problem.dim)
         open_queries: dict[int, PointQueries] = {}
-        self.networks = [ShardNetwork(self.router, place, open_queries) for place in range(self._lockstep.count)]
+        self.networks = [ShardNetwork(self.router, slot, open_queries) for slot in range(self._lockstep.count)]
         wrapped: list[tuple[Network, Deviation | None]] = [(one, None) if wrap is None else wrap(one) for one in self.networks]
         self.wrapped = wrapped
 

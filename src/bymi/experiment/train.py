@@ -252,5 +252,5 @@ def _samples(dataset: Any) -> tuple[Tensor, Tensor]:
 def _digest_of_graph(graph: Graph) -> str:
     """Digest of arcs and weights, the same for matrix and list graphs."""
     arcs = graph.hears
-    senders = graph.look(torch.arange(graph.size, device=arcs.device)).expand_as(arcs)
+    senders = graph.at_places(torch.arange(graph.size, device=arcs.device)).expand_as(arcs)
     return digest_of(arcs.nonzero()[:, 0], senders[arcs], graph.weight[arcs], graph.self_weight)

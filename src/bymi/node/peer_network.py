@@ -110,7 +110,7 @@ class PeerNetwork:
         answer: Answer,
         who: Tensor,
         received: Received | None = None,
-        deeds: tuple[Tensor, Tensor] | None = None,
+        history: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
         session, node = self.session, self.nodes
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from threading import Lock
 from typing import Any, Literal, Protocol
 
@@ -108,9 +107,20 @@ class Batched:
         self._each = vmap(self._one)
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return in_pieces(self.piece, theta, inputs, targets)
+        parts = _pieces(len(theta), _SAMPLES // max(1, inputs.shape[1]))
+        if len(parts) == 1:
+            return self.run(self.piece, theta, inputs, targets)
+        output = theta.new_empty(theta.shape)
+        for part in parts:
+            output[part] = self.run(self.piece, theta[part], inputs[part], targets[part])
+        return output
+
+    def run(self, program: Program, *values: Tensor) -> Tensor:
+        """The result of a program on these values."""
+        return program(*values)
 
     def piece(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Gradients [b, D] of models theta [b, D], each on its own inputs."""
         # The gradient of the sum of all losses: row by row that of its own. Not torch.func.grad, whose first call imports the
         # compiler of torch, for seconds.
         with torch.enable_grad(), exact(), on_device(theta.device):
@@ -120,8 +130,25 @@ class Batched:
         return self._layout.join(dict(zip(values, gradients, strict=True)))
 
     def losses(self, vectors: Tensor, wanted: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Losses [B, R] of models vectors [R, D] where wanted [B, R], else inf, on rows of inputs and targets [B, s, ...]."""
-        return losses_in_pieces(self.losses_piece, vectors, wanted, inputs, targets)
+        """Losses [B, R] of models vectors [R, D] where wanted [B, R], else inf, on rows of inputs and targets [B, s, ...].
+
+        At most `_SAMPLES_FORWARD` samples at a time. Rows that want most come first, so that those of a piece want similar
+        numbers, and little is padded.
+        """
+        counts, order = wanted.sum(1).sort(descending=True, stable=True)
+        numbers = counts.tolist()
+        output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
+        if not any(numbers):
+            return output
+        index, valid = gather_members(wanted[order], numbers[0])
+        size = min(_SAMPLES_FORWARD // inputs.shape[1], LIMITS.copied_models // vectors.shape[1]) // numbers[0]
+        for part in _pieces(len(index), size):
+            rows = order[part]
+            most = min(numbers[0], -(-max(1, numbers[part.start]) // _MULTIPLE) * _MULTIPLE)
+            some, there = index[part, :most], valid[part, :most]
+            values = self.run(self.losses_piece, vectors, some, inputs[rows], targets[rows]).to(output.dtype)
+            output[rows] = output[rows].scatter(1, some, torch.where(there, values, torch.inf))
+        return output
 
     def losses_piece(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         """Losses [b, k] of the models vectors[index], index [b, k], those of a row on the same inputs."""
@@ -134,22 +161,15 @@ class Batched:
             return values
 
 
-class Captured:
-    """The batched program as CUDA graphs, one per shape of its inputs."""
+class Captured(Batched):
+    """The batched programs as CUDA graphs, one per shape of their inputs."""
 
-    def __init__(self, batched: Batched) -> None:
-        self._batched = batched
+    def __init__(self, models: Models, *, products: bool) -> None:
+        super().__init__(models, products=products)
         self._recordings: dict[tuple[Any, ...], Recording] = {}
         self._pool: Any = None  # of memory, which all recordings share: they are replayed one by one, and results copied
 
-    def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return in_pieces(partial(self._replay, self._batched.piece), theta, inputs, targets)
-
-    def losses(self, vectors: Tensor, wanted: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """As for Batched."""
-        return losses_in_pieces(partial(self._replay, self._batched.losses_piece), vectors, wanted, inputs, targets)
-
-    def _replay(self, program: Program, *values: Tensor) -> Tensor:
+    def run(self, program: Program, *values: Tensor) -> Tensor:
         key = (program.__name__, *((value.shape, value.dtype) for value in values))
         if key not in self._recordings:
             while len(self._recordings) >= _RECORDINGS:
@@ -158,38 +178,6 @@ class Captured:
             self._recordings[key] = Recording(program, values, self._pool)
         output: Tensor = self._recordings[key].replay(*values)
         return output
-
-
-def in_pieces(program: Program, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The program on at most `_SAMPLES` samples at a time."""
-    parts = _pieces(len(theta), _SAMPLES // max(1, inputs.shape[1]))
-    if len(parts) == 1:
-        return program(theta, inputs, targets)
-    output = theta.new_empty(theta.shape)
-    for part in parts:
-        output[part] = program(theta[part], inputs[part], targets[part])
-    return output
-
-
-def losses_in_pieces(program: Program, vectors: Tensor, wanted: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Losses [B, R] of models vectors [R, D] where wanted [B, R], else inf: at most `_SAMPLES_FORWARD` samples at a time.
-
-    Rows that want most come first, so that those of a piece want similar numbers, and little is padded.
-    """
-    counts, order = wanted.sum(1).sort(descending=True, stable=True)
-    numbers = counts.tolist()
-    output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
-    if not any(numbers):
-        return output
-    index, valid = gather_members(wanted[order], numbers[0])
-    size = min(_SAMPLES_FORWARD // inputs.shape[1], LIMITS.copied_models // vectors.shape[1]) // numbers[0]
-    for part in _pieces(len(index), size):
-        rows = order[part]
-        most = min(numbers[0], -(-max(1, numbers[part.start]) // _MULTIPLE) * _MULTIPLE)
-        some, there = index[part, :most], valid[part, :most]
-        values = program(vectors, some, inputs[rows], targets[rows]).to(output.dtype)
-        output[rows] = output[rows].scatter(1, some, torch.where(there, values, torch.inf))
-    return output
 
 
 def _pieces(rows: int, size: int) -> list[slice]:

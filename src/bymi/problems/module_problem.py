@@ -134,7 +134,7 @@ class ModuleProblem:
         inputs, targets = self._pick(nodes, chosen)
 
         def work(way: Gradients) -> Tensor:
-            if isinstance(way, (Captured, Batched)):
+            if isinstance(way, Batched):
                 return way.losses(vectors, wanted, inputs, targets)
             output = torch.full(wanted.shape, torch.inf, dtype=vectors.dtype, device=vectors.device)
             self._losses_by_loop(output, vectors, inputs, targets, wanted)
@@ -202,17 +202,18 @@ class ModuleProblem:
 
     def _order(self, path: Path, device: torch.device) -> list[Gradients]:
         """The gradient backends to try, best first."""
-        stacked = Stacked(self._loop)
-        if path == "auto" and device.type == "cpu" and Stacked.fits(self._models.model):
-            return [stacked, self._loop]
-        if path == "loop" or (path == "auto" and device.type == "cpu"):
-            return [self._loop]
-        if path == "stacked":
-            return [stacked]
-        if path == "batched":
-            return [self._batched]
-        captured = Captured(self._batched)
-        return [captured] if path == "captured" else [captured, self._batched, self._loop]
+        captured, stacked = Captured(self._models, products=True), Stacked(self._loop)
+        ways: dict[str, Gradients] = {
+            "loop": self._loop,
+            "stacked": stacked,
+            "batched": self._batched,
+            "captured": captured,
+        }
+        if path != "auto":
+            return [ways[path]]
+        if device.type != "cpu":
+            return [captured, self._batched, self._loop]
+        return [stacked, self._loop] if Stacked.fits(self._models.model) else [self._loop]
 
     def _losses_by_loop(self, output: Tensor, vectors: Tensor, inputs: Tensor, targets: Tensor, wanted: Tensor) -> None:
         chain = self._together and Stacked.fits(self._models.model)

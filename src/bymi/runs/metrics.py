@@ -53,20 +53,20 @@ def is_lost(lengths: Tensor) -> bool:
 
 def false_discoveries(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
     """FDP: the share of honest nodes among those flagged, averaged over honest receivers. Paper: eq:fdptpr."""
-    rows, byzantine_arcs = flagged[~byzantine], graph.look(byzantine).expand_as(flagged)[~byzantine]
+    rows, byzantine_arcs = flagged[~byzantine], graph.at_places(byzantine).expand_as(flagged)[~byzantine]
     wrong = (rows & ~byzantine_arcs).sum(1, dtype=torch.float64)
     return float((wrong / rows.sum(1).clamp_min(1)).mean())
 
 
 def sure_detection(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float:
     """P_a: the share of honest receivers that flagged all their Byzantine neighbours, if any. Paper: eq:fdptpr."""
-    missed = graph.hears & graph.look(byzantine) & ~flagged
+    missed = graph.hears & graph.at_places(byzantine) & ~flagged
     return float((~missed[~byzantine].any(1)).to(torch.float64).mean())
 
 
 def share_found(flagged: Tensor, graph: Graph, byzantine: Tensor) -> float | None:
     """The share of arcs from Byzantine to honest nodes that were flagged; None if there are no such arcs."""
-    arcs = (graph.hears & graph.look(byzantine))[~byzantine]
+    arcs = (graph.hears & graph.at_places(byzantine))[~byzantine]
     return int((arcs & flagged[~byzantine]).sum()) / int(arcs.sum()) if bool(arcs.any()) else None
 
 
@@ -96,7 +96,7 @@ def spaced(rounds: int) -> set[int]:
 
 def _between(graph: Graph, chosen: Tensor) -> Tensor:
     """Mask of the arcs between the nodes in `chosen` [M]."""
-    return graph.hears & graph.look(chosen) & chosen[:, None]
+    return graph.hears & graph.at_places(chosen) & chosen[:, None]
 
 
 class Recorder:

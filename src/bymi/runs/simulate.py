@@ -19,7 +19,7 @@ from bymi.core.topic import PARAMETERS
 from bymi.distributed.execution_settings import Host
 from bymi.distributed.gathered_rounds import Due, GatheredRound, Models, whole_rounds
 from bymi.distributed.process_group import Group
-from bymi.distributed.router import STAY
+from bymi.distributed.router import SHARDED_TOPICS
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import SHARDS, ShardedRun
 from bymi.problems import Problem
@@ -83,7 +83,7 @@ def sharded_run(
         wrapped = SimulatedAdversary(network, adversary)
         return wrapped, wrapped.deviation
 
-    variants, everywhere = adversary.layout(graph), adversary.needs_all(STAY)
+    variants, everywhere = adversary.layout(graph), adversary.needs_all(SHARDED_TOPICS)
     return ShardedRun(problem, graph, group, shards=shards, layout=layout, variants=variants, everywhere=everywhere, wrap=wrap)
 
 
