@@ -70,17 +70,17 @@ def test_own_vectors_of_others_come_by_some_coordinates(words: list[str], monkey
 
     def ends() -> tuple[list[Tensor], int]:
         seen = []
-        blocks = usage._Everyone.blocks
+        blocks = usage._OwnVectors.blocks
 
-        def counted(self: usage._Everyone) -> object:
+        def counted(self: usage._OwnVectors) -> object:
             found = list(blocks(self))
             seen.append(len(found))
             return iter(found)
 
-        monkeypatch.setattr(usage._Everyone, "blocks", counted)
+        monkeypatch.setattr(usage._OwnVectors, "blocks", counted)
         spread = sharded_run(scene.problem, scene.graph, scene.adversary, shards=4)
         *_, last = spread.walk(scene.plan, None)
-        monkeypatch.setattr(usage._Everyone, "blocks", blocks)
+        monkeypatch.setattr(usage._OwnVectors, "blocks", blocks)
         return [part.theta for part in last], max(seen)
 
     whole, once = ends()

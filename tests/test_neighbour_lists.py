@@ -17,8 +17,8 @@ from bymi.attacks.placement import PLACEMENTS, place
 from bymi.core import linalg as vectors
 from bymi.core import list_graph as sparse
 from bymi.core.errors import GraphError
-from bymi.core.graph import perron_vector
-from bymi.core.list_graph import ListGraph, connected
+from bymi.core.graph import connected, perron_vector
+from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists, median_by_number
 from bymi.core.random_streams import stream
 from bymi.core.size_limits import LIMITS

@@ -414,7 +414,7 @@ def test_a_run_is_refused_when_it_is_called_not_in_its_first_round() -> None:
     assert len([*bymi.simulate(LINEAR, path, PLAN)]) == 5
     for size in (1, 2, 7, 64):
         shuffled = nx.relabel_nodes(nx.path_graph(size), dict(enumerate(torch.randperm(size).tolist())))
-        bymi.core.list_graph.check_connected(bymi.Graph.from_adjacency(nx.to_numpy_array(shuffled, nodelist=range(size))))
+        bymi.core.graph.check_connected(bymi.Graph.from_adjacency(nx.to_numpy_array(shuffled, nodelist=range(size))))
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -423,10 +423,10 @@ def test_connected_means_what_networkx_means_by_it(seed: int) -> None:
     dense = bymi.Graph.from_networkx(drawn)
     for graph in (dense, bymi.ListGraph.of_graph(dense)):
         if nx.is_weakly_connected(drawn):
-            bymi.core.list_graph.check_connected(graph)
+            bymi.core.graph.check_connected(graph)
         else:
             with pytest.raises(GraphError, match=f"in {nx.number_weakly_connected_components(drawn)} parts"):
-                bymi.core.list_graph.check_connected(graph)
+                bymi.core.graph.check_connected(graph)
 
 
 def test_mutual_pruning_on_a_one_way_graph_is_refused_at_the_start() -> None:

@@ -373,6 +373,7 @@ class SimulatedAdversary:
         self.network, self.adversary = network, adversary
         self.nodes, self.size, self.arcs = network.nodes, network.size, network.arcs
         self.graph, self.variants, self.whole_here = network.graph, network.variants, network.whole_here
+        self.all_agree, self.count = network.all_agree, network.count
         self.deviation = SimulatedDeviation(network, adversary)  # what Byzantine nodes do inside the phases
 
     @property
@@ -404,12 +405,6 @@ class SimulatedAdversary:
         history: tuple[Tensor, Tensor] | None = None,
     ) -> Iterator[NeighbourhoodReply]:
         return self.network.ask(step, points, answer, who, partial(self._received, received, step), history)
-
-    def all_agree(self, flag: bool) -> bool:
-        return self.network.all_agree(flag)
-
-    def count(self, mask: Tensor) -> int:
-        return self.network.count(mask)
 
     def prune(self, flagged: Tensor) -> SimulatedAdversary:
         return SimulatedAdversary(self.network.prune(flagged), self.adversary)

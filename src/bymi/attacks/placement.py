@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import GraphError
-from bymi.core.graph import Graph
-from bymi.core.list_graph import ListGraph, connected
+from bymi.core.graph import Graph, connected
+from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.random_streams import Stream, stream
 

@@ -299,6 +299,42 @@ def _reach(hears: Tensor) -> Tensor:
         reached = farther
 
 
+def connected(graph: Graph, part: Tensor) -> bool:
+    """Whether the nodes in `part` [M] bool are connected among themselves, in an undirected graph."""
+    if not bool(part.any()):
+        return False
+    seen = torch.zeros_like(part)
+    front = part.nonzero()[:1].flatten()
+    seen[front] = True
+    while len(front):
+        near = graph.neighbours(front)[1].unique()
+        front = near[part[near] & ~seen[near]]
+        seen[front] = True
+    return bool((seen == part).all())
+
+
+def check_connected(graph: Graph) -> None:
+    """Raise a GraphError unless the graph is weakly connected."""
+    part = _parts(graph)
+    if bool(part.any()):
+        apart = f"{graph.size} nodes in {len(part.unique())} parts without an arc between them"
+        raise GraphError(f"graph: got {apart}, allowed: a connected graph")
+
+
+def _parts(graph: Graph) -> Tensor:
+    """Weakly connected component of each node [M], named by its smallest node."""
+    receivers, senders = graph.arcs()
+    label = torch.arange(graph.size, device=receivers.device)
+    while True:  # label propagation with pointer jumping
+        least = torch.minimum(label[receivers], label[senders])
+        ends = torch.cat([receivers, senders, label[receivers], label[senders]])
+        lower = label.scatter_reduce(0, ends, least.repeat(4), "amin")
+        lower = lower[lower]
+        if torch.equal(lower, label):
+            return label
+        label = lower
+
+
 def digraph(receivers: Tensor, senders: Tensor, size: int) -> nx.DiGraph[int]:
     """Arcs [E] among `size` nodes as a networkx DiGraph, sender -> receiver."""
     arcs = nx.DiGraph()

@@ -185,28 +185,6 @@ def as_graph(graph: GraphLike) -> Graph:
     raise GraphError(f"graph: got {shown(graph)}, allowed: a Graph, a networkx graph or a square array")
 
 
-def check_connected(graph: Graph) -> None:
-    """Raise a GraphError unless the graph is weakly connected."""
-    part = _parts(graph)
-    if bool(part.any()):
-        apart = f"{graph.size} nodes in {len(part.unique())} parts without an arc between them"
-        raise GraphError(f"graph: got {apart}, allowed: a connected graph")
-
-
-def _parts(graph: Graph) -> Tensor:
-    """Weakly connected component of each node [M], named by its smallest node."""
-    receivers, senders = graph.arcs()
-    label = torch.arange(graph.size, device=receivers.device)
-    while True:  # label propagation with pointer jumping
-        least = torch.minimum(label[receivers], label[senders])
-        ends = torch.cat([receivers, senders, label[receivers], label[senders]])
-        lower = label.scatter_reduce(0, ends, least.repeat(4), "amin")
-        lower = lower[lower]
-        if torch.equal(lower, label):
-            return label
-        label = lower
-
-
 def _check_ends(name: str, ends: object, size: int) -> None:
     """Raise a GraphError unless `ends` are numbers of `size` nodes."""
     if not is_integer(size) or size < 1:
@@ -258,17 +236,3 @@ def _settle(lists: NeighbourLists, weight: Tensor, self_weight: Tensor, start: T
 
 def _nonzero(divisors: Tensor) -> Tensor:
     return torch.where(divisors > 0, divisors, 1.0)
-
-
-def connected(graph: Graph, part: Tensor) -> bool:
-    """Whether the nodes in `part` [M] bool are connected among themselves, in an undirected graph."""
-    if not bool(part.any()):
-        return False
-    seen = torch.zeros_like(part)
-    front = part.nonzero()[:1].flatten()
-    seen[front] = True
-    while len(front):
-        near = graph.neighbours(front)[1].unique()
-        front = near[part[near] & ~seen[near]]
-        seen[front] = True
-    return bool((seen == part).all())

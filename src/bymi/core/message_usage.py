@@ -32,8 +32,8 @@ class Usage(NamedTuple):
 
 def of_columns(inbox: DenseInbox, share: Tensor) -> Usage:
     """Usage of the messages of a DenseInbox, of which each receiver used a share [B, J]."""
-    fate = _ColumnUsage.of(inbox, share)
-    return Usage(_as_used(inbox, fate), fate.heard)
+    usage = _ColumnUsage.of(inbox, share)
+    return Usage(_as_used(inbox, usage), usage.heard)
 
 
 def of_places(inbox: ListInbox, kept: Tensor, share: Tensor) -> Usage:
@@ -51,10 +51,10 @@ def of_places(inbox: ListInbox, kept: Tensor, share: Tensor) -> Usage:
 class _ColumnUsage:
     """Usage of each message received here [J] by all of its receivers, including those of other processes."""
 
-    left: Tensor  # [J] median share used
+    median_share: Tensor  # [J] median share used
     heard: Tensor  # [J] bool: heard by at least half of the receivers
     receivers: Tensor  # [M, J] bool, or [B, J] where all receivers are held here
-    shortened: bool  # whether any message of the round was clipped, in any process
+    any_clipped: bool  # whether any message of the round was clipped, in any process
 
     @staticmethod
     def of(inbox: Inbox, share: Tensor) -> _ColumnUsage:
@@ -68,17 +68,13 @@ class _ColumnUsage:
             share, expected, heard = receiver_group.gather(wide).unbind(1)
             expected, heard = expected > 0, heard > 0
         receiver_count = expected.sum(0)
-        left = _median_share(share, expected, receiver_count)
-        acceptable = (
-            receiver_count > 0
-            if inbox.complete and receiver_group is None
-            else (2 * heard.sum(0) >= receiver_count) & (receiver_count > 0)
-        )
-        shortened = bool((left < 1).any())
+        median_share = _median_share(share, expected, receiver_count)
+        acceptable = (2 * heard.sum(0) >= receiver_count) & (receiver_count > 0)
+        any_clipped = bool((median_share < 1).any())
         if receiver_group is None:
-            return _ColumnUsage(left, acceptable, expected, shortened)
+            return _ColumnUsage(median_share, acceptable, expected, any_clipped)
         columns = receiver_group.columns
-        return _ColumnUsage(left[columns], acceptable[columns], expected[:, columns], shortened)
+        return _ColumnUsage(median_share[columns], acceptable[columns], expected[:, columns], any_clipped)
 
 
 def _median_share(share: Tensor, expected: Tensor, receiver_count: Tensor) -> Tensor:
@@ -93,28 +89,30 @@ def _median_share(share: Tensor, expected: Tensor, receiver_count: Tensor) -> Te
     return shares.index_copy(0, short, ordered.gather(1, (receiver_count[short, None] - 1) // 2).squeeze(1))
 
 
-def _as_used(inbox: Inbox, fate: _ColumnUsage) -> Tensor:
+def _as_used(inbox: Inbox, usage: _ColumnUsage) -> Tensor:
     """Messages [J, D], clipped ones at the length at which they were used: the excess of a far one must not count.
 
     A clipped message is scaled by the median share of its receivers towards the mean of those that are not far out themselves.
     With a single receiver, or one message per receiver, this is exact.
     """
-    if not fate.shortened:
+    if not usage.any_clipped:
         return inbox.messages
-    own_vectors, short = _Everyone(inbox), (fate.left < 1).nonzero().flatten()
+    own_vectors, short = _OwnVectors(inbox), (usage.median_share < 1).nonzero().flatten()
     if not len(short) and inbox.receiver_group is None:
         return inbox.messages
     near = own_vectors.near()
-    blocks = [_scale_towards_receivers(inbox.messages[:, part], rows, near, fate, short) for part, rows in own_vectors.blocks()]
+    blocks = [
+        _scale_towards_receivers(inbox.messages[:, part], rows, near, usage, short) for part, rows in own_vectors.blocks()
+    ]
     return inbox.messages.index_copy(0, short, torch.cat(blocks, 1)) if len(short) else inbox.messages
 
 
-def _scale_towards_receivers(messages: Tensor, own_vectors: Tensor, near: Tensor, fate: _ColumnUsage, short: Tensor) -> Tensor:
+def _scale_towards_receivers(messages: Tensor, own_vectors: Tensor, near: Tensor, usage: _ColumnUsage, short: Tensor) -> Tensor:
     """The messages `short`, scaled towards the mean of their receivers that are near [M]."""
     own = torch.where(near[:, None], own_vectors, torch.zeros_like(own_vectors))  # non-finite rows would spoil the product
-    audience = (fate.receivers.index_select(1, short) & near[:, None]).to(own.dtype)
+    audience = (usage.receivers.index_select(1, short) & near[:, None]).to(own.dtype)
     towards = (audience.T @ own) / audience.sum(0).clamp_min(1)[:, None]
-    part = fate.left[short][:, None].to(own.dtype)
+    part = usage.median_share[short][:, None].to(own.dtype)
     return towards + part * (messages[short] - towards)
 
 
@@ -123,16 +121,12 @@ def _as_used_by_table(inbox: Inbox, share: Tensor, table: PerArcLists) -> Tensor
     messages, further = inbox.messages, table.further
     part = share.flatten().index_select(0, further.index)
     receiver_count = table.count(table.mask, len(messages))[: share.shape[1]]
-    fate = _ColumnUsage(_median_share(share, table.first, receiver_count), table.mask, table.first, True)
-    short, clipped = (fate.left < 1).nonzero().flatten(), (part < 1).nonzero().flatten()
+    usage = _ColumnUsage(_median_share(share, table.first, receiver_count), table.mask, table.first, True)
+    short, clipped = (usage.median_share < 1).nonzero().flatten(), (part < 1).nonzero().flatten()
     if not len(short) and not len(clipped):
         return messages
     near = _near(inbox.own)
-    output = (
-        messages.index_copy(0, short, _scale_towards_receivers(messages, inbox.own, near, fate, short))
-        if len(short)
-        else messages.clone()
-    )
+    output = messages.index_copy(0, short, _scale_towards_receivers(messages, inbox.own, near, usage, short))
     towards = torch.where(near[:, None], inbox.own, torch.zeros_like(inbox.own)).index_select(0, further.receivers[clipped])
     numbers = further.numbers[clipped]
     original = messages.index_select(0, numbers)
@@ -146,17 +140,17 @@ class _Places:
     arcs: NeighbourLists  # [M, n], or [B, n] where all receivers are held here: kept message at each place
     share: Tensor  # [M, n] share used
     heard: Tensor  # [M, n] bool
-    shortened: bool  # whether any message of the round was clipped, in any process
+    any_clipped: bool  # whether any message of the round was clipped, in any process
 
     @staticmethod
     def of(inbox: Inbox, share: Tensor, lists: NeighbourLists) -> _Places | None:
         """None if no message was clipped or lost in any process, as in most rounds. Collective."""
         receiver_group, expected, heard = inbox.receiver_group, inbox.expected, inbox.heard
-        shortened = bool(((share < 1) & expected).any())
+        any_clipped = bool(((share < 1) & expected).any())
         if receiver_group is None:
             arcs = lists if expected is lists.mask else NeighbourLists(lists.index, expected)
-            return _Places(arcs, share, heard, shortened)
-        if receiver_group.all_agree(inbox.complete and not shortened):
+            return _Places(arcs, share, heard, any_clipped)
+        if receiver_group.all_agree(inbox.complete and not any_clipped):
             return None
         # Shards number columns differently: send those of the round, -1 for none.
         number = torch.where(expected, receiver_group.columns[lists.index], -1)
@@ -183,34 +177,34 @@ class _Places:
 
 def _as_used_by_lists(inbox: Inbox, kept: Tensor, places: _Places) -> Tensor:
     """`_as_used` with the receivers of a message found in their lists. Collective with a receiver group."""
-    if not places.shortened:
+    if not places.any_clipped:
         return kept
-    own_vectors, arcs, size = _Everyone(inbox), places.arcs, len(kept)
+    own_vectors, arcs, size = _OwnVectors(inbox), places.arcs, len(kept)
     receivers, numbers = arcs.flat
     parts = arcs.flatten(places.share)
     # Where less than half of the receivers clipped a message, the median is one.
     clipped_count = torch.bincount(numbers[parts < 1], minlength=size)
     short = (2 * clipped_count >= arcs.count(arcs.mask, size)) & (clipped_count > 0)
-    on_short = short[numbers].nonzero().flatten()
-    if not len(on_short) and inbox.receiver_group is None:
+    on_clipped = short[numbers].nonzero().flatten()
+    if not len(on_clipped) and inbox.receiver_group is None:
         return kept
-    short_numbers, position = short.nonzero().flatten(), torch.cumsum(short, 0) - 1
-    receivers, numbers = receivers[on_short], position[numbers[on_short]]
-    left = median_by_number(numbers, parts[on_short], len(short_numbers), 1.0).to(inbox.own.dtype)
+    clipped_numbers, position = short.nonzero().flatten(), torch.cumsum(short, 0) - 1
+    receivers, numbers = receivers[on_clipped], position[numbers[on_clipped]]
+    left = median_by_number(numbers, parts[on_clipped], len(clipped_numbers), 1.0).to(inbox.own.dtype)
     near = own_vectors.near()[receivers]
-    towards, count = inbox.own.new_zeros(len(short_numbers), inbox.own.shape[1]), torch.zeros_like(left)
+    towards, count = inbox.own.new_zeros(len(clipped_numbers), inbox.own.shape[1]), torch.zeros_like(left)
     count.index_add_(0, numbers[near], torch.ones_like(receivers[near], dtype=count.dtype))
     for part, rows in own_vectors.blocks():
         for receiver_block, number_block in zip(receivers[near].split(_ARCS), numbers[near].split(_ARCS), strict=True):
             towards[:, part].index_add_(0, number_block, rows[receiver_block])
-    if not len(short_numbers):
+    if not len(clipped_numbers):
         return kept
     towards = towards / count.clamp_min(1)[:, None]
-    moved = towards + left[:, None] * (kept[short_numbers] - towards)
-    return kept.index_copy(0, short_numbers, moved)
+    moved = towards + left[:, None] * (kept[clipped_numbers] - towards)
+    return kept.index_copy(0, clipped_numbers, moved)
 
 
-class _Everyone:
+class _OwnVectors:
     """Own vectors of all receivers of a round [M, D]; those of other processes in blocks of coordinates.
 
     Collective with a receiver group: all processes iterate over all blocks, even if they need none.

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import GraphError, is_integer, require
-from bymi.core.graph import Graph, read_edges
-from bymi.core.list_graph import ListGraph, connected, lists_pay
+from bymi.core.graph import Graph, connected, read_edges
+from bymi.core.list_graph import ListGraph, lists_pay
 from bymi.core.named_parts import Checked, Table, bounded
 from bymi.core.random_streams import Stream, stream
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bymi.core.graph import Graph
+from bymi.core.graph import Graph, check_connected
 from bymi.core.inbox import Inbox
-from bymi.core.list_graph import check_connected
 from bymi.core.network import (
     Answer,
     ListedVariants,

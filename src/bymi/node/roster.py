@@ -19,8 +19,7 @@ import torch
 
 from bymi.core.errors import BymiError, InputError, require
 from bymi.core.files import decode, parse_toml, read_bytes
-from bymi.core.graph import Graph, MatrixGraph, read_edges
-from bymi.core.list_graph import check_connected
+from bymi.core.graph import Graph, MatrixGraph, check_connected, read_edges
 from bymi.core.named_parts import Checked, bounded, build_part
 from bymi.core.topology import TOPOLOGIES
 from bymi.node.identity import certificate_der, fingerprint_of

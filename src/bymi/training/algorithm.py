@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import GraphError, require
-from bymi.core.graph import NOT_MUTUAL, Graph
+from bymi.core.graph import NOT_MUTUAL, Graph, check_connected
 from bymi.core.linalg import norms
-from bymi.core.list_graph import check_connected
 from bymi.core.network import Network
 from bymi.core.protocol_deviation import Deviation, FollowsProtocol
 from bymi.detection import Suspensions, UpdateHistory, Verdict
