@@ -22,7 +22,7 @@ from bymi.core.inbox import Inbox
 from bymi.core.linalg import all_finite
 from bymi.core.list_graph import ListGraph
 from bymi.core.named_parts import check_fields, part_by_name
-from bymi.core.network import Answer, ListedVariants, NeighbourhoodReply, Observable, Outgoing, Received, Variants, settled
+from bymi.core.network import Answer, ListedVariants, NeighbourhoodReply, Observable, Outgoing, Received, Variants
 from bymi.core.random_streams import Stream, stream
 from bymi.core.topic import Part, Topic
 
@@ -373,7 +373,7 @@ class SimulatedAdversary:
         self.network, self.adversary = network, adversary
         self.nodes, self.size, self.arcs = network.nodes, network.size, network.arcs
         self.graph, self.variants, self.whole_here = network.graph, network.variants, network.whole_here
-        self.all_agree, self.count = network.all_agree, network.count
+        self.all_agree, self.count, self.on_all = network.all_agree, network.count, network.on_all
         self.deviation = SimulatedDeviation(network, adversary)  # what Byzantine nodes do inside the phases
 
     @property
@@ -411,9 +411,6 @@ class SimulatedAdversary:
 
     def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> SimulatedAdversary:
         return SimulatedAdversary(self.network.reweight(flagged, mutual=mutual, exile=exile), self.adversary)
-
-    def tracker_limit(self, step: int) -> Tensor | None:
-        return settled(self.network, self.exchange, step)
 
     def _outgoing(self, own: Tensor, topic: Topic, step: int) -> Outgoing:
         network, adversary, name = self.network, self.adversary, topic.stream_name()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -257,31 +257,24 @@ class Observable(Network, Protocol):
     def reweight(self, flagged: Tensor, *, mutual: bool, exile: float | None) -> Observable: ...
 
 
-@runtime_checkable
-class KnowsTrackerLimit(Protocol):
-    """A network that can compute the limit of premixing."""
+def tracker_limit(network: Network, step: int) -> Tensor | None:
+    """Tracker entries [y_i]_i [B] in the limit of premixing; None if rounds of premixing have to find them. Collective.
 
-    def tracker_limit(self, step: int) -> Tensor | None:
-        """Tracker entries [y_i]_i [B] in the limit of premixing; None if premixing has to find them."""
-        ...
-
-
-def settled(
-    network: Observable, exchange: Callable[[int, Mapping[Topic, Tensor]], tuple[Inbox, ...]], step: int
-) -> Tensor | None:
-    """The tracker's limit [B], given the messages heard in premixing through `exchange`; None unless the graph has lists."""
-    graph = network.graph
-    if not isinstance(graph, ListGraph):
+    It is computed for a simulated network on neighbour lists, from the weights of the messages heard in one round.
+    """
+    graph, on_all = getattr(network, "graph", None), getattr(network, "on_all", None)
+    if not isinstance(graph, ListGraph) or on_all is None:
         return None
     # Only who is heard matters, not the content: each node sends a tracker of one entry.
     ones = torch.ones(len(network.nodes), 1, dtype=torch.float64, device=network.nodes.device)
-    (inbox,) = exchange(step, {PREMIX: ones})
+    (inbox,) = network.exchange(step, {PREMIX: ones})
     used = inbox.average()
 
     def limit(weights: Tensor, nodes: Tensor) -> Tensor:
         return graph.tracker_limit(weights[:, :-1], weights[:, -1])
 
-    return network.on_all(torch.cat([used.weight, used.own[:, None]], 1), limit, "premix")[network.nodes]
+    entries: Tensor = on_all(torch.cat([used.weight, used.own[:, None]], 1), limit, "premix")
+    return entries[network.nodes]
 
 
 class LocalNetwork:
@@ -369,9 +362,6 @@ class LocalNetwork:
         whole = self.whole
         pruned = whole.prune_mutually(flagged, exile=exile) if mutual else whole.prune(flagged)
         return self.over(pruned, whole=whole)
-
-    def tracker_limit(self, step: int) -> Tensor | None:
-        return settled(self, self.exchange, step)
 
     def gather(self, rows: Tensor, what: str) -> Tensor:
         return rows

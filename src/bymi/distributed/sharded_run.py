@@ -21,7 +21,6 @@ from bymi.core.network import (
     Outgoing,
     Received,
     Variants,
-    settled,
 )
 from bymi.core.protocol_deviation import Deviation
 from bymi.core.topic import Topic
@@ -119,9 +118,6 @@ class ShardNetwork:
             return self.router.over(whole.prune_mutually(cut, exile=exile) if mutual else whole.prune(cut), whole=whole)
 
         return self._over(flagged, weighed)
-
-    def tracker_limit(self, step: int) -> Tensor | None:
-        return settled(self, self.exchange, step)
 
     def gather(self, rows: Tensor, what: str) -> Tensor:
         whole: Tensor = self._share(rows, lambda parts: self.router.gather(parts, what))

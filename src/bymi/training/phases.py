@@ -15,7 +15,7 @@ from bymi.aggregation import LocalSamples, Memory
 from bymi.core.errors import require
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, Mixture, Round
-from bymi.core.network import KnowsTrackerLimit, NeighbourhoodReply, Network
+from bymi.core.network import NeighbourhoodReply, Network, tracker_limit
 from bymi.core.protocol_deviation import Deviation
 from bymi.core.random_streams import stream
 from bymi.core.topic import DIRECTION, GRADIENT, PARAMETERS, PREMIX, TRACKER, Topic
@@ -422,7 +422,7 @@ def premix(network: Network, how: Optimisation, *, step: int = 0) -> tuple[Tenso
     A network of many nodes may know the limit of premixing: then only the entries [y_i]_i [B] are returned. Collective.
     """
     wanted = how.premix_rounds if how.method.premixed else 0
-    if wanted is None and isinstance(network, KnowsTrackerLimit) and (entries := network.tracker_limit(step)) is not None:
+    if wanted is None and (entries := tracker_limit(network, step)) is not None:
         return entries, True
     # Paper gap: Algorithm 1 prints one common y_0 in R^d, which would never change, docs/adr/0004-tracker.md.
     nodes = network.nodes
