@@ -231,7 +231,7 @@ def test_a_damaged_file_is_one_line(damage: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("keep", "kept"), [("mean", [1]), ("all", [0, 1, 2, 3])])
 def test_which_nodes_are_kept(keep: KeepModels, kept: list[int]) -> None:
     byzantine = torch.tensor([True, False, False, True])
-    models = Held(torch.randn(4, 2))
+    models = Models([torch.randn(4, 2)])
     assert collect(models, torch.tensor([True, True, True, False]), byzantine, keep).nodes.tolist() == kept
     only_byzantine = collect(models, torch.tensor([True, False, False, True]), byzantine, "mean")
     assert only_byzantine.nodes.tolist() == [1], "an honest node even where the core has none"

@@ -88,6 +88,10 @@ class Graph(ABC):
         With the given weights [M, P], zero without an arc, and self-weights [M], or with Metropolis weights.
         """
 
+    def with_weights(self, weight: Tensor) -> Graph:
+        """The same arcs with weights [M, P], zero without an arc; what is left of a row is the self-weight."""
+        return self.with_arcs(self.hears, (weight, 1 - weight.sum(1)))
+
     @property
     def mutual(self) -> Tensor:
         """[M, P] bool: arcs whose reverse is an arc, too."""

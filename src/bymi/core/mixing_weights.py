@@ -36,7 +36,7 @@ def weighted(graph: Graph, kind: Weights) -> Graph:
         weight = graph.hears / (1 + torch.maximum(own, other))
     if kind == "lazy":
         weight = weight / 2
-    return graph.with_arcs(graph.hears, (weight, 1 - weight.sum(1)))
+    return graph.with_weights(weight)
 
 
 @dataclass(frozen=True)

@@ -324,7 +324,7 @@ class Dumbbell(Shape):
         if not self.equal_weights:
             return graph
         weight = graph.hears.to(torch.float64) / (q + self.leaves + self.random_edges + 1)
-        return graph.with_weights(weight, 1 - weight.sum(1))
+        return graph.with_weights(weight)
 
 
 @dataclass(frozen=True)
@@ -350,8 +350,8 @@ class TwoCliquesHub(Shape):
         if self.delta == 1:
             return graph
         leaf = torch.arange(nodes) >= nodes - self.leaves
-        weight = torch.where(leaf[:, None] | graph.look(leaf), self.delta * graph.weight, graph.weight)
-        return graph.with_weights(weight, 1 - weight.sum(1))
+        weight = torch.where(leaf[:, None] | graph.at_places(leaf), self.delta * graph.weight, graph.weight)
+        return graph.with_weights(weight)
 
 
 @dataclass(frozen=True)
