@@ -28,12 +28,12 @@ from rich.console import Console
 
 from bymi.core.graph import Graph
 from bymi.core.topic import PARAMETERS
-from bymi.netdemo.demo import _free_ports, prepare, run_demo
+from bymi.netdemo.demo import free_ports, prepare, run_demo
+from bymi.node.event_loop_thread import LoopThread
 from bymi.node.identity import certificate_der, read_identity, write_identity
-from bymi.node.loop_thread import LoopThread
 from bymi.node.peer_network import PeerNetwork
+from bymi.node.peer_session import Session, SessionConfig
 from bymi.node.roster import Limits, Member
-from bymi.node.session import Session, Setting
 from bymi.report.tables import plain_table
 from bymi.runs.run_folder import environment
 
@@ -54,8 +54,8 @@ def sessions(folder: Path, held: list[int], loop: LoopThread, limits: Limits, di
     graph = Graph.from_hears(~torch.eye(len(ports), dtype=torch.bool))
     made = []
     for number in held:
-        setting = Setting(number, identities[number], members, graph, "0" * 64, limits, dim, torch.float32)
-        session = Session(setting, loop, lambda *_, **__: None)
+        config = SessionConfig(number, identities[number], members, graph, "0" * 64, limits, dim, torch.float32)
+        session = Session(config, loop, lambda *_, **__: None)
         session.start(members[number].endpoint)
         made.append(session)
     for session in made:
@@ -92,7 +92,7 @@ def work(folder: Path, held: list[int]) -> dict[str, Any]:
 
     _side_by_side([lambda i=i: timed(i) for i in range(len(made))])
     used = time.process_time() - before
-    networks[0].all_agree(True)  # nobody leaves before all have ended
+    _side_by_side([lambda i=i: networks[i].all_agree(True) for i in range(len(made))])  # nobody leaves before all have ended
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     for session in made:
         session.close()
@@ -205,7 +205,7 @@ def demo(byzantine: int) -> list[dict[str, Any]]:
 def _prepare(folder: Path, count: int) -> None:
     for number in range(count):
         write_identity(folder / str(number))
-    (folder / "ports.json").write_text(json.dumps(_free_ports(count)))
+    (folder / "ports.json").write_text(json.dumps(free_ports(count)))
 
 
 def main() -> None:

@@ -17,13 +17,10 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from bymi.experiment import load
-from bymi.netdemo.demo import _free_ports
-from bymi.node.identity import certificate_der, write_identity
-from bymi.node.own_data import load_model, signature_of
-from bymi.node.roster import Limits, Member, make_roster, roster_toml
+from bymi.netdemo import demo
+from bymi.node.peer_session import Session
+from bymi.node.roster import Limits
 from bymi.node.run_node import NodeRun
-from bymi.node.session import Session
 from tests.peer_networks import loop_thread
 
 INPUTS, SAMPLES = 5, 40
@@ -39,29 +36,16 @@ def write_nodes(
     folder: Path, count: int, *words: str, limits: Limits | None = None, wrong: int | None = None, **settings: Any
 ) -> list[Path]:
     """Node files of a network in which all have samples of one linear model; the targets of node `wrong` are reversed."""
-    folders = [folder / f"node-{number}" for number in range(count)]
-    identities = [write_identity(one / "identity") for one in folders]
-    endpoints = [f"127.0.0.1:{port}" for port in _free_ports(count)]
-    members = [
-        Member(one.name, endpoint, certificate_der(identity.certificate, ""))
-        for one, endpoint, identity in zip(folders, endpoints, identities, strict=True)
-    ]
-    (spec,) = load(None, [*SPEC, f"nodes={count}", *words]).expand()
+    given = {"model": MODEL, "held_out": "data.npz", "loss": "squared", **settings}
     limits = limits or Limits(deadline=20.0, start_wait=30.0)
-    roster = make_roster(members, spec.resolved, signature_of(load_model(MODEL)), samples=SAMPLES, limits=limits)
-    (folder / "roster.toml").write_text(roster_toml(roster))
+    folders = demo.write_nodes(folder, count, [*SPEC, *words], given, samples=SAMPLES, limits=limits)
     truth = np.arange(1.0, INPUTS + 1.0)
-    for number, (one, endpoint) in enumerate(zip(folders, endpoints, strict=True)):
+    for number, one in enumerate(folders):
         draws = np.random.default_rng(number)
         inputs = draws.normal(size=(SAMPLES, INPUTS))
         targets = inputs @ truth + 0.1 * draws.normal(size=SAMPLES)
         targets = -9 * targets if number == wrong else targets
         np.savez(one / "data.npz", inputs=inputs, targets=targets[:, None])
-        lines = {
-            **{"roster": "../roster.toml", "key": "identity", "data": "data.npz", "held_out": "data.npz", "model": MODEL},
-            **{"loss": "squared", "listen": endpoint, "status": "127.0.0.1:0", **settings},
-        }
-        (one / "node.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()))
     return [one / "node.toml" for one in folders]
 
 

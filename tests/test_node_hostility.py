@@ -9,7 +9,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import grpc
@@ -23,8 +23,8 @@ from bymi import Adversary, Graph, LocalNetwork, Plan, Snapshot, drsgd_bymi
 from bymi.attacks import SimulatedAdversary
 from bymi.node import tls_proxy, wire
 from bymi.node.identity import HOST_NAME, fingerprint_of, new_identity
+from bymi.node.peer_session import COMMIT
 from bymi.node.roster import Limits
-from bymi.node.session import COMMIT
 from bymi.node.tls_proxy import TLSProxy
 from bymi.node.wire import ASK, GET, NONCE, PIECE, SERVICE, Refused, Tag, commitment, encode, join_pieces
 from bymi.problems import LinearProblem, linear_problem, linear_shard
@@ -75,6 +75,25 @@ def with_hostile(peer: HostilePeer, plan: Plan, limits: Limits = PATIENT) -> tup
         return run_all(nodes.networks, plan, play), nodes
 
 
+def node_alone(limits: Limits = PATIENT) -> Nodes:
+    """Node 0, whose neighbours do not run."""
+    return Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9"), limits=limits)
+
+
+def access(number: int) -> dict[str, Any]:
+    """What a call of node 0 needs to be one of node `number`."""
+    identity = identity_of(number)
+    return {"server": 0, "key": identity.key, "certificate": identity.certificate}
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Fails if the process grows by 300 MB within the block."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
+
+
 def header(text: str, data: bytes = b"") -> bytes:
     return len(text).to_bytes(8, "little") + text.encode() + data
 
@@ -114,22 +133,20 @@ def check(rows: list[list[Snapshot]], expected: torch.Tensor) -> None:
 def test_a_body_that_cannot_be_used(name: str, peers: list[HostilePeer], expected: torch.Tensor) -> None:
     body, reason = BODIES[name]
     peers.append(HostilePeer(HOSTILE, NODES, lambda tag, _: body))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    rows, nodes = with_hostile(peers[0], ROUNDS)
+    with bounded_memory():
+        rows, nodes = with_hostile(peers[0], ROUNDS)
     check(rows, expected)
     told = {(event["event"], event["peer"], event["reason"]) for event in nodes.events}
     assert told == {("refused message", HOSTILE, reason)}
     assert all(session.peers[HOSTILE].counts[f"refused: {reason}"] == 6 for session in nodes.sessions.values())
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
 def test_an_endless_stream(peers: list[HostilePeer], expected: torch.Tensor) -> None:
     peers.append(HostilePeer(HOSTILE, NODES, lambda tag, _: b"", stream=True))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    rows, nodes = with_hostile(peers[0], ROUNDS, QUICK)
+    with bounded_memory():
+        rows, nodes = with_hostile(peers[0], ROUNDS, QUICK)
     check(rows, expected)
     assert {event["peer"] for event in nodes.events} == {HOSTILE}
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
 PIECES: dict[str, tuple[list[int], str]] = {
@@ -300,13 +317,12 @@ def test_a_copied_commitment_is_useless(peers: list[HostilePeer]) -> None:
 
 
 def ask(nodes: Nodes, point: torch.Tensor, asker: int = HOSTILE, timeout: float = 2.0) -> Any:
-    identity = identity_of(asker)
     content = wire.frame(RUN, Tag("question", 0, 0)) + encode({"point": point})
-    return call(nodes.endpoints[0], ASK, content, server=0, key=identity.key, certificate=identity.certificate, timeout=timeout)
+    return call(nodes.endpoints[0], ASK, content, **access(asker), timeout=timeout)
 
 
 def test_a_flood_of_questions_gets_one_answer() -> None:
-    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+    with node_alone() as nodes:
         session, computed = nodes.sessions[0], []
 
         def answer(asker: int, point: torch.Tensor) -> bytes:
@@ -328,7 +344,7 @@ def test_a_flood_of_questions_gets_one_answer() -> None:
 
 
 def test_a_question_at_a_point_that_was_not_announced_is_refused() -> None:
-    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+    with node_alone() as nodes:
         session = nodes.sessions[0]
         session.peers[HOSTILE].keep("parameters", 1, {"parameters": torch.zeros(DIM, dtype=torch.float64)})
         session.peers[HOSTILE].heard_at = 0
@@ -376,7 +392,7 @@ def test_strangers_are_refused() -> None:
     stranger, known = new_identity(), identity_of(1)
     forged = minted(identity_of(HOSTILE).key, identity_of(HOSTILE).certificate)
     status = words(kind="status")
-    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+    with node_alone() as nodes:
         there, session = nodes.endpoints[0], nodes.sessions[0]
         for (key, certificate), reason in (
             ((stranger.key, stranger.certificate), "unknown certificate"),
@@ -396,7 +412,7 @@ def test_strangers_are_refused() -> None:
             assert refused.code() == grpc.StatusCode.UNAVAILABLE
             assert set(refused_connections(nodes, 1)) == {(None, reason)}
         assert session.transport.refusals == Counter()  # no call of any of them came so far
-        assert call(there, GET, status, server=0, key=known.key, certificate=known.certificate) == b"0"
+        assert call(there, GET, status, **access(1)) == b"0"
 
 
 def test_a_certificate_authority_among_the_neighbours_is_one_neighbour() -> None:
@@ -413,22 +429,22 @@ def test_a_certificate_authority_among_the_neighbours_is_one_neighbour() -> None
     signed = minted(key.private_bytes(pem, encoding, serialization.NoEncryption()), authority.public_bytes(pem))
     refused: list[tuple[str, str, int | None, str | None]] = []
     der = authority.public_bytes(serialization.Encoding.DER)
-    front = TLSProxy(identity_of(0), {fingerprint_of(der): 1}, der, lambda *given: refused.append(given))
-    port = loop_thread().wait(_listen(front))
+    proxy = TLSProxy(identity_of(0), {fingerprint_of(der): 1}, der, lambda *given: refused.append(given))
+    port = loop_thread().wait(_listen(proxy))
     answer = call(f"127.0.0.1:{port}", GET, words(), server=0, key=signed[0], certificate=signed[1])
-    loop_thread().wait(front.close())
+    loop_thread().wait(proxy.close())
     assert answer.code() == grpc.StatusCode.UNAVAILABLE
     assert refused[0][0] == "unknown certificate"
     assert str(refused[0][3]).startswith("fingerprint ")
 
 
-async def _listen(front: TLSProxy) -> int:
-    return front.listen("127.0.0.1:0", 9)
+async def _listen(proxy: TLSProxy) -> int:
+    return proxy.listen("127.0.0.1:0", 9)
 
 
-def test_the_port_behind_the_front_answers_nobody_else() -> None:
+def test_the_port_behind_the_proxy_answers_nobody_else() -> None:
     """Another program of this machine that finds the gRPC server on loopback is refused, and that is counted."""
-    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+    with node_alone() as nodes:
         transport = nodes.sessions[0].transport
         answer = call(f"127.0.0.1:{transport._proxy._server_port}", GET, words(kind="status"), server=0, plain=True)
         assert answer.code() == grpc.StatusCode.PERMISSION_DENIED
@@ -451,13 +467,12 @@ REQUESTS: dict[str, tuple[bytes, grpc.StatusCode]] = {
 
 
 def test_requests_that_are_not_as_they_should_be() -> None:
-    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9"), limits=QUICK) as nodes:
-        identity = identity_of(1)
-        access: dict[str, Any] = {"server": 0, "key": identity.key, "certificate": identity.certificate, "timeout": 1.0}
+    with node_alone(QUICK) as nodes:
+        given = {**access(1), "timeout": 1.0}
         for name, (content, code) in REQUESTS.items():
-            assert call(nodes.endpoints[0], GET, content, **access).code() == code, name
-        assert call(nodes.endpoints[0], ASK, words(), **access).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert call(nodes.endpoints[0], "Put", words(), **access).code() == grpc.StatusCode.UNIMPLEMENTED
+            assert call(nodes.endpoints[0], GET, content, **given).code() == code, name
+        assert call(nodes.endpoints[0], ASK, words(), **given).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert call(nodes.endpoints[0], "Put", words(), **given).code() == grpc.StatusCode.UNIMPLEMENTED
         # All are counted but the last of the list, which may come true.
         assert nodes.sessions[0].transport.refusals.total() == len(REQUESTS) - 1 + 2
         assert f"{'1' * 64}" in next(event["detail"] for event in nodes.events if event["reason"] == "another run id")
@@ -465,16 +480,15 @@ def test_requests_that_are_not_as_they_should_be() -> None:
 
 def test_a_neighbour_cannot_pull_without_end() -> None:
     """Calls that wait are limited in number, and so are bytes between two messages of the node."""
-    with Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9"), limits=QUICK) as nodes:
-        session, identity = nodes.sessions[0], identity_of(1)
-        access: dict[str, Any] = {"server": 0, "key": identity.key, "certificate": identity.certificate}
+    with node_alone(QUICK) as nodes:
+        session = nodes.sessions[0]
         session.loop.wait(_publish(session.transport.outbox, bytes(1000)))
-        codes = [call(nodes.endpoints[0], GET, words(), **access) for _ in range(40)]
+        codes = [call(nodes.endpoints[0], GET, words(), **access(1)) for _ in range(40)]
         served = [answer for answer in codes if isinstance(answer, bytes)]
         assert 0 < len(served) < 40
         assert session.transport.refusals["over its byte budget"] == 40 - len(served)
 
-        answers = call(nodes.endpoints[0], GET, words(step=1), **access, timeout=1.0, times=12)
+        answers = call(nodes.endpoints[0], GET, words(step=1), **access(1), timeout=1.0, times=12)
         assert sum(answer.details() == "too many calls at a time" for answer in answers) == 12 - 8
 
 
@@ -489,8 +503,7 @@ def test_silent_connections_and_a_clock_that_jumps(monkeypatch: pytest.MonkeyPat
     """200 connections that say nothing, and a wall clock a year ahead: the numbers of a quiet run."""
     reference = list(drsgd_bymi(problem(), LocalNetwork(GRAPH), ROUNDS))[-1].theta
     silent: list[socket.socket] = []
-    with Nodes(GRAPH) as nodes:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with Nodes(GRAPH) as nodes, bounded_memory():
         try:
             silent += [socket.create_connection(("127.0.0.1", nodes.ports[0])) for _ in range(200)]
             now = time.time
@@ -502,22 +515,19 @@ def test_silent_connections_and_a_clock_that_jumps(monkeypatch: pytest.MonkeyPat
         assert set(refused_connections(nodes, 200)) == {(None, "hung up")}
         assert {event["event"] for event in nodes.events} == {"refused connection"}
     check(rows, reference)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10
 
 
 def test_connections_beyond_the_limits_displace_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent connection is dropped after a while, or for a later one; so is the oldest of a neighbour that has too many."""
     monkeypatch.setattr(tls_proxy, "HANDSHAKE", 1.0)
     monkeypatch.setattr(tls_proxy, "_HANDSHAKES", 4)
-    known = identity_of(1)
-    access: dict[str, Any] = {"server": 0, "key": known.key, "certificate": known.certificate}
-    with ExitStack() as ends, Nodes(GRAPH, held=[0], extra=dict.fromkeys((1, 2, 3), "127.0.0.1:9")) as nodes:
+    with ExitStack() as ends, node_alone() as nodes:
         for _ in range(6):
             ends.enter_context(socket.create_connection(("127.0.0.1", nodes.ports[0])))
         assert set(refused_connections(nodes, 2)) == {(None, "silent")}  # two were dropped at once
-        assert call(nodes.endpoints[0], GET, words(kind="status"), timeout=5.0, **access) == b"0"
+        assert call(nodes.endpoints[0], GET, words(kind="status"), timeout=5.0, **access(1)) == b"0"
         assert set(refused_connections(nodes, 6)) == {(None, "silent")}
-        channels = [channel_to(nodes.endpoints[0], **access) for _ in range(6)]
+        channels = [channel_to(nodes.endpoints[0], **access(1)) for _ in range(6)]
         method = f"/{SERVICE}/{GET}"
         for channel in channels:
             ends.callback(lambda channel=channel: loop_thread().wait(channel.close()))  # type: ignore[misc]

@@ -56,30 +56,36 @@ def prepare(folder: Path, *, nodes: int, byzantine: int, steps: int, seed: int =
     require(3 <= nodes <= 20, "--nodes", nodes, "3 to 20")
     require(0 <= 2 * byzantine < nodes, "--byzantine", byzantine, "less than half of the nodes")
     require(20 <= steps <= 10_000, "--steps", steps, "20 to 10000")
-    folders = [folder / f"node-{number}" for number in range(nodes)]
-    identities = [write_identity(one / "identity") for one in folders]
-    endpoints = [f"127.0.0.1:{port}" for port in _free_ports(nodes)]
+    words = [*SETTINGS, f"steps={steps}", f"warm_up.steps={steps // 6}", f"watch.every={max(5, steps // 3)}"]
+    samples = _write_data([folder / f"node-{number}" for number in range(nodes)], seed)
+    given = {"model": MODEL, "held_out": "../held-out.npz"}
+    return Demo(write_nodes(folder, nodes, words, given, samples=samples, seed=seed, limits=limits), byzantine, steps)
+
+
+def write_nodes(
+    folder: Path, count: int, words: list[str], given: dict[str, Any], *, samples: int, seed: int = 0, limits: Limits
+) -> list[Path]:
+    """Folders node-0, node-1, ... with a key and a node file each, beside the roster of a spec; data.npz is to be there, too.
+
+    `words`: the spec, as for `bymi run`. `given`: entries of all node files, of which `model` is one.
+    """
+    folders = [folder / f"node-{number}" for number in range(count)]
     members = [
-        Member(one.name, endpoint, certificate_der(identity.certificate, one.name))
-        for one, endpoint, identity in zip(folders, endpoints, identities, strict=True)
+        Member(one.name, f"127.0.0.1:{port}", certificate_der(write_identity(one / "identity").certificate, one.name))
+        for one, port in zip(folders, free_ports(count), strict=True)
     ]
-    samples = _write_data(folders, seed)
-    words = [*SETTINGS, f"nodes={nodes}", f"steps={steps}", f"warm_up.steps={steps // 6}", f"watch.every={max(5, steps // 3)}"]
-    (spec,) = load(None, words, seed).expand()
-    roster = make_roster(members, spec.resolved, signature_of(load_model(MODEL)), samples=samples, limits=limits)
+    (spec,) = load(None, [*words, f"nodes={count}"], seed).expand()
+    roster = make_roster(members, spec.resolved, signature_of(load_model(given["model"])), samples=samples, limits=limits)
     (folder / "roster.toml").write_text(roster_toml(roster), encoding="utf-8")
-    for one, endpoint in zip(folders, endpoints, strict=True):
-        lines = {
-            **{"roster": "../roster.toml", "key": "identity", "data": "data.npz", "held_out": "../held-out.npz"},
-            **{"model": MODEL, "listen": endpoint, "status": "127.0.0.1:0"},
-        }
-        (one / "node.toml").write_text(
-            "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items()), encoding="utf-8"
-        )
-    return Demo(folders, byzantine, steps)
+    for one, member in zip(folders, members, strict=True):
+        entries = {"roster": "../roster.toml", "key": "identity", "data": "data.npz", **given}
+        entries |= {"listen": member.endpoint, "status": "127.0.0.1:0"}
+        lines = [f"{key} = {json.dumps(value)}\n" for key, value in entries.items()]
+        (one / "node.toml").write_text("".join(lines), encoding="utf-8")
+    return folders
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports of loopback that are free at the moment, below those that systems give to outgoing connections."""
     ports: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
@@ -98,6 +104,7 @@ def _write_data(folders: list[Path], seed: int) -> int:
     pixels = images.train_images.float()
     centre, spread = float(pixels.mean()), float(pixels.std())
     for one, rows in zip(folders, places, strict=True):
+        one.mkdir(parents=True, exist_ok=True)
         inputs = ((pixels[rows] - centre) / spread).numpy().astype(np.float32)
         np.savez(one / "data.npz", inputs=inputs, targets=images.train_labels[rows].numpy())
     test = ((images.test_images.float() - centre) / spread).numpy().astype(np.float32)

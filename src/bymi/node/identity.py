@@ -42,14 +42,9 @@ def new_identity() -> Identity:
     # TLS finds a trusted certificate by its subject, so subjects must differ.
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"{HOST_NAME}-{serial:x}")])
     start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=1)  # clocks differ
+    end = start + datetime.timedelta(days=365 * _YEARS)
     certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(serial)
-        .not_valid_before(start)
-        .not_valid_after(start + datetime.timedelta(days=365 * _YEARS))
+        x509.CertificateBuilder(name, name, key.public_key(), serial, start, end)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(HOST_NAME)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, hashes.SHA256())

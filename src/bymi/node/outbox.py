@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass, field
 
 from bymi.node.wire import Tag
 
@@ -12,46 +11,30 @@ KEPT = 4
 """Messages of a kind that are kept: a neighbour that is a round or two behind can still pull them."""
 
 
-@dataclass(eq=False)
-class Message:
-    """Bytes for all neighbours, or for one each. A sealed message is served once it has been opened."""
-
-    body: bytes | dict[int, bytes]
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def body_for(self, peer: int) -> bytes | None:
-        """The bytes for a neighbour; None if there are none."""
-        return self.body if isinstance(self.body, bytes) else self.body.get(peer)
-
-
 class GoneError(LookupError):
     """A message that is no longer there, or was never made: the node has passed that point."""
 
 
 class Outbox:
-    """Published messages by tag, and the calls that wait for one."""
+    """Published messages by tag, and the calls that wait for one. A message is bytes for all neighbours, or for one each."""
 
     def __init__(self) -> None:
         self.step = 0
         self.published = 0
-        self._messages: dict[Tag, Message] = {}
+        self._messages: dict[Tag, bytes | dict[int, bytes]] = {}
         self._order: dict[str, deque[Tag]] = {}
         self._news = asyncio.Event()
 
-    def publish(self, tag: Tag, body: bytes | dict[int, bytes], *, sealed: bool = False, keep: int = KEPT) -> Message:
-        """Serve a message from now on, or, if sealed, from when it is opened; `keep` of its kind stay."""
-        message = Message(body)
-        if not sealed:
-            message.opened.set()
+    def publish(self, tag: Tag, body: bytes | dict[int, bytes], *, keep: int = KEPT) -> None:
+        """Serve a message from now on, in place of an earlier one under the same tag; `keep` of its kind stay."""
         order = self._order.setdefault(tag.kind, deque())
         if tag not in self._messages:
             order.append(tag)
-        self._messages[tag] = message
+        self._messages[tag] = body
         while len(order) > keep:
             del self._messages[order.popleft()]
         self.published += 1
         self.move_to(tag.step)
-        return message
 
     def move_to(self, step: int) -> None:
         """Say which round the node is in, and wake the calls that wait."""
@@ -63,14 +46,12 @@ class Outbox:
         """The bytes of a message for a neighbour; TimeoutError if it is not there in time, GoneError if it never will be."""
         async with asyncio.timeout(seconds):
             while True:
-                message = self._messages.get(tag)
-                if message is not None:
-                    await message.opened.wait()
-                    body = message.body_for(peer)
-                    if body is not None:
-                        return body
-                elif self.has_passed(tag):
+                body = self._messages.get(tag)
+                if body is None and self.has_passed(tag):
                     raise GoneError(tag)
+                mine = body.get(peer) if isinstance(body, dict) else body
+                if mine is not None:
+                    return mine
                 await self.news()
 
     async def news(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.inbox import Inbox
 from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, inboxes_of_replies
 from bymi.core.topic import Topic
-from bymi.node.session import QUESTION, Session
+from bymi.node.peer_session import QUESTION, Session
 from bymi.node.wire import encode
 
 _HALVES = ("first half", "second half")
@@ -38,12 +38,12 @@ class PeerNetwork:
     @staticmethod
     def of(session: Session) -> PeerNetwork:
         """The network before any pruning."""
-        graph, node = session.setting.graph, session.setting.node
+        graph, node = session.config.graph, session.config.node
         return PeerNetwork(session, graph.hears[node], graph.weight[node], graph.self_weight[node][None])
 
     @property
     def nodes(self) -> Tensor:
-        return torch.tensor([self.session.setting.node])
+        return torch.tensor([self.session.config.node])
 
     @property
     def size(self) -> int:
@@ -54,53 +54,28 @@ class PeerNetwork:
         return self.hears[None]
 
     @property
-    def _columns(self) -> Tensor:
-        """[J] senders of the columns of every inbox, pruned ones included: columns stay the same over a run."""
-        return torch.tensor(self.session.senders, dtype=torch.int64)
+    def _senders(self) -> list[int]:
+        """Nodes whose messages are pulled."""
+        senders: list[int] = self.hears.nonzero().flatten().tolist()
+        return senders
 
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
         outgoing = {topic.stream_name(): Outgoing.of(given) for topic, given in vectors.items()}
         rows = {name: given.messages[0] for name, given in outgoing.items()}
         halves = any(topic.kind in _HALVES for topic in vectors)
-        heard = self._swap("+".join(rows), rows, step=step, sealed=halves, reuse=not halves)
-        return self._inboxes({name: (given.own, heard) for name, given in outgoing.items()})
-
-    def _swap(
-        self,
-        kind: str,
-        rows: Mapping[str, Tensor],
-        *,
-        step: int | None = None,
-        sealed: bool = False,
-        reuse: bool = False,
-        each: Mapping[int, Mapping[str, Tensor]] | None = None,
-        everywhere: bool = False,
-    ) -> dict[int, dict[str, Tensor] | None]:
-        """Vectors by name of each node heard. `each`: what others get in place of `rows`. `everywhere`: over pruned arcs."""
-        session = self.session
-        senders = [number for number in session.senders if everywhere or bool(self.hears[number])]
-        expected = {name: (row.dtype, len(row)) for name, row in rows.items()}
-        body = encode(rows) if each is None else {number: encode(given) for number, given in each.items()}
-        # Flags of a detection are asked for again after a restart: they may be gone, while the round is not.
-        level = step is not None
-        return session.exchange(session.tag(kind, step), body, expected, senders, sealed=sealed, reuse=reuse, level=level)
-
-    def _inboxes(self, heard: Mapping[str, tuple[Tensor, Mapping[int, dict[str, Tensor] | None]]]) -> tuple[Inbox, ...]:
-        columns, inboxes = self._columns, []
-        for name, (own, rows) in heard.items():
-            came = [rows.get(number) for number in self.session.senders]
+        heard = self.session.exchange("+".join(rows), rows, self._senders, step=step, sealed=halves, reuse=not halves)
+        # Senders of the columns of every inbox, pruned ones included: columns stay the same over a run.
+        columns, inboxes = torch.tensor(self.session.senders, dtype=torch.int64), []
+        expected, weight = self.hears[columns][None], self.weight[columns][None]
+        came = [heard.get(number) for number in self.session.senders]
+        for name, given in outgoing.items():
             present = [one[name] for one in came if one is not None]
             whole = len(present) == len(came) > 0  # a tensor is checked several times faster than a list
-            inboxes.append(
-                Inbox.receive(
-                    own,
-                    torch.stack(present) if whole else [None if one is None else one[name] for one in came],
-                    expected=self.hears[columns][None],
-                    weight=self.weight[columns][None],
-                    self_weight=self.self_weight,
-                    senders=columns,
-                )
+            messages = torch.stack(present) if whole else [None if one is None else one[name] for one in came]
+            inbox = Inbox.receive(
+                given.own, messages, expected=expected, weight=weight, self_weight=self.self_weight, senders=columns
             )
+            inboxes.append(inbox)
         return Inbox.together(inboxes)
 
     def ask(
@@ -153,7 +128,7 @@ class PeerNetwork:
         votes = torch.full((self.size,), _UNKNOWN, dtype=torch.float64)
         votes[self.nodes] = value
         for _ in range(self.size - 1):
-            for sender, came in self._swap("votes", {"votes": votes.clone()}, everywhere=True).items():
+            for sender, came in self.session.exchange("votes", {"votes": votes.clone()}, self.session.senders).items():
                 if came is not None:
                     told = came["votes"]
                     votes = torch.where((votes == _UNKNOWN) & (told >= 0), told, votes)
@@ -176,15 +151,15 @@ class PeerNetwork:
             pruned = replace(whole, hears=self.hears).prune(cut[None])
             return replace(pruned, hears=self.hears)
         flags = {number: {"flag": cut[number].double()[None]} for number in self.session.peers}
-        told = self._swap("flags", {"flag": torch.zeros(1, dtype=torch.float64)}, each=flags)
+        told = self.session.exchange("flags", {"flag": torch.zeros(1, dtype=torch.float64)}, self._senders, each=flags)
         # A neighbour that does not say whether it flags this node counts as one that does not.
         cut_by = torch.zeros_like(cut)
         for number, came in told.items():
             cut_by[number] = came is not None and bool(came["flag"][0] != 0)
         kept = self.hears & ~cut & ~cut_by
         degree = float(kept.sum())
-        most = self.session.setting.graph.hears.sum(1, dtype=torch.float64)
-        said = self._swap("degree", {"degree": torch.tensor([degree], dtype=torch.float64)})
+        most = self.session.config.graph.hears.sum(1, dtype=torch.float64)
+        said = self.session.exchange("degree", {"degree": torch.tensor([degree], dtype=torch.float64)}, self._senders)
         degrees = most.clone()
         for number, came in said.items():
             if came is not None:

@@ -25,15 +25,14 @@ from bymi.detection import REASONS, Verdict
 from bymi.detection.verdict import SUSPENDED
 from bymi.node import node_checkpoints as checkpoints
 from bymi.node.event_log import LOG, Journal
+from bymi.node.event_loop_thread import LoopThread
 from bymi.node.identity import read_identity
-from bymi.node.loop_thread import LoopThread
 from bymi.node.node_file import NodeFile, read_node_file
 from bymi.node.own_data import OwnProblem, load_loss, load_model, load_samples, signature_of
 from bymi.node.peer_network import PeerNetwork
+from bymi.node.peer_session import BehindError, Session, SessionConfig
 from bymi.node.roster import Roster, read_roster
-from bymi.node.session import BehindError, Session, Setting
 from bymi.node.status_server import StatusServer
-from bymi.node.wire import encode
 from bymi.problems import Shards
 from bymi.runs.state_schema import StateShape
 from bymi.training.algorithm import drsgd_bymi
@@ -68,22 +67,19 @@ class NodeRun:
     def __init__(self, path: Path, *, loop: LoopThread | None = None) -> None:
         self.file: NodeFile = read_node_file(path)
         folder = path.parent
-        self.roster: Roster = read_roster(folder / self.file.roster)
+        self.roster = roster = read_roster(folder / self.file.roster)
         identity = read_identity(folder / self.file.key)
-        self.node = self.roster.find(identity.fingerprint)
-        self.name = self.roster.members[self.node].name
-        self.plan: Plan = self.roster.plan
+        self.node = node = roster.find(identity.fingerprint)
+        self.name = roster.members[node].name
+        self.plan: Plan = roster.plan
         self.state_folder = folder / self.file.state
-        self.problem, self.held_out = _own_problem(self.file, folder, self.roster, self.node)
+        self.problem, self.held_out = _own_problem(self.file, folder, roster, node)
         self.journal = Journal(self.state_folder, self.name)
         self.progress = Progress()
-        roster, model = self.roster, self.roster.model
-        setting = Setting(
-            *(self.node, identity, roster.members, roster.graph, roster.run_id, roster.limits),
-            *(model.dim, model.torch_dtype),
-        )
+        dim, dtype = roster.model.dim, roster.model.torch_dtype
+        config = SessionConfig(node, identity, roster.members, roster.graph, roster.run_id, roster.limits, dim, dtype)
         self._loop, self._own_loop = loop or LoopThread(), loop is None
-        self.session = Session(setting, self._loop, self.journal.tell)
+        self.session = Session(config, self._loop, self.journal.tell)
         self.orders: SimpleQueue[tuple[str, int]] = SimpleQueue()
         self._state: State | None = None
         self._stopping = False
@@ -273,8 +269,7 @@ class NodeRun:
         self.progress.done = True
         self.journal.tell("end", step=self.plan.steps, **self.progress.evaluation)
         with contextlib.suppress(BehindError):
-            tag = self.session.tag(DONE, self.plan.steps)
-            self.session.exchange(tag, encode({}), {}, self.session.senders)
+            self.session.exchange(DONE, {}, self.session.senders, step=self.plan.steps)
         self.session.linger(min(_ASK, self.roster.limits.deadline))
 
 

@@ -10,7 +10,6 @@ import hashlib
 import json
 import struct
 from collections.abc import AsyncIterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -59,8 +58,7 @@ class Tag(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """A decoded request."""
 
     run: str
@@ -102,8 +100,10 @@ def decode(body: Body, expected: Expected) -> dict[str, Tensor]:
         header: Any = json.loads(bytes(body[_LENGTH.size : start]))
     except (ValueError, RecursionError):
         raise Refused("not safetensors") from None
-    if not isinstance(header, dict) or header.keys() != expected.keys():
-        raise Refused("not safetensors" if not isinstance(header, dict) else "wrong tensors")
+    if not isinstance(header, dict):
+        raise Refused("not safetensors")
+    if header.keys() != expected.keys():
+        raise Refused("wrong tensors")
     vectors, spans = {}, []
     for name, (dtype, count) in expected.items():
         entry = header[name]
@@ -174,14 +174,11 @@ def read_frame(request: Body) -> Request:
         found: Any = json.loads(bytes(words))
     except (ValueError, RecursionError):
         raise Refused("not JSON") from None
-    if not isinstance(found, dict) or found.keys() != {"run", "kind", "step", "number"}:
-        raise Refused("wrong words")
-    run, kind, step, number = (found[key] for key in ("run", "kind", "step", "number"))
-    texts = isinstance(run, str) and isinstance(kind, str) and len(kind) <= _KIND_LIMIT
-    counts = all(type(count) is int and 0 <= count < _COUNT_LIMIT for count in (step, number))
-    if not texts or not counts:
-        raise Refused("wrong words")
-    return Request(run, Tag(kind, step, number), memoryview(request)[_FRAME.size + length :])
+    match found:
+        case {"run": str(run), "kind": str(kind), "step": step, "number": number} if len(found) == 4:
+            if len(kind) <= _KIND_LIMIT and all(type(n) is int and 0 <= n < _COUNT_LIMIT for n in (step, number)):
+                return Request(run, Tag(kind, step, number), memoryview(request)[_FRAME.size + length :])
+    raise Refused("wrong words")
 
 
 def commitment(run: str, tag: Tag, sender: str, opening: Body) -> bytes:

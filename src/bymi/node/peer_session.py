@@ -16,31 +16,14 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import MatrixGraph
+from bymi.node import wire
+from bymi.node.event_loop_thread import LoopThread
 from bymi.node.grpc_transport import Answer, Miss, Tell, Transport
 from bymi.node.identity import Identity
-from bymi.node.loop_thread import LoopThread
-from bymi.node.outbox import KEPT, GoneError, Message
+from bymi.node.outbox import KEPT, GoneError
 from bymi.node.peer_record import Peer
 from bymi.node.roster import Limits, Member
-from bymi.node.wire import (
-    ASK,
-    COMMITMENT,
-    GET,
-    NONCE,
-    STATUS,
-    WORDS_LIMIT,
-    Body,
-    Expected,
-    Refused,
-    Request,
-    Tag,
-    body_limit,
-    commitment,
-    decode,
-    encode,
-    is_finite,
-    open_commitment,
-)
+from bymi.node.wire import ASK, GET, NONCE, Body, Expected, Refused, Request, Tag, encode
 
 QUESTION, ANSWER, COMMIT, REACHED = "question", "answer", "commitment of ", "reached "
 _BUDGET = 16  # largest bodies that a neighbour may pull between two messages of this node
@@ -57,7 +40,7 @@ class BehindError(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class Setting:
+class SessionConfig:
     """What a session needs to know of a run. `dim`, `dtype`: of the parameters."""
 
     node: int
@@ -72,34 +55,33 @@ class Setting:
 
 @dataclass(eq=False)
 class _Questions:
-    """Questions of one detection: what answers them, the message with the sealed answers, and who has asked what."""
+    """Questions of one detection. By asker: digest of its question with the commitment to the answer, and the answer."""
 
     answer: Callable[[int, Tensor], bytes]
-    message: Message
     asked: dict[int, tuple[bytes, asyncio.Task[bytes]]] = field(default_factory=dict)
-    """By asker: digest of its question, and the commitment to the answer."""
+    answers: dict[int, bytes] = field(default_factory=dict)
 
 
 class Session:
     """Communication of one node. Methods are called from one thread, which waits for the event loop in another."""
 
-    def __init__(self, setting: Setting, loop: LoopThread, tell: Tell) -> None:
-        self.setting, self.loop, self.tell = setting, loop, tell
-        graph, node, limits = setting.graph, setting.node, setting.limits
+    def __init__(self, config: SessionConfig, loop: LoopThread, tell: Tell) -> None:
+        self.config, self.loop, self.tell = config, loop, tell
+        graph, node, limits = config.graph, config.node, config.limits
         near = graph.hears[node] | graph.hears[:, node]
-        members = {number: setting.members[number] for number in near.nonzero().flatten().tolist()}
+        members = {number: config.members[number] for number in near.nonzero().flatten().tolist()}
         self.senders: list[int] = graph.hears[node].nonzero().flatten().tolist()
         self.peers = {number: Peer(number, member.name, limits.strikes) for number, member in members.items()}
-        largest = {"a": (setting.dtype, setting.dim), "b": (setting.dtype, setting.dim), "c": (torch.float64, graph.size)}
+        largest = {"a": (config.dtype, config.dim), "b": (config.dtype, config.dim), "c": (torch.float64, graph.size)}
         self.transport = Transport(
-            setting.identity,
+            config.identity,
             members,
-            setting.run_id,
+            config.run_id,
             tell,
             self._on_question,
             hold=2 * limits.deadline,
-            budget=_BUDGET * (body_limit(largest) + NONCE),
-            question=body_limit({"point": (setting.dtype, setting.dim)}) + WORDS_LIMIT + 2,
+            budget=_BUDGET * (wire.body_limit(largest) + NONCE),
+            question=wire.body_limit({"point": (config.dtype, config.dim)}) + wire.WORDS_LIMIT + 2,
         )
         self.step = 0
         self.started = False  # all neighbours were heard once, or waited for long enough
@@ -116,7 +98,7 @@ class Session:
 
     def connect(self, endpoints: Mapping[int, str] | None = None) -> None:
         """Open a channel to every node that this one hears, at the endpoints of the roster or at others."""
-        members = self.setting.members
+        members = self.config.members
         self.loop.wait(
             self.transport.connect({one: endpoints[one] if endpoints else members[one].endpoint for one in self.senders})
         )
@@ -163,27 +145,30 @@ class Session:
 
     def exchange(
         self,
-        tag: Tag,
-        body: bytes | dict[int, bytes],
-        expected: Expected,
+        kind: str,
+        rows: Mapping[str, Tensor],
         senders: Sequence[int],
         *,
+        step: int | None = None,
+        each: Mapping[int, Mapping[str, Tensor]] | None = None,
         sealed: bool = False,
         reuse: bool = False,
-        level: bool = True,
     ) -> dict[int, dict[str, Tensor] | None]:
-        """Vectors of each sender under a tag, None for no message that can be used, while others pull `body`.
+        """Vectors by name of each sender, None for no message that can be used, while others pull `rows`, or `each` their own.
 
         Neighbours that are not among the senders are waited for as well: one that this node does not hear may hear this node,
-        and must not be left behind. `level`: raise a BehindError if most senders have passed this point.
+        and must not be left behind. With `step`, the round, a BehindError is raised if most senders have passed it. Without,
+        the exchange is one more of this round: a node that comes back may find it gone, while the round is not.
         """
-        self._exchanges[tag.kind] += 1
-        self._last = tag
+        tag = self._last = self.tag(kind, step)
+        self._exchanges[kind] += 1
+        expected = {name: (row.dtype, len(row)) for name, row in rows.items()}
+        body = encode(rows) if each is None else {number: encode(given) for number, given in each.items()}
         swap = self._swap_sealed if sealed else self._swap
-        bodies = self.loop.wait(swap(tag, body, senders, body_limit(expected)))
+        bodies = self.loop.wait(swap(tag, body, senders, wire.body_limit(expected)))
         ahead = [miss.step for miss in bodies.values() if isinstance(miss, Miss) and miss.reason == "gone"]
-        steps = [step for step in ahead if step is not None]
-        if level and 2 * len(steps) > len(self.senders):
+        steps = [one for one in ahead if one is not None]
+        if step is not None and 2 * len(steps) > len(self.senders):
             raise BehindError(int(statistics.median_low(steps)))
         return {number: self._read(number, tag, answer, expected, reuse=reuse) for number, answer in bodies.items()}
 
@@ -192,8 +177,8 @@ class Session:
         peer, exchange = self.peers[number], self._exchanges[tag.kind]
         if isinstance(answer, Body):
             try:
-                vectors = decode(answer, expected)
-                if not all(is_finite(vector) for vector in vectors.values()):
+                vectors = wire.decode(answer, expected)
+                if not all(wire.is_finite(vector) for vector in vectors.values()):
                     raise Refused("not finite")
             except Refused as refused:
                 answer = refused
@@ -209,7 +194,7 @@ class Session:
             self.tell("refused message", peer=number, reason=answer.reason, kind=tag.kind, step=tag.step)
             return None
         peer.counts["missing"] += 1
-        earlier = peer.reusable(tag.kind, exchange, self.setting.limits.reuse) if reuse and not peer.banned else None
+        earlier = peer.reusable(tag.kind, exchange, self.config.limits.reuse) if reuse and not peer.banned else None
         if earlier is not None:
             peer.counts["reused"] += 1
         event = "reused message" if earlier is not None else "missing message"
@@ -233,16 +218,15 @@ class Session:
     ) -> dict[int, Answer]:
         """Commitments of all, then openings. Nothing is opened before all commitments are here or their time is over."""
         opening = os.urandom(NONCE) + bytes(body)
-        message = self.transport.outbox.publish(tag, opening, sealed=True, keep=2)
         try:
             before, mine = tag._replace(kind=COMMIT + tag.kind), self._commitment(tag, opening)
-            committed = await self._swap(before, mine, senders, COMMITMENT, keep=2)
+            committed = await self._swap(before, mine, senders, wire.COMMITMENT, keep=2)
         finally:
-            message.opened.set()
+            self.transport.outbox.publish(tag, opening, keep=2)
         return await self._open(tag, committed, limit)
 
     def _commitment(self, tag: Tag, opening: bytes) -> bytes:
-        return commitment(self.setting.run_id, tag, self.setting.identity.fingerprint, opening)
+        return wire.commitment(self.config.run_id, tag, self.config.identity.fingerprint, opening)
 
     async def _open(self, tag: Tag, committed: Mapping[int, Answer], limit: int) -> dict[int, Answer]:
         """Bodies of the senders that committed to one, checked; others stay as they are."""
@@ -250,9 +234,9 @@ class Session:
         opened = await self._pull(tag, list(known), limit + NONCE)
         for number, opening in opened.items():
             if isinstance(opening, Body):
-                sender = self.setting.members[number].fingerprint
+                sender = self.config.members[number].fingerprint
                 try:
-                    opened[number] = open_commitment(opening, known[number], self.setting.run_id, tag, sender)
+                    opened[number] = wire.open_commitment(opening, known[number], self.config.run_id, tag, sender)
                 except Refused as refused:
                     opened[number] = refused
         return {**committed, **opened}
@@ -272,7 +256,7 @@ class Session:
             if method == GET and peer.probe_due():
                 self._probe(peer, tag, limit)
             return Miss("suspected")
-        limits, loop = self.setting.limits, asyncio.get_running_loop()
+        limits, loop = self.config.limits, asyncio.get_running_loop()
         if not self.started and tag.step == 0:
             end = loop.time() + limits.start_wait
             while (left := end - loop.time()) > 0:
@@ -297,7 +281,7 @@ class Session:
         """Look in the background whether a suspect answers within a full deadline."""
 
         async def probe() -> None:
-            answer = await self.transport.fetch(peer.number, GET, tag, self.setting.limits.deadline, limit)
+            answer = await self.transport.fetch(peer.number, GET, tag, self.config.limits.deadline, limit)
             if isinstance(answer, Body) or answer.reason == "gone":
                 peer.readmit()
                 self.tell("readmitted", peer=peer.number, step=self.step)
@@ -311,31 +295,30 @@ class Session:
     def open_questions(self, tag: Tag, answer: Callable[[int, Tensor], bytes]) -> _Questions:
         """Answer the questions of neighbours under a tag from now on, with `answer(asker, point)`."""
 
-        async def begin() -> _Questions:
-            message = self.transport.outbox.publish(tag._replace(kind=ANSWER), {}, sealed=True, keep=1)
-            questions = _Questions(answer, message)
-            self._questions = {tag: questions}  # late questions of the last detection are not answered any more
-            self.transport.outbox.move_to(tag.step)
-            return questions
+        questions = _Questions(answer)
 
-        return self.loop.wait(begin())
+        async def begin() -> None:
+            self._questions = {tag: questions}  # late questions of the last detection are not answered any more
+            self.transport.outbox.publish(tag._replace(kind=ANSWER), {}, keep=1)
+
+        self.loop.wait(begin())
+        return questions
 
     def ask(
         self, tag: Tag, questions: _Questions, point: Tensor | None, expected: Expected
     ) -> dict[int, dict[str, Tensor] | None]:
         """Answers of all neighbours at this node's point, opened once all have committed to theirs. None: ask nothing."""
-        if point is None:
-            self.loop.call(questions.message.opened.set)
-            return {}
+        answers, outbox = tag._replace(kind=ANSWER), self.transport.outbox
         self._exchanges[ANSWER] += 1
-        answers = tag._replace(kind=ANSWER)
 
         async def collect() -> dict[int, Answer]:
             try:
-                committed = await self._pull(tag, self.senders, COMMITMENT, ASK, encode({"point": point}))
+                if point is None:
+                    return {}
+                committed = await self._pull(tag, self.senders, wire.COMMITMENT, ASK, encode({"point": point}))
             finally:
-                questions.message.opened.set()
-            return await self._open(answers, committed, body_limit(expected))
+                outbox.publish(answers, questions.answers, keep=1)
+            return await self._open(answers, committed, wire.body_limit(expected))
 
         bodies = self.loop.wait(collect())
         return {number: self._read(number, answers, answer, expected, reuse=False) for number, answer in bodies.items()}
@@ -360,17 +343,16 @@ class Session:
 
     async def _answer(self, asker: int, request: Request, questions: _Questions) -> bytes:
         """Compute the answer to a question in another thread, and put it among the sealed ones. Returns the commitment."""
-        setting, tag, peer = self.setting, request.tag._replace(kind=ANSWER), self.peers[asker]
-        point = decode(request.body, {"point": (setting.dtype, setting.dim)})["point"]
-        if not is_finite(point):
+        config, tag, peer = self.config, request.tag._replace(kind=ANSWER), self.peers[asker]
+        point = wire.decode(request.body, {"point": (config.dtype, config.dim)})["point"]
+        if not wire.is_finite(point):
             raise Refused("not finite")
         announced = peer.last.get("parameters") if peer.heard_at == tag.step else None
         if announced is not None and not torch.equal(announced[1]["parameters"], point):
             raise Refused("a point other than its parameters")
         body = await asyncio.get_running_loop().run_in_executor(self._worker, questions.answer, asker, point)
         opening = os.urandom(NONCE) + body
-        assert isinstance(questions.message.body, dict)
-        questions.message.body[asker] = opening
+        questions.answers[asker] = opening
         self.transport.outbox.move_to(tag.step)
         return self._commitment(tag, opening)
 
@@ -378,7 +360,7 @@ class Session:
 
     def neighbour_steps(self, seconds: float) -> list[int]:
         """Rounds in which neighbours say they are, of those that answer in time."""
-        tag = Tag(STATUS, 0, 0)
+        tag = Tag(wire.STATUS, 0, 0)
 
         async def collect() -> list[Answer]:
             peers = [number for number in self.senders if not self.peers[number].banned]
