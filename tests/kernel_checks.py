@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.func import grad, vmap
+from torch.func import vmap
 from torch.nn import functional as nnf
 from torch.nn import grad as nn_grad
 
@@ -103,6 +103,12 @@ def uneven(values: Tensor) -> Tensor:
     return (values * torch.linspace(-1, 2, values.numel(), dtype=values.dtype, device=values.device).view(values.shape)).sum()
 
 
+def gradients(work: Callable[..., Tensor], *values: Tensor) -> tuple[Tensor, ...]:
+    """By each of the values, by autograd around vmap, which is how a problem computes the gradients of many models."""
+    given = [value.clone().requires_grad_() for value in values]
+    return torch.autograd.grad(work(*given), given)
+
+
 def plain(*values: Tensor) -> Tensor:
     return loss(*(value.double().cpu() for value in values), by_torch)
 
@@ -118,8 +124,7 @@ def expect(in_dims: tuple[int | None, ...], *values: Tensor) -> None:
 
     What models share, with None in `in_dims`, has the sum of their gradients.
     """
-    given = [value.clone().requires_grad_() for value in values]
-    found = torch.autograd.grad(vmap(loss, in_dims=in_dims)(*given).sum(), given)
+    found = gradients(lambda *given: vmap(loss, in_dims=in_dims)(*given).sum(), *values)
     pairs = list(zip(values, in_dims, strict=True))
     models = next(value.shape[dim] for value, dim in pairs if dim is not None)
     cases = [[value if dim is None else value.select(dim, model) for value, dim in pairs] for model in range(models)]
@@ -129,11 +134,11 @@ def expect(in_dims: tuple[int | None, ...], *values: Tensor) -> None:
 
 
 def convolutions_can_be_batched(device: str) -> None:
-    """All nestings of vmap that a problem may ask for, within autograd and torch.func.grad."""
+    """All nestings of vmap that a problem may ask for."""
     inputs, weights = draw(4, 2, 2, 5, 4, seed=0, device=device), draw(4, 3, 2, 3, 2, seed=1, device=device)
     biases = draw(4, 3, seed=2, device=device)
     close(loss(weights[0], biases[0], inputs[0]), plain(weights[0], biases[0], inputs[0]))
-    alone = grad(loss, argnums=(0, 1, 2))(weights[0], biases[0], inputs[0])
+    alone = gradients(loss, weights[0], biases[0], inputs[0])
     for value, expected in zip(alone, plain_gradients(weights[0], biases[0], inputs[0]), strict=True):
         close(value, expected)
     # Each model on its own inputs, wherever the dimension of the models stands.
@@ -145,10 +150,6 @@ def convolutions_can_be_batched(device: str) -> None:
     expect((0, None, None), weights, biases[0], inputs[0])
     expect((None, 0, None), weights[0], biases, inputs[0])
     expect((None, None, 0), weights[0], biases[0], inputs)
-    every = grad(lambda *values: vmap(loss)(*values).sum(), argnums=(0, 1, 2))(weights, biases, inputs)
-    cases = zip(weights, biases, inputs, strict=True)
-    for value, each in zip(every, zip(*(plain_gradients(*case) for case in cases), strict=True), strict=True):
-        close(value, torch.stack(each))
     nested(device, inputs, weights, biases)
 
 
@@ -162,8 +163,7 @@ def nested(device: str, inputs: Tensor, weights: Tensor, biases: Tensor) -> None
     rows = [list(zip(*row, strict=True)) for row in zip(many, offsets, strict=True)]
     expected = torch.stack([torch.stack([plain(*pair, x) for pair in row]) for row, x in zip(rows, inputs, strict=True)])
     close(vmap(vmap(loss, in_dims=(0, 0, None)))(many, offsets, inputs), expected)
-    total = grad(lambda *both: vmap(vmap(loss, in_dims=(0, 0, None)))(*both, inputs).sum(), argnums=(0, 1))
-    slopes = total(many, offsets)
+    slopes = gradients(lambda *both: vmap(vmap(loss, in_dims=(0, 0, None)))(*both, inputs).sum(), many, offsets)
     for i, j in ((3, 4), (0, 2)):
         by_weight, by_bias, _ = plain_gradients(many[i, j], offsets[i, j], inputs[i])
         close(slopes[0][i, j], by_weight)
@@ -207,7 +207,7 @@ def pooling_is_max_pool2d(device: str) -> None:
         images = draw(*shape, seed=0, device=device)
         for some in (images, images.round(), turned(images)):
             close(pool_by_kernels(some), nnf.max_pool2d(some.double().cpu(), 2))
-            close(grad(pooled_loss)(some), by_pooling(some))
+            close(gradients(pooled_loss, some)[0], by_pooling(some))
     wild = torch.tensor([[[[torch.nan, 1.0, -torch.inf, -torch.inf], [2.0, 3.0, -torch.inf, torch.inf]]]], device=device)
     assert torch.equal(pool_by_kernels(wild).cpu().nan_to_num(7.0, posinf=9.0), torch.tensor([[[[7.0, 9.0]]]]))
 
@@ -215,10 +215,10 @@ def pooling_is_max_pool2d(device: str) -> None:
 def pooling_can_be_batched(device: str) -> None:
     images = draw(4, 3, 2, 6, 5, seed=0, device=device)
     expected = torch.stack([by_pooling(some) for some in images])
-    close(grad(lambda every: vmap(pooled_loss)(every).sum())(images), expected)
-    moved = grad(lambda every: vmap(pooled_loss, in_dims=3)(every).sum())(images.movedim(0, 3))
+    close(gradients(lambda every: vmap(pooled_loss)(every).sum(), images)[0], expected)
+    (moved,) = gradients(lambda every: vmap(pooled_loss, in_dims=3)(every).sum(), images.movedim(0, 3))
     close(moved.movedim(3, 0), expected)
-    single = grad(lambda every: vmap(vmap(lambda image: pooled_loss(image[None])))(every).sum())(images)
+    (single,) = gradients(lambda every: vmap(vmap(lambda image: pooled_loss(image[None])))(every).sum(), images)
     close(single[2, 1], by_pooling(images[2, 1:2])[0])
 
 

@@ -167,6 +167,8 @@ class KernelConvolution(torch.autograd.Function):
 
     Leading dimensions are those of models; all three share them. With `groups` the output channels are those of several models
     on the same inputs: [*, groups, n, o / groups, h', w'].
+
+    Kernels need tensors with memory: gradients are by torch.autograd around vmap, not by torch.func.grad.
     """
 
     @staticmethod
