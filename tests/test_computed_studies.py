@@ -62,15 +62,15 @@ def test_tables_over_rules_name_runs_by_row_and_column() -> None:
     chosen = build_grid("rules", seeds=1, only=["balance"])
     assert {column.rpartition(", ")[2] for _, column, _ in chosen.trials} == {"alone", "published", "hardened"}
     assert {row for row, _, _ in build_grid("rules", seeds=1).trials} == set(RULES)
-    assert set(GRID_STUDIES) == {"misspecified", "rules", "rules-mnist"}
+    assert set(GRID_STUDIES) == {"misspecified", "rules", "rules-mnist", "few-neighbours"}
 
 
-@pytest.mark.parametrize("name", ["rules", "rules-mnist"])
+@pytest.mark.parametrize("name", ["rules", "rules-mnist", "few-neighbours"])
 def test_a_study_over_rules_is_one_heat_map_and_one_table(name: str) -> None:
     trials = build_grid(name, seeds=1).trials
-    images = name == "rules-mnist"
+    images = name != "rules"
     run = {"seed": 0, "outcome": "finished", "gap": None if images else 1e-3, "acc_scc": 0.9 if images else None}
-    run |= {"acc_normal": None, "core_byzantine": 0}
+    run |= {"acc_normal": None, "core_byzantine": 0, "pa": 1.0}
     rows, columns = (list(dict.fromkeys(trial[at] for trial in trials)) for at in (0, 1))
     cells: list[dict[str, Any]] = [{"row": row, "column": column, "runs": [run]} for row, column, _ in trials]
     cells[0]["runs"] = [{**run, "core_byzantine": 1}]

@@ -1,4 +1,4 @@
-"""Studies over rules: each alone and as warm-up, and rules that are told a wrong share of Byzantine neighbours."""
+"""Studies with a table of rows and columns: rules alone and as warm-up, rules told a wrong share, few neighbours."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from bymi.aggregation import RULES
 from bymi.core.errors import require
 from bymi.experiment.spec import Spec, read_spec
+from bymi.paper.study_images import image_spec
 from bymi.paper.study_rules_linear import SMALL
 
 RATIO = 0.2
@@ -48,6 +49,7 @@ GRID_STUDIES = {
     "misspecified": "Rules told 0, half, the exact and twice the share of Byzantine nodes, beside ByMI, which is told none.",
     "rules": "Every rule alone and as warm-up of the published and the hardened method, under four attacks, linear model.",
     "rules-mnist": "The same for eleven rules on MNIST, stratified and Dirichlet 0.3.",
+    "few-neighbours": "The hardened method on MNIST where nodes have few neighbours: degrees 6, 10, 20, and twelve nodes.",
 }
 """Names, and what each shows."""
 
@@ -70,7 +72,7 @@ class GridStudy:
 
 def build_grid(name: str, *, seeds: int = 5, only: Sequence[str] = (), fast: bool = False) -> GridStudy:
     """A study by name. `only`: rows (rules) to keep; `fast`: one seed, two attacks, three rules."""
-    found = {"misspecified": _misspecified, "rules": _rules, "rules-mnist": _mnist}[name](range(1 if fast else seeds))
+    found = _BUILD[name](range(1 if fast else seeds))
     rows = list(dict.fromkeys(row for row, _, _ in found))
     require(set(only) <= set(rows), "--only", list(only), ", ".join(rows))
     kept = set(only) or set(rows)
@@ -128,3 +130,27 @@ def _mnist(seeds: range) -> list[Trial]:
                     }
                     trials += [(rule, f"{attack_name}, {data_name}, {method_name}", {**values, "seed": seed}) for seed in seeds]
     return trials
+
+
+FEW_NEIGHBOURS: dict[str, dict[str, Any]] = {
+    **{f"150 nodes, degree {degree}": {"graph": f"regular:degree={degree}"} for degree in (6, 10, 20)},
+    "12 nodes, complete": {"nodes": 12, "byzantine_ratio": 0.17, "graph": "complete"},  # two Byzantine nodes
+}
+FEW_ATTACKS = {
+    **{"no attackers": "zero", "IPM": "ipm", "gradient": "gradient", "OOD": "ood"},
+    **{"sign flip": "sign-flip", "label flip": "label-flip"},
+}
+
+
+def _few_neighbours(seeds: range) -> list[Trial]:
+    trials = []
+    for row, network in FEW_NEIGHBOURS.items():
+        for column, attack in FEW_ATTACKS.items():
+            for seed in seeds:
+                spec = image_spec("mnist", "ipm" if attack == "ipm" else "gradient", "balance", RATIO, "hardened", seed)
+                values = {**spec.model_dump(mode="json"), "record_every": 500, **network, "attack": attack}
+                trials.append((row, column, values if attack != "zero" else {**values, "byzantine_ratio": 0.0}))
+    return trials
+
+
+_BUILD = {"misspecified": _misspecified, "rules": _rules, "rules-mnist": _mnist, "few-neighbours": _few_neighbours}
