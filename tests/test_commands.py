@@ -8,22 +8,29 @@ import json
 import random
 import re
 import sys
-from contextlib import redirect_stderr
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
+from rich.console import Console
 
+from bymi.cli import main
 from bymi.commands import doctor, progress_display
 from bymi.commands.listing import KINDS
 from bymi.commands.options import complete_words
 from bymi.commands.progress_display import Display, clock
 from bymi.core.errors import EXIT_CODES, UNHEALTHY, InputError
 from bymi.experiment import RECIPES, load
+from bymi.experiment.catalogue import catalogue, topology_rows
 from bymi.experiment.spec import read_spec
 from bymi.paper.find_study import study_rows
-from bymi.report.tables import blocks
+from bymi.power_analysis import Setting, forecast
+from bymi.report.power_analysis import outlook_cells
+from bymi.report.tables import print_runs
 from bymi.runs import run
 from bymi.runs.observers import Observer, RunStatus
 from bymi.runs.resolved_spec import ResolvedSpec
@@ -136,9 +143,48 @@ def test_image_recipes_have_baselines() -> None:
 
 def test_narrow_terminals_get_blocks_with_whole_numbers(tmp_path: Path) -> None:
     summary = {"method": "BALANCE-hardened-ByMI", "fdp": 0.0399, "pa": 1.0, "gap": 1.015e-5, "core_size": 119, "seconds": 36.64}
-    text = blocks([{**summary, "outcome": "finished"}], "a title of many words that is longer than one line of sixty", 60)
+    empty = dict.fromkeys(("honest_edge_loss", "acc_scc", "capped", "floored"))
+    said: dict[str, Any] = {**summary, **empty, "outcome": "finished", "sentence": "", "unheard": {"messages": 0}}
+    out = io.StringIO()
+    print_runs(Console(width=60, file=out), [said], "a title of many words that is longer than one line of sixty")
+    text = out.getvalue()
     assert max(map(len, text.splitlines())) <= 60
     assert {"4.0", "100.0", "1.0e-05", "119", "36.6", "finished"} <= set(text.split())
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_what_commands_print_fits_narrow_terminals_and_cuts_nothing(
+    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("COLUMNS", str(width)), ("LINES", "40"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+    halves = np.random.default_rng(0).standard_normal((2, 30, 40))
+    halves[:, :3] += 9
+    np.savez(tmp_path / "halves.npz", *halves)
+    sweep = "sweep nodes=[20,30] attack=[ipm:a=2.0,silent] warm_up.rule=[balance,ios] data.dim=[5,6] method=dsgd steps=20"
+    wanted: dict[str, list[str]] = {
+        "plan --nodes 30 --degree 8": [cell for row in outlook_cells(forecast(Setting(30, 8))) for cell in row[1:]],
+        "list topologies": [cell for row in topology_rows(16)[1] for cell in [row[0], *row[2:4]]],
+        "list rules": [name for name, _, _ in catalogue()["warm_up.rule"]],
+        f"detect {tmp_path / 'halves.npz'}": [f"{row}" for row in range(30)],
+        f"{sweep} --dry-run": ["ipm:a=2.0"] * 8,
+    }
+    for words, cells in wanted.items():
+        out = _Terminal()
+        with redirect_stdout(out), mock.patch.object(sys, "argv", ["bymi", *words.split()]), pytest.raises(SystemExit) as end:
+            main()
+        assert end.value.code == 0
+        lines = out.getvalue().splitlines()
+        prose = ("*", "30 nodes", "redraw_every", "Without", "Estimated")  # folded by the terminal
+        assert max(len(line) for line in lines if not line.startswith(prose)) <= width, words
+        assert "…" not in out.getvalue()
+        found = Counter(word.rstrip(",") for line in lines for word in line.split())
+        assert not Counter(cell for text in cells for cell in text.split() if cell != "-") - found, words
 
 
 def test_plain_progress_is_a_line_every_ten_seconds() -> None:

@@ -62,7 +62,7 @@ def detect(
     if as_json:
         print(json.dumps(verdict_json(verdict, hints, flagged_only=flagged_only), allow_nan=False))
     else:
-        print(verdict.table(flagged_only=flagged_only, advice=hints))
+        print(verdict.table(flagged_only=flagged_only, advice=hints, width=console().width))
     raise typer.Exit(FLAGGED if fail and bool(verdict.flagged.any()) else 0)
 
 
@@ -75,13 +75,14 @@ def plan(
 ) -> None:
     """Forecast, before a run, what a detection can reach with this degree and share of Byzantine nodes, and what to change."""
     from bymi.power_analysis import Setting, forecast
-    from bymi.report.power_analysis import advice, outlook_json, outlook_table, outlook_title
+    from bymi.report.power_analysis import HEADINGS, advice, outlook_cells, outlook_json, outlook_title
+    from bymi.report.tables import print_numbers
 
     outlook = forecast(Setting(nodes, degree, ratio, fdr_level))
     if as_json:
         print(json.dumps(outlook_json(outlook)))
         return
     print_line(outlook_title(outlook))
-    console().print(outlook_table(outlook))
+    print_numbers(console(), HEADINGS, outlook_cells(outlook))
     for line in advice(outlook):
         print_line(f"* {line}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bymi.commands.printing import console
+from bymi.commands.printing import console, print_line
 from bymi.core.errors import InputError
 
 KINDS = {
@@ -46,17 +46,17 @@ def list_parts(
     """
     from bymi.experiment.catalogue import catalogue, rule_note, topology_rows
     from bymi.paper.find_study import study_rows
-    from bymi.report.tables import plain_table
+    from bymi.report.tables import print_words
 
     if kind == "topologies":
-        console().print(plain_table(*topology_rows(nodes)))
-        console().print("redraw_every=10 draws a random one again: redraw_graphs=4 draws take turns, ten rounds each.")
+        print_words(console(), *topology_rows(nodes))
+        print_line("redraw_every=10 draws a random one again: redraw_graphs=4 draws take turns, ten rounds each.")
         return
     tables = {**catalogue(), "study": study_rows()}
     for heading in tables if kind is None else [heading_of(kind, list(tables))]:
-        console().print(plain_table([heading, "parameters", "what it is"], tables[heading]))
+        print_words(console(), [heading, "parameters", "what it is"], tables[heading])
         if heading == "warm_up.rule":
-            console().print(rule_note(), markup=False, highlight=False, soft_wrap=True)
+            print_line(rule_note())
 
 
 def heading_of(kind: str, headings: list[str]) -> str:

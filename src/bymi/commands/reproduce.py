@@ -59,6 +59,7 @@ def reproduce(
     from bymi.paper.computed_studies import COMPUTED
     from bymi.paper.find_study import find_study
     from bymi.paper.write_study import show
+    from bymi.report.tables import print_words
     from bymi.runs import write_resolved_specs
 
     if study == "pages":
@@ -89,7 +90,7 @@ def reproduce(
     for path in paths:
         print_line(f"Wrote {path}")
     if table is not None:
-        console().print(table)
+        print_words(console(), *table)
     failed = [result for result in results if isinstance(result, BymiError)]
     if failed:
         print_line(f"{len(failed)} runs could not be made, the first: {failed[0]}")

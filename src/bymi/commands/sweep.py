@@ -90,7 +90,7 @@ def sweep(
 def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> None:
     """Print how many runs there are, which are done, and how long the others may take."""
     from bymi.distributed.execution_settings import Host
-    from bymi.report.tables import plain_table
+    from bymi.report.tables import print_words
     from bymi.runs import run_folder as store
     from bymi.runs.time_estimate import estimate_seconds
 
@@ -108,7 +108,7 @@ def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> N
     rows = [
         [run.spec.label if run.spec else "-", *[str(run.settings[key]) for key in keys], str(run.seed)] for run in plan.runs
     ]
-    console().print(plain_table(["method", *keys, "seed"], rows[:_LISTED]))
+    print_words(console(), ["method", *keys, "seed"], rows[:_LISTED])
     if len(rows) > _LISTED:
         print_line(f"... and {len(rows) - _LISTED} more")
     invalid = sum(run.spec is None for run in plan.runs)

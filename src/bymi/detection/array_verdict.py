@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -120,8 +121,11 @@ class ArrayVerdict:
             if bool(self.flagged[row]) or not flagged_only
         ]
 
-    def table(self, *, flagged_only: bool = False, advice: Sequence[str] = ()) -> str:
-        """The verdict as plain text: warnings and advice first, then one line per machine."""
+    def table(self, *, flagged_only: bool = False, advice: Sequence[str] = (), width: int | None = None) -> str:
+        """The verdict as plain text: warnings and advice first, then one line per machine.
+
+        `width`: characters that a line may have. Where that is too few for a machine, it has several lines.
+        """
         lines = [["machine", "verdict", "noise units", "p", "reason"]]
         for row in self.rows(flagged_only=flagged_only):
             verdict = f"{row['verdict']}{' (borderline)' if row['borderline'] else ''}"
@@ -133,6 +137,10 @@ class ArrayVerdict:
             figures = f"{units:>{widths[2]}}  {tail:>{widths[3]}}"
             body.append(f"{machine:<{widths[0]}}  {verdict:<{widths[1]}}  {figures}  {reason}".rstrip())
         notes = [f"Warning: {text}" for text in self.warnings] + [f"Advice: {text}" for text in advice]
+        if width is not None and max(map(len, body)) > width:
+            body = [line for row in lines[1:] for line in _block(row, width)]
+            before, after = [*notes, self.title], [self.resolution]
+            return "\n".join([*_wrapped(before, width), *body, *_wrapped(after, width)])
         return "\n".join([*notes, self.title, *body, self.resolution])
 
 
@@ -161,6 +169,17 @@ def _tail(p: float | None) -> str:
     if p is None:
         return "-"
     return f"{p:.1g}" if p >= _LEAST_P else f"< {_LEAST_P:.0e}"
+
+
+def _wrapped(texts: Sequence[str], width: int) -> list[str]:
+    return [line for text in texts for line in textwrap.wrap(text, width)]
+
+
+def _block(row: Sequence[str], width: int) -> list[str]:
+    """Lines of one machine: verdict and figures, then the reason."""
+    machine, verdict, units, tail, reason = row
+    figures = f"{machine}  {verdict}   noise units {units}   p {tail}"
+    return [figures, *textwrap.wrap(reason, width, initial_indent="  ", subsequent_indent="  ")]
 
 
 def _why(row: dict[str, Any]) -> str:

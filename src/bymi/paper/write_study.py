@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.table import Table
-
 from bymi.paper import page_default as default
 from bymi.paper import page_frontier as frontier
 from bymi.paper import page_grid as grid
@@ -26,14 +24,17 @@ from bymi.paper.study_red_team import RedTeam
 from bymi.paper.study_rules_linear import RulesStudy
 from bymi.paper.study_scenarios import Study
 from bymi.paper.study_theory import TheoryStudy
-from bymi.report.tables import plain_table
 
 AnyStudy = (
     DefaultStudy | Frontier | Study | ImageStudy | RedTeam | StepStudy | TheoryStudy | NonIidStudy | RulesStudy | GridStudy
 )
 
 
-def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table | None]:
+Shown = tuple[list[str], list[list[str]], str]
+"""Headings, rows and title of a table."""
+
+
+def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Shown | None]:
     """Draw a study from all of its runs that are there: the files written, and the table if there is one to print."""
     if isinstance(study, DefaultStudy):
         return default.draw(study, folder), None
@@ -45,15 +46,15 @@ def show(study: AnyStudy, folder: Path, command: str) -> tuple[list[Path], Table
         return red_team.draw(study, folder, command), None
     if isinstance(study, StepStudy):
         table = published_step.table(published_step.collect(study, folder, command))
-        return published_step.draw(study, folder, command), plain_table(*table)
+        return published_step.draw(study, folder, command), (*table, "")
     if isinstance(study, RulesStudy):
         found = rules_linear.table(rules_linear.collect(study, folder, command))
-        return rules_linear.draw(study, folder, command), plain_table(*found)
+        return rules_linear.draw(study, folder, command), (*found, "")
     if isinstance(study, NonIidStudy):
         return non_iid.draw(study, folder, command), None
     if isinstance(study, GridStudy):
-        return grid.draw(study, folder, command), plain_table(*grid.table(grid.collect(study, folder, command)))
+        return grid.draw(study, folder, command), (*grid.table(grid.collect(study, folder, command)), "")
     if isinstance(study, TheoryStudy):
         return theory.draw(study, folder, command), None
     paths = studies.draw(study, folder, command)
-    return paths, plain_table(*studies.medians(study.axis, studies.collect(study, folder)), title=study.title)
+    return paths, (*studies.medians(study.axis, studies.collect(study, folder)), study.title)

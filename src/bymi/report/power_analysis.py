@@ -7,13 +7,11 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from bymi.detection import Panel
 from bymi.power_analysis import Forecast
 from bymi.power_analysis.forecast import FAR, MOST_LOST, MOST_LOST_WITHOUT, SHIFTS, SURE
 from bymi.power_analysis.ideal_neighbourhoods import DIMENSIONS, LARGEST
-from bymi.report.tables import narrow_table
 
 HEADINGS = (
     "rule",
@@ -40,12 +38,8 @@ def outlook_title(outlook: Forecast) -> str:
     )
 
 
-def outlook_table(outlook: Forecast) -> Table:
-    """One row per rule."""
-    return narrow_table(HEADINGS, outlook_cells(outlook))
-
-
 def outlook_cells(outlook: Forecast) -> list[list[str]]:
+    """One row per rule, under HEADINGS."""
     rows = []
     for row in outlook.rows:
         shares = [f"{100 * share:.1f}" for share in (row.lost_without, row.fdp_without)]

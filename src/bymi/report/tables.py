@@ -77,6 +77,7 @@ UNITS: dict[str, str] = {
 _WORTH = {"gap", "loss", "acc_all", "acc_normal", "acc_scc"}
 _NO_MEASURES = {"method", "seed", "digest", "theory", "loss", "grad_norm_weighted", *SUMMARY_KEYS}
 _SHARES = {"fdp", "pa", "honest_edge_loss", "acc_all", "acc_normal", "acc_scc"}
+_LEGIBLE = 20  # characters below which a column of words is not worth folding
 _MANY = 0.2  # share of lost edges between honest nodes that deserves a warning
 
 
@@ -119,48 +120,77 @@ def cells(summary: dict[str, Any], shown: Sequence[tuple[str, str]] | None = Non
 
 
 def print_runs(console: Console, summaries: Sequence[dict[str, Any]], title: str) -> None:
-    """Print the table of runs, or a block per run where the terminal is too narrow; what its columns mean; and remarks."""
-    table = terminal_table(summaries, title)
-    if width_of(table) > console.width:
-        console.print(blocks(summaries, title, console.width), markup=False, highlight=False, soft_wrap=True)
-    else:
-        console.print(table)
-    accuracies = [key for _, key in columns(summaries) if key.startswith("acc")]
-    lines = [f"{name}: {meaning}" for name, meaning in meanings(accuracies)]
+    """Print the table of runs, what its columns mean, and remarks."""
+    shown = columns(summaries)
+    print_numbers(console, [heading for heading, _ in shown], [cells(summary, shown) for summary in summaries], title)
+    lines = [f"{name}: {meaning}" for name, meaning in meanings(key for _, key in shown if key.startswith("acc"))]
     for line in [*lines, *(line for summary in summaries for line in remarks(summary))]:
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def terminal_table(summaries: Sequence[dict[str, Any]], title: str) -> Table:
-    """A table for the terminal, 80 columns wide for usual names: headings may fold, values never do."""
+    """A table of runs, 80 columns wide for usual names."""
     shown = columns(summaries)
     return narrow_table([heading for heading, _ in shown], [cells(summary, shown) for summary in summaries], title)
 
 
-def width_of(table: Table) -> int:
-    """Characters that a table of `narrow_table` needs."""
-    return sum((column.width or 0) + 1 for column in table.columns) + 1
+def print_numbers(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Print a table of numbers, of which headings may fold and values never do; a block per row where it does not fit."""
+    table = narrow_table(headings, rows, title or None)
+    fits = sum((column.width or 0) + 1 for column in table.columns) + 1 <= console.width
+    _print_fitting(console, table if fits else None, headings, rows, title)
 
 
-def blocks(summaries: Sequence[dict[str, Any]], title: str, width: int) -> str:
-    """The same values as a block of lines per run, none wider than `width`, for terminals that the table does not fit."""
-    shown = [one for one in columns(summaries) if one[1] != "method"]
-    lines = textwrap.wrap(title, width)
-    for summary in summaries:
-        lines += ["", str(summary["method"])]
-        values = [(heading, cell(key, summary.get(key))) for heading, key in shown]
-        lines += pairs_in_lines([(heading, value) for heading, value in values if value != "-"], width)
+def print_words(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
+    """Print a table in which cells with blanks fold and others do not; a block per row where such columns get narrow."""
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    needed = 0
+    for heading, *values in zip(headings, *rows, strict=True):
+        folds = any(" " in value for value in values)
+        table.add_column(heading, no_wrap=not folds, overflow="fold")
+        longest = max(map(len, [heading, *values]))
+        needed += 3 + (min(_LEGIBLE, longest) if folds else longest)
+    for row in rows:
+        table.add_row(*[escape(value) for value in row])  # brackets in cells are no markup
+    _print_fitting(console, table if needed <= console.width else None, headings, rows, title)
+
+
+def _print_fitting(
+    console: Console, table: Table | None, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str
+) -> None:
+    """Print a table, or a block of lines per row if there is none that fits."""
+    if table is not None:
+        console.print(table)
+        return
+    text = "\n".join([*textwrap.wrap(title, console.width), stacked(headings, rows, console.width)])
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def stacked(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> str:
+    """A block of lines per row, none wider than `width`: its first cell, then the others that are not empty, with headings.
+
+    A sentence has lines of its own.
+    """
+    lines = []
+    for first, *values in rows:
+        lines += ["", first]
+        pairs = [(heading, value) for heading, value in zip(headings[1:], values, strict=True) if value not in ("", "-")]
+        lines += pairs_in_lines([pair for pair in pairs if not pair[1].endswith(".")], width)
+        for _, sentence in pairs:
+            if sentence.endswith("."):
+                lines += textwrap.wrap(sentence, width, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)
 
 
 def pairs_in_lines(pairs: Iterable[tuple[str, str]], width: int) -> list[str]:
     """Headings with their values, as many to a line as fit in `width`."""
-    lines = [""]
+    lines: list[str] = []
     for heading, value in pairs:
         pair = f"{heading} {value}"
-        if lines[-1] and len(lines[-1]) + 3 + len(pair) > width:
-            lines.append("")
-        lines[-1] = f"{lines[-1]}   {pair}" if lines[-1] else f"  {pair}"
+        if lines and len(lines[-1]) + 3 + len(pair) <= width:
+            lines[-1] += f"   {pair}"
+        else:
+            lines += textwrap.wrap(pair, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
     return lines
 
 
@@ -207,14 +237,6 @@ def endings(runs: Iterable[dict[str, Any]]) -> str:
         "infiltrated" if run["outcome"] == "finished" and run.get("core_byzantine") else run["outcome"] for run in runs
     )
     return ", ".join(f"{counts[ending]} {ending}" for ending in ENDING_CODES if ending != "finished" and counts[ending])
-
-
-def plain_table(headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> Table:
-    """A table for the terminal."""
-    table = Table(*headings, title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for row in rows:
-        table.add_row(*[escape(value) for value in row])  # brackets in cells are no markup
-    return table
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
