@@ -30,9 +30,10 @@ from bymi.core.graph import Graph
 from bymi.core.topic import PARAMETERS
 from bymi.netdemo.demo import free_ports, prepare, run_demo
 from bymi.node.event_loop_thread import LoopThread
+from bymi.node.grpc_transport import NetworkConfig
 from bymi.node.identity import certificate_der, read_identity, write_identity
 from bymi.node.peer_network import PeerNetwork
-from bymi.node.peer_session import Session, SessionConfig
+from bymi.node.peer_session import Session
 from bymi.node.roster import Limits, Member
 from bymi.report.tables import plain_table
 from bymi.runs.run_folder import environment
@@ -54,7 +55,7 @@ def sessions(folder: Path, held: list[int], loop: LoopThread, limits: Limits, di
     graph = Graph.from_hears(~torch.eye(len(ports), dtype=torch.bool))
     made = []
     for number in held:
-        config = SessionConfig(number, identities[number], members, graph, "0" * 64, limits, dim, torch.float32)
+        config = NetworkConfig(number, identities[number], members, graph, "0" * 64, limits, dim, torch.float32)
         session = Session(config, loop, lambda *_, **__: None)
         session.start(members[number].endpoint)
         made.append(session)

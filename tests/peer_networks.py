@@ -14,9 +14,10 @@ import torch
 
 from bymi.core.graph import Graph, MatrixGraph
 from bymi.node.event_loop_thread import LoopThread
+from bymi.node.grpc_transport import NetworkConfig
 from bymi.node.identity import Identity, certificate_der, new_identity
 from bymi.node.peer_network import PeerNetwork
-from bymi.node.peer_session import Session, SessionConfig
+from bymi.node.peer_session import Session
 from bymi.node.roster import Limits, Member
 
 LIMITS = Limits(deadline=20.0, start_wait=20.0)
@@ -57,7 +58,7 @@ class Nodes:
         held = list(range(graph.size)) if held is None else held
         self.sessions = {
             node: Session(
-                SessionConfig(node, identity_of(node), members(graph.size), graph, run_id, limits, dim, dtype),
+                NetworkConfig(node, identity_of(node), members(graph.size), graph, run_id, limits, dim, dtype),
                 loop_thread(),
                 tell or self._teller(node),
             )

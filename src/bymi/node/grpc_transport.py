@@ -5,24 +5,29 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
+import torch
 
+from bymi.core.graph import MatrixGraph
+from bymi.node import wire
 from bymi.node.identity import HOST_NAME, Identity, pem_of
 from bymi.node.outbox import GoneError, Outbox
-from bymi.node.roster import Member
+from bymi.node.peer_record import Peer
+from bymi.node.roster import Limits, Member
 from bymi.node.tls_proxy import HANDSHAKE, TLSProxy
-from bymi.node.wire import ASK, GET, PIECE, SERVICE, STATUS, Body, Refused, Request, Tag, frame, join_pieces, pieces, read_frame
+from bymi.node.wire import ASK, GET, PIECE, SERVICE, Body, Refused, Request, Tag, join_pieces, pieces
 
 Tell = Callable[..., None]
 """Reports an event: its name, then fields."""
 
 _AT_ONCE = 8  # calls of one neighbour at a time
+_BUDGET = 16  # largest bodies that a neighbour may pull between two messages of this node
 _SHARE, _LEAST = 0.1, 0.05  # of the time left, and seconds, by which a server answers before the caller's deadline
 _RETRY = 0.05  # seconds between attempts while a neighbour cannot be reached
 _METADATA = 4096  # bytes of metadata of a call
@@ -51,39 +56,40 @@ Answer = Body | Miss | Refused
 Answerer = Callable[[int, Request], Awaitable[bytes]]
 
 
+@dataclass(frozen=True, eq=False)
+class NetworkConfig:
+    """What one node has to know of its network to communicate. `dim`, `dtype`: of the parameters."""
+
+    node: int
+    identity: Identity
+    members: Sequence[Member]
+    graph: MatrixGraph
+    run_id: str
+    limits: Limits
+    dim: int
+    dtype: torch.dtype
+
+
 class Transport:
     """Server and channels of one node. All methods but the constructor run in the event loop."""
 
-    def __init__(
-        self,
-        identity: Identity,
-        members: Mapping[int, Member],
-        run_id: str,
-        tell: Tell,
-        answer: Answerer,
-        *,
-        hold: float,
-        budget: int,
-        question: int,
-    ) -> None:
-        """`members`: neighbours by number. `hold`: longest time for which a call waits here.
-
-        `budget`: bytes that a neighbour may pull between two messages of this node. `question`: bytes of the longest question.
-        """
+    def __init__(self, config: NetworkConfig, peers: Mapping[int, Peer], tell: Tell, answer: Answerer) -> None:
+        """`peers`: neighbours by number. `answer`: answers the questions of neighbours."""
+        own = config.dtype, config.dim
+        self._hold = 2 * config.limits.deadline  # seconds for which a call may wait here
+        self._question = wire.body_limit({"point": own}) + wire.WORDS_LIMIT + 2  # bytes of the longest question
+        self._budget = _BUDGET * (wire.body_limit({"a": own, "b": own, "c": (torch.float64, config.graph.size)}) + wire.NONCE)
         self.outbox = Outbox()
-        self.banned: set[int] = set()
         self.refusals: Counter[str] = Counter()  # of calls, by reason
         self.refused_connections: Counter[str] = Counter()
-        self._identity, self._run_id, self._tell, self._answer = identity, run_id, tell, answer
-        self._hold, self._budget, self._question = hold, budget, question
-        self._members = dict(members)
-        prints = {member.fingerprint: number for number, member in members.items()}
-        certificates = b"".join(member.certificate for member in members.values())
-        self._proxy = TLSProxy(identity, prints, certificates, self._on_refused_connection)
+        self._identity, self._run_id = config.identity, config.run_id
+        self._peers, self._tell, self._answer = peers, tell, answer
+        prints = {peer.member.fingerprint: number for number, peer in peers.items()}
+        certificates = b"".join(peer.member.certificate for peer in peers.values())
+        self._proxy = TLSProxy(config.identity, prints, certificates, self._on_refused_connection)
         self._running: Counter[int] = Counter()  # calls of each neighbour
         self._served: Counter[int] = Counter()
         self._served_since = -1
-        self.pulled: dict[int, Tag] = {}  # what each neighbour has pulled last
         self._server: Any = None
         self._channels: list[Any] = []
         self._calls: dict[tuple[int, str], Any] = {}
@@ -109,7 +115,7 @@ class Transport:
             ("grpc.enable_http_proxy", 0),
         ]
         for number, endpoint in endpoints.items():
-            root = pem_of(self._members[number].certificate)
+            root = pem_of(self._peers[number].member.certificate)
             credentials = grpc.ssl_channel_credentials(root, self._identity.key, self._identity.certificate)
             channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
             self._channels.append(channel)
@@ -130,7 +136,7 @@ class Transport:
 
     async def fetch(self, number: int, method: str, tag: Tag, seconds: float, limit: int, body: bytes = b"") -> Answer:
         """Bytes of a neighbour's message, `limit` at most, waited for up to a deadline, or why there are none."""
-        head, long = frame(self._run_id, tag), limit > PIECE
+        head, long = wire.frame(self._run_id, tag), limit > PIECE
         start, loop = self._calls[number, _LONG if long else method], asyncio.get_running_loop()
         end = loop.time() + seconds
         while (left := end - loop.time()) > 0:
@@ -157,7 +163,7 @@ class Transport:
                 break
             else:  # gRPC has refused a piece that is too long
                 raise _CallRefused("too large", grpc.StatusCode.INVALID_ARGUMENT)
-            if request.tag.kind == STATUS:
+            if request.tag.kind == wire.STATUS:
                 body = str(self.outbox.step).encode()
             else:
                 body = await self.outbox.wait_for(request.tag, number, self._patience(context))
@@ -169,7 +175,7 @@ class Transport:
             async with asyncio.timeout(self._hold):
                 for piece in pieces(body):
                     await context.write(piece)
-            self.pulled[number] = request.tag
+            self._peers[number].pulled = request.tag
 
     async def on_ask(self, content: AsyncIterable[bytes], context: Any) -> bytes:
         """The answer to an `Ask`."""
@@ -192,7 +198,7 @@ class Transport:
         try:
             if number is None:  # another program on this machine, since nobody else reaches the port
                 raise _CallRefused("not through TLS", status.PERMISSION_DENIED)
-            if number in self.banned:
+            if self._peers[number].banned:
                 raise _CallRefused("banned", status.PERMISSION_DENIED)
             if self._running[number] >= _AT_ONCE:
                 raise Refused("too many calls at a time")
@@ -217,7 +223,7 @@ class Transport:
     def _read(self, content: Body) -> Request:
         """The request in a call; raises _CallRefused if it is not as it should be, or of another run."""
         try:
-            request = read_frame(content)
+            request = wire.read_frame(content)
         except Refused as refused:
             raise _CallRefused(refused.reason, grpc.StatusCode.INVALID_ARGUMENT) from None
         if request.run != self._run_id:

@@ -123,7 +123,7 @@ class PeerNetwork:
     def _votes(self, value: float) -> Tensor:
         """Values [M] of all nodes, passed on from node to node.
 
-        A neighbour can lie about the nodes behind it, so a run of real nodes needs no vote: `checked` of the roster sees to it.
+        A neighbour can lie about the nodes behind it, so a run of real nodes needs no vote: `Roster` sees to it.
         """
         votes = torch.full((self.size,), _UNKNOWN, dtype=torch.float64)
         votes[self.nodes] = value

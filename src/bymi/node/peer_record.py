@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from bymi.node.roster import Member
+from bymi.node.wire import Tag
+
 _FORGIVEN = 0.25  # strikes taken off by a message in time
 _LONGEST_PAUSE = 64  # rounds without a probe, at most
 
@@ -20,7 +23,7 @@ class Peer:
     """
 
     number: int
-    name: str
+    member: Member
     limit: int
     strikes: float = 0.0
     suspected: bool = False
@@ -29,7 +32,12 @@ class Peer:
     pause: int = 0  # rounds until the next probe
     heard_at: int = -1  # round of its last valid message
     last: dict[str, tuple[int, dict[str, Tensor]]] = field(default_factory=dict)  # by kind: exchange number, vectors
+    pulled: Tag | None = None  # the message that it has pulled last
     counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        return self.member.name
 
     @property
     def state(self) -> str:

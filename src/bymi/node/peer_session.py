@@ -15,18 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bymi.core.graph import MatrixGraph
 from bymi.node import wire
 from bymi.node.event_loop_thread import LoopThread
-from bymi.node.grpc_transport import Answer, Miss, Tell, Transport
-from bymi.node.identity import Identity
+from bymi.node.grpc_transport import Answer, Miss, NetworkConfig, Tell, Transport
 from bymi.node.outbox import KEPT, GoneError
 from bymi.node.peer_record import Peer
-from bymi.node.roster import Limits, Member
 from bymi.node.wire import ASK, GET, NONCE, Body, Expected, Refused, Request, Tag, encode
 
 QUESTION, ANSWER, COMMIT, REACHED = "question", "answer", "commitment of ", "reached "
-_BUDGET = 16  # largest bodies that a neighbour may pull between two messages of this node
 _DIGITS = 10  # of a round number
 _POLL = 0.01  # seconds
 
@@ -37,20 +33,6 @@ class BehindError(Exception):
     def __init__(self, step: int) -> None:
         super().__init__(step)
         self.step = step
-
-
-@dataclass(frozen=True, eq=False)
-class SessionConfig:
-    """What a session needs to know of a run. `dim`, `dtype`: of the parameters."""
-
-    node: int
-    identity: Identity
-    members: Sequence[Member]
-    graph: MatrixGraph
-    run_id: str
-    limits: Limits
-    dim: int
-    dtype: torch.dtype
 
 
 @dataclass(eq=False)
@@ -65,24 +47,14 @@ class _Questions:
 class Session:
     """Communication of one node. Methods are called from one thread, which waits for the event loop in another."""
 
-    def __init__(self, config: SessionConfig, loop: LoopThread, tell: Tell) -> None:
+    def __init__(self, config: NetworkConfig, loop: LoopThread, tell: Tell) -> None:
         self.config, self.loop, self.tell = config, loop, tell
         graph, node, limits = config.graph, config.node, config.limits
         near = graph.hears[node] | graph.hears[:, node]
-        members = {number: config.members[number] for number in near.nonzero().flatten().tolist()}
         self.senders: list[int] = graph.hears[node].nonzero().flatten().tolist()
-        self.peers = {number: Peer(number, member.name, limits.strikes) for number, member in members.items()}
-        largest = {"a": (config.dtype, config.dim), "b": (config.dtype, config.dim), "c": (torch.float64, graph.size)}
-        self.transport = Transport(
-            config.identity,
-            members,
-            config.run_id,
-            tell,
-            self._on_question,
-            hold=2 * limits.deadline,
-            budget=_BUDGET * (wire.body_limit(largest) + NONCE),
-            question=wire.body_limit({"point": (config.dtype, config.dim)}) + wire.WORDS_LIMIT + 2,
-        )
+        numbers: list[int] = near.nonzero().flatten().tolist()
+        self.peers = {number: Peer(number, config.members[number], limits.strikes) for number in numbers}
+        self.transport = Transport(config, self.peers, tell, self._on_question)
         self.step = 0
         self.started = False  # all neighbours were heard once, or waited for long enough
         self._last: Tag | None = None  # of the last exchange
@@ -98,10 +70,8 @@ class Session:
 
     def connect(self, endpoints: Mapping[int, str] | None = None) -> None:
         """Open a channel to every node that this one hears, at the endpoints of the roster or at others."""
-        members = self.config.members
-        self.loop.wait(
-            self.transport.connect({one: endpoints[one] if endpoints else members[one].endpoint for one in self.senders})
-        )
+        given = {number: self.peers[number].member.endpoint for number in self.senders} if endpoints is None else endpoints
+        self.loop.wait(self.transport.connect({number: given[number] for number in self.senders}))
 
     def close(self) -> None:
         """Close server and channels."""
@@ -118,7 +88,7 @@ class Session:
         tags = {self._last, self._last and self._last._replace(kind=REACHED + self._last.kind)}
 
         def is_served(peer: Peer) -> bool:
-            return peer.suspected or peer.banned or self.transport.pulled.get(peer.number) in tags
+            return peer.suspected or peer.banned or peer.pulled in tags
 
         async def all_served() -> None:
             with contextlib.suppress(TimeoutError):
@@ -234,7 +204,7 @@ class Session:
         opened = await self._pull(tag, list(known), limit + NONCE)
         for number, opening in opened.items():
             if isinstance(opening, Body):
-                sender = self.config.members[number].fingerprint
+                sender = self.peers[number].member.fingerprint
                 try:
                     opened[number] = wire.open_commitment(opening, known[number], self.config.run_id, tag, sender)
                 except Refused as refused:

@@ -26,11 +26,12 @@ from bymi.detection.verdict import SUSPENDED
 from bymi.node import node_checkpoints as checkpoints
 from bymi.node.event_log import LOG, Journal
 from bymi.node.event_loop_thread import LoopThread
+from bymi.node.grpc_transport import NetworkConfig
 from bymi.node.identity import read_identity
 from bymi.node.node_file import NodeFile, read_node_file
 from bymi.node.own_data import OwnProblem, load_loss, load_model, load_samples, signature_of
 from bymi.node.peer_network import PeerNetwork
-from bymi.node.peer_session import BehindError, Session, SessionConfig
+from bymi.node.peer_session import BehindError, Session
 from bymi.node.roster import Roster, read_roster
 from bymi.node.status_server import StatusServer
 from bymi.problems import Shards
@@ -77,7 +78,7 @@ class NodeRun:
         self.journal = Journal(self.state_folder, self.name)
         self.progress = Progress()
         dim, dtype = roster.model.dim, roster.model.torch_dtype
-        config = SessionConfig(node, identity, roster.members, roster.graph, roster.run_id, roster.limits, dim, dtype)
+        config = NetworkConfig(node, identity, roster.members, roster.graph, roster.run_id, roster.limits, dim, dtype)
         self._loop, self._own_loop = loop or LoopThread(), loop is None
         self.session = Session(config, self._loop, self.journal.tell)
         self.orders: SimpleQueue[tuple[str, int]] = SimpleQueue()
@@ -239,8 +240,6 @@ class NodeRun:
             peer = self.session.peers[number]
             self.journal.tell(what, peer=number, name=peer.name, step=state.step)
             peer.banned = what == "ban"
-            change = self.session.transport.banned.add if peer.banned else self.session.transport.banned.discard
-            self._loop.call(change, number)
             if what == "pardon":
                 self._loop.call(peer.readmit)
                 self.progress.flagged.pop(peer.name, None)

@@ -135,6 +135,8 @@ class TLSProxy:
         try:
             with contextlib.closing(writer):
                 await self._pass_on(reader, writer, Caller(number, address))
+        except OSError as problem:  # no connection to the server: no descriptor is free
+            self._refuse("cannot be accepted", address, number, problem.strerror)
         finally:
             if task in connections:
                 connections.remove(task)
