@@ -25,6 +25,7 @@ net_app = typer.Typer(help="A network of real nodes: its roster, and a demonstra
 _HERE = Path("node.toml")
 Neighbour = Annotated[str, typer.Argument(metavar="NAME", help="A neighbour.")]
 NodeFile = Annotated[Path, typer.Argument(metavar="NODE.toml", help="The node's own settings: docs/deploy.md.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the node's status page; default: from NODE.toml's state.")]
 
 
@@ -58,11 +59,7 @@ def run_node(path: NodeFile = _HERE) -> None:
 
 
 @node_app.command()
-def status(
-    path: NodeFile = _HERE,
-    url: Url = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def status(path: NodeFile = _HERE, url: Url = None, as_json: AsJson = False) -> None:
     """Print what a running node does: round, phase, loss, and each neighbour's state and verdict."""
     found = json.loads(_call(path, url, "/status.json"))
     if as_json:
@@ -83,7 +80,7 @@ def export(
     url: Url = None,
 ) -> None:
     """Write the model of a node, by parameter name: of one that runs, or the last one of a run that has ended."""
-    from bymi.core.files import writing
+    from bymi.core.files import write_bytes
     from bymi.node.run_node import MODEL
 
     try:
@@ -92,8 +89,7 @@ def export(
         if url is not None or not (stored := _state(path) / MODEL).is_file():
             raise
         model = stored.read_bytes()
-    with writing(out) as file:
-        file.write(model)
+    write_bytes(out, model)
     print(f"Wrote {out}")
 
 
@@ -156,7 +152,7 @@ def demo(
     out: Annotated[
         Path | None, typer.Option("--out", help="Folder for keys, logs and models. Default: removed at the end.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run real nodes on this machine: keys, roster, a process each, mutual TLS on loopback, and a table at the end."""
     from bymi.netdemo.demo import prepare, run_demo
