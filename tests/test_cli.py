@@ -318,3 +318,7 @@ def test_reproduce_draws_boxes_and_medians_and_resumes(tmp_path: Path, monkeypat
     before = {path: dates_in(path) for path in place.iterdir() if path.is_dir()}
     assert (len(before), bymi(*words)) == (6, answer)
     assert before == {path: dates_in(path) for path in before}
+    (place / "medians.md").unlink()
+    quiet = bymi(*words, "--quiet")
+    assert (quiet.code, quiet.out, quiet.err) == (0, "", "")
+    assert (place / "medians.md").exists()

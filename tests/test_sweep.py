@@ -92,6 +92,15 @@ def test_runs_that_differ_in_a_key_that_one_lacks_are_two_rows(word: str, tmp_pa
     assert set(table_of([*find_runs([tmp_path]), not_run]).settings) == set(package.results(tmp_path).settings)
 
 
+def test_the_level_has_one_name_in_run_and_sweep(tmp_path: Path) -> None:
+    words = (*FINISHES, "method=drsgd-bymi", "--fdr-level", 0.1)
+    assert bymi("sweep", *words, "seeds=1", "--jobs", 1, "--quiet", "--out", tmp_path / "swept").code == 0
+    assert bymi("run", *words, "--jobs", 1, "--quiet", "--out", tmp_path / "run").code == 0
+    swept, ran = (next((tmp_path / name).glob("*/spec.json")) for name in ("swept", "run"))
+    assert store.read_json(swept)["detection"]["fdr_level"] == 0.1
+    assert swept.parent.name == ran.parent.name
+
+
 def test_files_of_results(swept: Path, tmp_path: Path) -> None:
     assert bymi("results", swept, "--csv", tmp_path / "all.csv").code == 0
     with (tmp_path / "all.csv").open(encoding="utf-8", newline="") as file:

@@ -20,6 +20,9 @@ def complete_words(text: str) -> list[str]:
     return [word for word in words if word.startswith(text)]
 
 
+FdrLevel = Annotated[
+    float | None, typer.Option("--fdr-level", help="Target false discovery rate, the key detection.fdr_level.")
+]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the run folders.")]
 Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Runs at a time, each in a process. Default: one per core.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:1. auto: a GPU for models that gain from one.")]

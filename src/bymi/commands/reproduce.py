@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,6 +52,7 @@ def reproduce(
     checkpoint_every: options.CheckpointEvery = None,
     keep_models: options.KeepModels = "mean",
     timeout: options.Timeout = 60.0,
+    quiet: options.Quiet = False,
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
     from bymi.distributed.join_process_group import ranks
@@ -63,81 +64,82 @@ def reproduce(
     from bymi.runs import write_resolved_specs
 
     if study == "pages":
-        _pages(check)
+        _pages(check, quiet)
         return
     require(not check, "--check", study, "for pages only")
     if study == detect_level.NAME:
-        _detect_level(out / detect_level.FOLDER, fast, data)
+        _detect_level(out / detect_level.FOLDER, fast, data, quiet)
         return
     if study in COMPUTED:
-        _computed(COMPUTED[study], out / f"reproduce-{study}", fast=fast, data=data, jobs=jobs or 1)
+        _computed(COMPUTED[study], out / f"reproduce-{study}", fast=fast, data=data, jobs=jobs or 1, quiet=quiet)
         return
     plan = find_study(study, seeds=seeds, mu=mu, dims=dim or (), only=only or (), fast=fast)
     specs, folder = plan.specs, out / plan.folder
     refuse_link(folder)
     if export is not None:
         write_resolved_specs(export, [spec.resolved for spec in specs])
-        print_line(f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}")
+        _say([f"Wrote {len(specs)} runs to {export}: python -m bymi.runs {export} --out {folder}"], quiet)
         return
     with ranks(timeout, device=device) as group:
         where = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
-        results = run_specs(specs, folder, jobs, {**where, "keep_models": keep_models}, group, apart=True)
+        results = run_specs(specs, folder, jobs, {**where, "keep_models": keep_models}, group, apart=True, quiet=quiet)
     if group is not None and group.rank:
         return
     everything = find_study(study, seeds=max(seeds, 5), mu=mu, fast=fast)  # includes what earlier calls have run
     said = ("" if seeds == 5 else f" --seeds {seeds}") + ("" if mu == 5.0 else f" --mu {mu:g}")
     paths, table = show(everything, folder, f"bymi reproduce {study}{said}")
-    for path in paths:
-        print_line(f"Wrote {path}")
-    if table is not None:
+    _say([f"Wrote {path}" for path in paths], quiet)
+    if table is not None and not quiet:
         print_words(console(), *table)
     failed = [result for result in results if isinstance(result, BymiError)]
     if failed:
-        print_line(f"{len(failed)} runs could not be made, the first: {failed[0]}")
+        print_line(f"{len(failed)} runs could not be made, the first: {failed[0]}", error=True)
         raise typer.Exit(failed[0].exit_code)
 
 
-def _pages(check: bool) -> None:
+def _say(lines: Iterable[str], quiet: bool) -> None:
+    for line in () if quiet else lines:
+        print_line(line)
+
+
+def _pages(check: bool, quiet: bool) -> None:
     """Write the pages of the checkout in the current folder, or name those that differ."""
     from bymi.paper import all_pages as pages
 
     found = pages.check(Path()) if check else [f"Wrote {path}" for path in pages.write(Path())]
-    for line in found:
-        print_line(line)
+    _say(found, quiet)
     if check and found:
         raise typer.Exit(InputError.exit_code)
 
 
-def _computed(study: Any, folder: Path, *, fast: bool, data: Path | None, jobs: int) -> None:
+def _computed(study: Any, folder: Path, *, fast: bool, data: Path | None, jobs: int, quiet: bool) -> None:
     """A study without run folders: its points with a progress bar, then its files."""
     from bymi.runs.tasks import fetch
 
     if study.data is not None:
         fetch(study.data, data, lambda *_: None)
     refuse_link(folder)
-    with _counted(study.name, len(study.points(fast)), "points") as tell:
+    with _counted(study.name, len(study.points(fast)), "points", quiet) as tell:
         paths = study.run(folder, fast=fast, data=data, jobs=jobs, tell=tell)
-    for path in paths:
-        print_line(f"Wrote {path}")
+    _say([f"Wrote {path}" for path in paths], quiet)
 
 
-def _detect_level(folder: Path, fast: bool, data: Path | None) -> None:
+def _detect_level(folder: Path, fast: bool, data: Path | None, quiet: bool) -> None:
     """The study without runs: draws with a progress bar, then its files."""
     from bymi.paper.page_detect_level import draw, draws, run
     from bymi.runs.tasks import fetch
 
     if not fast:
         fetch("mnist", data, lambda *_: None)
-    with _counted("detection on arrays", draws(fast=fast), "draws") as tell:
+    with _counted("detection on arrays", draws(fast=fast), "draws", quiet) as tell:
         run(folder, fast=fast, data=data, tell=tell)
-    for path in draw(folder):
-        print_line(f"Wrote {path}")
+    _say([f"Wrote {path}" for path in draw(folder)], quiet)
 
 
 @contextmanager
-def _counted(what: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+def _counted(what: str, total: int, unit: str, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A function that advances a progress bar by a number of units."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn())
-    with bar((*columns, TextColumn("left"), TimeRemainingColumn())) as shown:
+    with bar((*columns, TextColumn("left"), TimeRemainingColumn()), hidden=quiet) as shown:
         task = shown.add_task(what, total=total)
         yield lambda count: shown.advance(task, count)

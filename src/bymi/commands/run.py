@@ -34,9 +34,7 @@ def run(
         ),
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of all random streams.")] = None,
-    fdr_level: Annotated[
-        float | None, typer.Option("--fdr-level", help="Target false discovery rate, the key detection.fdr_level.")
-    ] = None,
+    fdr_level: options.FdrLevel = None,
     out: options.Out = Path("runs"),
     jobs: options.Jobs = None,
     device: options.Device = "auto",

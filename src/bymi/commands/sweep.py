@@ -30,6 +30,7 @@ def sweep(
             help="A recipe or a file, then keys: attack=[ipm,gradient] nodes=60 seeds=5. Lists, in a file too, mean a product.",
         ),
     ],
+    fdr_level: options.FdrLevel = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for the run folders, results.csv and report.html.")] = Path(
         "sweep"
     ),
@@ -55,6 +56,7 @@ def sweep(
 
     sys.path.append(os.getcwd())  # for own parts, module:Name
     source = words.pop(0) if "=" not in words[0] else None
+    words += [] if fdr_level is None else [f"detection.fdr_level={fdr_level}"]
     plan = load_sweep(source, words, imports=imports)
     where: dict[str, Any] = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
     if dry_run:
