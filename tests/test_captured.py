@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
 from bymi import RULES, LocalNetwork, Round
+from bymi.aggregation import Krum, MultiKrum
 from bymi.core import captured as module
 from bymi.core.captured import captured
+from bymi.core.neighbourhoods import Neighbourhoods
 from bymi.core.topic import PARAMETERS
 from bymi.core.topology import ErdosRenyi
 
@@ -36,23 +40,72 @@ class Stubborn:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
+class Counted:
+    """A recording that calls the program, and says what was recorded."""
+
+    made: ClassVar[list[tuple[int, ...]]] = []
+
+    def __init__(self, program: Callable[..., Any], example: tuple[Tensor, ...]) -> None:
+        self.replay = program
+        self.made.append(tuple(example[0].shape))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes recorded, as if the CPU were a GPU."""
+    monkeypatch.setattr(module, "_programs", {})
+    monkeypatch.setattr(module, "_recordable", lambda values: True)
+    monkeypatch.setattr(module, "Recording", Counted)
+    monkeypatch.setattr(Counted, "made", [])
+    return Counted.made
+
+
+def test_a_program_is_recorded_when_a_shape_comes_again(recorded: list[tuple[int, ...]]) -> None:
+    for size in (3, 4, 3, 3, 5, 4, 3):
+        assert torch.equal(captured(powers, torch.ones(size))[0], torch.full((size,), 2.0))
+    assert recorded == [(3,), (4,)]
+    captured(powers, torch.ones(3), factor=3)
+    captured(powers, torch.ones(3).double())
+    assert recorded == [(3,), (4,)], "other constants, another type"
+
+
+def test_equal_rules_share_a_recording_and_others_do_not(recorded: list[tuple[int, ...]]) -> None:
+    points = torch.randn(2, 6, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gram, valid = points @ points.mT, torch.ones(2, 6, dtype=torch.bool)
+    hood = Neighbourhoods(slice(None), valid, None, gram)
+    first, second = Krum(f=1).weights_in(hood), Krum(f=1).weights_in(hood)
+    assert torch.equal(first, second)
+    assert len(recorded) == 1
+    MultiKrum(f=1).weights_in(hood)
+    assert torch.equal(Krum(f=2).weights_in(hood), Krum(f=2).weights(gram, valid))
+    assert len(recorded) == 1
+
+
+def test_recordings_that_are_used_stay_and_others_go(recorded: list[tuple[int, ...]]) -> None:
+    for size in range(2, 100):
+        captured(powers, torch.ones(1))
+        captured(powers, torch.ones(size))
+    assert recorded == [(1,)]
+    assert len(module._programs) == module._KEPT
+
+
+def test_a_program_that_cannot_be_captured_is_called_with_a_warning(
+    recorded: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "Recording", Stubborn)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(4):
+            assert captured(powers, torch.ones(7), factor=5)[0].tolist() == [5.0] * 7
+    assert len(caught) == 1
+
+
 @on_a_gpu
 def test_a_replay_computes_from_new_numbers_and_overwrites_no_result() -> None:
     found = [captured(powers, torch.full((3,), float(turn), device="cuda"), factor=2) for turn in range(5)]
     for turn, (first, second) in enumerate(found):
         assert first.tolist() == [2.0 * turn] * 3
         assert second.tolist() == [float(turn) ** 2] * 3
-
-
-@on_a_gpu
-def test_a_program_that_cannot_be_captured_is_called_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Recording", Stubborn)
-    values = torch.ones(7, device="cuda")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(4):
-            assert captured(powers, values, factor=5)[0].tolist() == [5.0] * 7
-    assert len(caught) == 1
 
 
 @on_a_gpu

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
-from bymi.aggregation.base import WeightedRule
+from bymi.aggregation.base import WeightedRule, with_own
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import norms
 from bymi.core.named_parts import bounded
@@ -30,8 +28,4 @@ class BALANCE(WeightedRule):
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         bound = self.gamma * math.exp(-self.kappa * round.step / round.steps) * norms(inbox.own) + self.absolute
         accepted = inbox.heard & (inbox.dist2_to_own() <= (bound**2)[:, None])
-        number = accepted.sum(1).to(torch.float64)
-        own = torch.where(
-            number > 0, torch.full_like(number, self.self_weight), 1.0
-        )  # a tensor: from two scalars it would be float32
-        return Mixture(own, accepted * ((1 - own) / number.clamp_min(1))[:, None])
+        return with_own(accepted, self.self_weight)

@@ -85,6 +85,13 @@ class WeightedRule(Rule):
         return inbox.mix(self.weigh(inbox, round))
 
 
+def with_own(chosen: Tensor, self_weight: float) -> Mixture:
+    """`self_weight` on the own vector, and the rest in equal parts on the messages `chosen` [B, P]; none: all on the own."""
+    number = chosen.sum(1).to(torch.float64)
+    own = torch.where(number > 0, torch.full_like(number, self_weight), 1.0)  # two scalars would make it float32
+    return Mixture(own, chosen * ((1 - own) / number.clamp_min(1))[:, None])
+
+
 class NeighbourhoodRule(WeightedRule):
     """A weighted rule that decides from inner products within a neighbourhood, so that wrappers can change these before."""
 
@@ -127,8 +134,8 @@ class DistanceRule(NeighbourhoodRule):
         assert hood.own is not None
         share = mixing * hood.valid / (mixing * hood.valid).sum(1, keepdim=True)
         dist2 = dist2_to_own(hood.gram, hood.own)
-        others = share.scatter(1, hood.own, 0.0)
-        weight = self.choose(Around(dist2, hood.neighbours, others, share.gather(1, hood.own).squeeze(1)), round)
+        rest = share.scatter(1, hood.own, 0.0)
+        weight = self.choose(Around(dist2, hood.neighbours, rest, share.gather(1, hood.own).squeeze(1)), round)
         return weight.scatter(1, hood.own, 1 - weight.sum(1, keepdim=True))
 
 
@@ -307,6 +314,11 @@ def squared_distances(gram: Tensor) -> Tensor:
     """Squared distances [b, n, n] between the points of sets, from their inner products."""
     square = gram.diagonal(dim1=1, dim2=2)
     return (square[:, :, None] + square[:, None, :] - 2 * gram).clamp_min_(0.0)
+
+
+def others(valid: Tensor) -> Tensor:
+    """Mask [b, n, n] of the valid points other than the point itself, for each point of sets."""
+    return valid[:, None, :] & ~torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)
 
 
 def dist2_to_own(gram: Tensor, own: Tensor) -> Tensor:

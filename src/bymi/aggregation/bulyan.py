@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Rule, Tolerant, smallest, squared_distances
+from bymi.aggregation.base import Rule, Tolerant, others, smallest, squared_distances
 from bymi.aggregation.each_receiver import each_receiver
 from bymi.aggregation.meamed import mean_about
 from bymi.aggregation.median import middle
@@ -50,14 +50,13 @@ class Bulyan(Tolerant, Rule):
         assumed = self.assumed(count - 1, (count - 3) // 4)
         wanted, left = count - 2 * assumed, valid.clone()
         dist2 = squared_distances(gram)
-        itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)
-        nearest, order = dist2.masked_fill(itself | ~valid[:, None, :], torch.inf).sort(2)
+        nearest, order = dist2.masked_fill(~others(valid), torch.inf).sort(2)
         nearest = nearest.masked_fill(nearest.isinf(), 0.0)
         for turn in range(int(wanted.max()) if len(wanted) else 0):
             remaining = left.sum(1, keepdim=True)
             # Krum's scores among those left: the first ones of each order of all.
-            others = left[:, None, :].expand_as(order).gather(2, order)
-            within = others & (others.cumsum(2, dtype=torch.int32) <= (remaining - assumed - 2).clamp_min(1)[:, :, None])
+            there = left[:, None, :].expand_as(order).gather(2, order)
+            within = there & (there.cumsum(2, dtype=torch.int32) <= (remaining - assumed - 2).clamp_min(1)[:, :, None])
             score = (nearest * within).sum(2).masked_fill(~left, torch.inf)
             # Two vectors that are nearest to each other have equal scores of one distance: then all distances decide.
             equal = smallest(score, left, torch.ones_like(count)) > 0

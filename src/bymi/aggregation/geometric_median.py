@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, dist2_to_mean, squared_distances
+from bymi.aggregation.base import SetRule, dist2_to_mean, others, squared_distances
 from bymi.core.captured import captured
 from bymi.core.linalg import lower_median, on_host
 from bymi.core.named_parts import bounded
@@ -85,8 +85,9 @@ class GeometricMedian(SetRule):
         return steady & (change.amax(1, keepdim=True) <= self.tolerance)
 
     def _floor(self, gram: Tensor, valid: Tensor) -> Tensor:
-        """nu per set [b, 1]."""
-        floor = self.smoothing * _spread(gram, valid)[:, None]
+        """nu per set [b, 1]: from the median over its points of their median distance to the others."""
+        medians = lower_median(squared_distances(gram), others(valid)).sqrt()
+        floor = self.smoothing * lower_median(medians, valid).nan_to_num(0.0)[:, None]
         # If half of the points coincide, any positive scale works.
         weight = valid / valid.sum(1, keepdim=True, dtype=torch.float64)
         usual = self.smoothing * (weight * dist2_to_mean(weight, gram)).sum(1, keepdim=True).sqrt()
@@ -107,10 +108,3 @@ def _pulled(distance: Tensor, floor: Tensor, valid: Tensor) -> Tensor:
 def _far(distance: Tensor, valid: Tensor) -> Tensor:
     """Mask [b, n] of points much farther from y than usual."""
     return distance > _FAR * lower_median(distance, valid)[:, None]
-
-
-def _spread(gram: Tensor, valid: Tensor) -> Tensor:
-    """Median over the points of a set of their median distance to the others [b]."""
-    others = valid[:, :, None] & valid[:, None, :] & ~torch.eye(valid.shape[1], dtype=torch.bool, device=gram.device)
-    medians = lower_median(squared_distances(gram), others).sqrt()
-    return lower_median(medians, valid).nan_to_num(0.0)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, Tolerant, smallest, squared_distances
+from bymi.aggregation.base import SetRule, Tolerant, others, smallest, squared_distances
 from bymi.core.linalg import ascending
 from bymi.core.named_parts import bounded
 
@@ -37,7 +37,6 @@ class Krum(Tolerant, SetRule):
 
 def nearest_sums(dist2: Tensor, valid: Tensor, number: Tensor) -> Tensor:
     """Sum [b, n] of the `number` [b, 1] smallest squared distances [b, n, n] of each valid point to others; inf at padding."""
-    itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)
-    ordered = ascending(dist2.masked_fill(itself | ~valid[:, None, :], torch.inf))
+    ordered = ascending(dist2.masked_fill(~others(valid), torch.inf))
     within = torch.arange(valid.shape[1], device=valid.device) < number[:, :, None]
     return torch.where(within, ordered, 0.0).sum(2).masked_fill(~valid, torch.inf)

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Order, Tolerant, WeightedRule
+from bymi.aggregation.base import Order, Tolerant, WeightedRule, with_own
 from bymi.core.errors import InputError
 from bymi.core.inbox import Inbox, Losses, Mixture, Round
 from bymi.core.named_parts import bounded
@@ -46,11 +46,7 @@ class UBAR(Tolerant, WeightedRule):
         loss = torch.where(near, losses, torch.inf)
         good = near & (loss <= own_loss[:, None])
         best = near & (_rank(loss) == 0)
-        chosen = torch.where(good.any(1, keepdim=True), good, best).to(torch.float64)
-
-        number = chosen.sum(1)
-        own = torch.where(number > 0, torch.full_like(number, self.self_weight), 1.0)
-        return Mixture(own, (1 - own)[:, None] * chosen / number.clamp_min(1)[:, None])
+        return with_own(torch.where(good.any(1, keepdim=True), good, best), self.self_weight)
 
 
 def _evaluate(trial: Trial, losses: Losses) -> Tensor:

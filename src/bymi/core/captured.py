@@ -27,7 +27,7 @@ def captured(program: Callable[..., T], *values: Tensor, **constants: Hashable) 
     collection, and keeps the memory of one call: large inputs, where launches matter little, and shapes that come once are not
     recorded.
     """
-    if values[0].device.type != "cuda" or sum(value.numel() for value in values) > LIMITS.captured:
+    if not _recordable(values):
         return program(*values, **constants)
     owner = getattr(program, "__self__", None)  # equal rules share a recording
     form: list[Hashable] = [(value.shape, value.dtype, value.device) for value in values]
@@ -43,6 +43,10 @@ def captured(program: Callable[..., T], *values: Tensor, **constants: Hashable) 
     _programs[key] = ready  # at the end: the first ones are forgotten first
     result: T = ready(*values)
     return result
+
+
+def _recordable(values: tuple[Tensor, ...]) -> bool:
+    return values[0].device.type == "cuda" and sum(value.numel() for value in values) <= LIMITS.captured
 
 
 def _recorded(program: Callable[..., Any], values: tuple[Tensor, ...]) -> Callable[..., Any]:
