@@ -31,9 +31,15 @@ from tests.node_fixtures import INPUTS, MODEL, PACED, HoldInDetection, Running, 
 from tests.peer_networks import loop_thread
 
 
+def status_url(run: NodeRun) -> str:
+    """Address of a node's status page, once it is there."""
+    file = run.state_folder / "status-url"
+    wait_until(lambda: file.exists() and file.read_text().endswith("\n"))
+    return file.read_text().strip()
+
+
 def get(run: NodeRun, path: str, **headers: str) -> bytes:
-    url = (run.state_folder / "status-url").read_text().strip()
-    request = urllib.request.Request(url + path, headers=headers)
+    request = urllib.request.Request(status_url(run) + path, headers=headers)
     with urllib.request.urlopen(request, timeout=10) as answer:
         content: bytes = answer.read()
         return content
@@ -44,15 +50,14 @@ def test_a_run_with_orders_by_hand(tmp_path: Path) -> None:
     paths = write_nodes(tmp_path, 4, "steps=40", "warm_up.steps=10", "watch.every=10", wrong=3)
     early = [Running(path) for path in paths[:3]]  # they wait for the last one before their first round
     first = early[0].run
-    wait_until(lambda: (first.state_folder / "status-url").exists() and get(first, "/healthz") == b"ok\n")
+    url = status_url(first)
+    assert get(first, "/healthz") == b"ok\n"
     assert json.loads(bymi("node", "status", paths[0], "--json").out)["round"] == 0
     assert "node-1: not yet, kept" in bymi("node", "status", paths[0]).out
-    address = (first.state_folder / "status-url").read_text().strip()
-    assert bymi("node", "status", "--url", address).out == bymi("node", "status", paths[0]).out
+    assert bymi("node", "status", "--url", url).out == bymi("node", "status", paths[0]).out
     assert b"fetch(" in get(first, "/")
     with pytest.raises(urllib.error.HTTPError, match="403"):  # a web page that points its own name at loopback
         get(first, "/status.json", Host="evil.example:80")
-    url = (first.state_folder / "status-url").read_text().strip()
     with pytest.raises(urllib.error.HTTPError, match="403"):  # no token
         urllib.request.urlopen(urllib.request.Request(f"{url}/ban", b"node-1"), timeout=10)
     assert "node-2: from the next round on" in bymi("node", "ban", paths[0], "node-2").out
@@ -272,8 +277,7 @@ def test_the_live_page_in_a_browser(tmp_path: Path) -> None:
     paths = write_nodes(tmp_path, 3, "steps=400", "warm_up.steps=10", loss=PACED)
     early = [Running(path) for path in paths[:2]]  # they wait for the third
     run = early[0].run
-    wait_until(lambda: (run.state_folder / "status-url").exists())
-    url = (run.state_folder / "status-url").read_text().strip()
+    url = status_url(run)
     with browser(tmp_path / "profile") as driver:
         driver.get(url)
         wait_until(lambda: "not yet" in driver.find_element("id", "peers").text)

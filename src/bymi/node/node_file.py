@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from bymi.core.errors import InputError, require
-from bymi.core.files import read_bytes
+from bymi.core.errors import require
 from bymi.core.named_parts import Checked, bounded
-from bymi.node.roster import from_table, require_endpoint, toml_table
+from bymi.node.roster import from_table, parse_file, require_endpoint, toml_table
 
-_LIMIT = 1 << 20  # bytes
 LOOPBACK = ("127.0.0.1", "[::1]", "localhost")
 
 
@@ -58,7 +56,4 @@ def parse_node_file(content: bytes) -> NodeFile:
 
 def read_node_file(path: Path) -> NodeFile:
     """A node file, checked."""
-    try:
-        return parse_node_file(read_bytes(path, limit=_LIMIT))
-    except InputError as problem:
-        raise InputError(f"{path}: {str(problem).removeprefix(f'{path}: ')}") from None
+    return parse_file(path, parse_node_file)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ PROTOCOL = 1
 LARGEST_DIM = 1 << 26
 """Most parameters of a model: a message is held in memory."""
 
-_LIMIT = 1 << 24  # bytes of a roster file
+_LIMIT = 1 << 24  # bytes of a file
 _MOST_NODES, _MOST_STEPS = 4096, 10**7
 _PREMIX = 10  # rounds of premixing per node, the most that a simulation takes
 _NAME, _ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"), re.compile(r"[A-Za-z0-9._:\[\]-]+:\d{1,5}")
@@ -263,10 +263,16 @@ def read_members(path: Path) -> list[Member]:
 
 def read_roster(path: Path) -> Roster:
     """A roster file, checked; a one-line InputError for anything else."""
+    return parse_file(path, parse_roster)
+
+
+def parse_file(path: Path, parse: Callable[[bytes], Part]) -> Part:
+    """What `parse` makes of the bytes of a file; its InputErrors begin with the path."""
+    content = read_bytes(path, limit=_LIMIT)
     try:
-        return parse_roster(read_bytes(path, limit=_LIMIT))
+        return parse(content)
     except InputError as problem:
-        raise InputError(f"{path}: {str(problem).removeprefix(f'{path}: ')}") from None
+        raise InputError(f"{path}: {problem}") from None
 
 
 def parse_roster(content: bytes) -> Roster:
