@@ -38,7 +38,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "claims": claims,
     "evidence-images": evidence.images,
     "evidence-non-iid": evidence.non_iid,
+    "evidence-comparisons": evidence.comparisons,
     "evidence-speed": evidence.speed,
+    "evidence-faults": evidence.faults,
 }
 """What stands between the marks of each name."""
 

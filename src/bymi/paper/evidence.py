@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from bymi.core.files import write_bytes
+from bymi.paper import page_grid as grid
+from bymi.paper import page_optimisers as optimisers
+from bymi.paper import page_rules_linear as rules_linear
 from bymi.paper.committed_results import NOT_MEASURED, Results, of, percent, span
 from bymi.paper.provenance import fingerprints
 from bymi.paper.published_tables import WITH_DETECTION
+from bymi.paper.study_grid import TOLD, TOLD_RULES
 from bymi.paper.study_images import ATTACKS, DATA, RULES
 from bymi.paper.study_red_team import COLUMNS as DEFENCES
 from bymi.report.figures import save
@@ -84,6 +90,62 @@ def speed(results: Results) -> str:
             found = [(f"`bymi run mnist`, ranks: {row['ranks']}", row["seconds"]) for row in values["whole"]]
         rows += [[what, f"{seconds:.3g}", where, how] for what, seconds in found]
     return markdown_table(["what", "seconds", "with", "command and values"], rows) if rows else NOT_MEASURED
+
+
+def comparisons(results: Results) -> str:
+    """What the studies of rules, detectors and optimisers find, a line each, with links to page and values."""
+    rows = []
+    for name, sentence in _FINDINGS.items():
+        values = results.json(f"{name}.json")
+        if values is not None:
+            links = f"[page](results/{name}.md), [values](results/{name}.json)"
+            rows.append([f"`{values['command']}`", sentence(values), links])
+    return markdown_table(["command", "what it finds", "more"], rows) if rows else NOT_MEASURED
+
+
+def _misspecified(values: dict[str, Any]) -> str:
+    def largest(row: str) -> str:
+        gap = max(grid.worth(cell["runs"]) for cell in values["cells"] if cell["row"].endswith(row))
+        return f"{gap:.1e}" if math.isfinite(gap) else "diverged"
+
+    told = ", ".join(f"{word} {largest(f' {word}')}" for word in TOLD)
+    rules = (
+        f"Largest median gap over all attacks of {', '.join(TOLD_RULES)}, by the share of Byzantine nodes they are told: {told}"
+    )
+    return f"{rules}; of the hardened method, which is told none: {largest('hardened')}."
+
+
+def _centralised(values: dict[str, Any]) -> str:
+    points = [point["detectors"] for point in values["points"] if point["share"]]
+    means = [
+        f"{name} {mean(point[name]['fdp'] for point in points):.2f}, {mean(point[name]['power'] for point in points):.2f}"
+        for name in points[0]
+    ]
+    return f"False discovery proportion and share found, means over attacks and shares: {'; '.join(means)}."
+
+
+def _optimisers(values: dict[str, Any]) -> str:
+    exact = next(line for line in optimisers.findings(values) if line.startswith("* exact, different: "))
+    return f"Final gap with exact gradients where nodes differ: {exact.removeprefix('* exact, different: ')}"
+
+
+_FINDINGS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "rules-linear/rules-linear": rules_linear.finding,
+    "rules/rules": lambda values: " ".join(grid.endings(values)),
+    "rules/rules-mnist": lambda values: " ".join(grid.endings(values)),
+    "rules/misspecified": _misspecified,
+    "centralised/centralised": _centralised,
+    "optimisers/optimisers": _optimisers,
+}
+"""JSON below docs/results, and its finding as a sentence."""
+
+
+def faults(results: Results) -> str:
+    """Faults that a run survives, from the table of docs/scale.md, without the names of their tests."""
+    page = results.folder.parent / "scale.md"
+    lines = page.read_text(encoding="utf-8").splitlines() if page.exists() else []
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    return markdown_table(["fault", "what happens"], [row[:2] for row in rows if "`test_" in row[-1]]) if rows else NOT_MEASURED
 
 
 def heat_map(results: Results) -> Figure:

@@ -79,7 +79,7 @@ def page(data: dict[str, Any]) -> str:
         "",
         f"![{data['study']}]({data['study']}.png)",
         "",
-        *_sentences(data),
+        *(f"* {line}" for line in endings(data)),
         "",
         markdown_table(*table(data)),
     ]
@@ -117,7 +117,7 @@ def table(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def _sentences(data: dict[str, Any]) -> list[str]:
+def endings(data: dict[str, Any]) -> list[str]:
     """How many runs of each method ended with Byzantine nodes in the core, or diverged."""
     lines = []
     cells = data["cells"]
@@ -125,7 +125,7 @@ def _sentences(data: dict[str, Any]) -> list[str]:
         runs = [run for cell in cells if name in (cell["row"], cell["column"].rpartition(", ")[2]) for run in cell["runs"]]
         diverged = sum(run["outcome"] == "diverged" for run in runs)
         inside = sum(bool(run["core_byzantine"]) for run in runs)
-        lines.append(f"* {name}: {len(runs)} runs, {diverged} diverged, {inside} infiltrated.")
+        lines.append(f"{name}: {len(runs)} runs, {diverged} diverged, {inside} infiltrated.")
     return lines
 
 

@@ -76,7 +76,7 @@ def page(values: dict[str, Any]) -> str:
         "",
         paragraph(_SETTING.format(seeds=len({point["seed"] for point in values["points"]}))),
         "",
-        *_found(values),
+        *findings(values),
         "",
         f"![Gap over rounds]({NAME}.png)",
         "",
@@ -113,7 +113,7 @@ def _whole_table(values: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     return ["method", "gap", "gap to the core's optimum", "Byzantine in core, all seeds"], rows
 
 
-def _found(values: dict[str, Any]) -> list[str]:
+def findings(values: dict[str, Any]) -> list[str]:
     """Sentences about who wins, from the values."""
     lines = []
     for column in COLUMNS:

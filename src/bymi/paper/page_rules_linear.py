@@ -38,8 +38,6 @@ def collect(study: RulesStudy, folder: Path, command: str) -> dict[str, Any]:
 def page(data: dict[str, Any]) -> str:
     """The study as a Markdown page, from what its JSON file holds."""
     runs = [run for cell in data["cells"] for run in cell["runs"]]
-    guided = [run for cell in data["cells"] if cell["role"] == "warm-up" for run in cell["runs"]]
-    inside = sum(run["core_byzantine"] > 0 for run in guided)
     seeds = len({run["seed"] for run in runs})
     minutes = sum(run["seconds"] for run in runs) / 60
     lines = [
@@ -56,11 +54,18 @@ def page(data: dict[str, Any]) -> str:
         "the core at the end, the largest over seeds. MDA has f = 3 on a regular graph of degree 14, where all subsets can be",
         "looked at. Endings other than finished are named.",
         "",
-        f"Of {len(guided)} runs in which a rule is the warm-up, {inside} end with a Byzantine node in the core.",
+        finding(data),
         "",
         markdown_table(*table(data)),
     ]
     return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def finding(data: dict[str, Any]) -> str:
+    """How many runs with a rule as the warm-up end with a Byzantine node in the core, as a sentence."""
+    guided = [run for cell in data["cells"] if cell["role"] == "warm-up" for run in cell["runs"]]
+    inside = sum(run["core_byzantine"] > 0 for run in guided)
+    return f"Of {len(guided)} runs in which a rule is the warm-up, {inside} end with a Byzantine node in the core."
 
 
 def table(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
