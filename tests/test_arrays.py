@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity
 from torch.profiler import profile as watch
 
 from bymi import identify
+from bymi.core.errors import InputError
 from bymi.core.linalg import VectorStack
 from bymi.detection import CENTRES, PANEL, SCALES, ArrayVerdict
 from bymi.detection.array_verdict import student_tail
@@ -163,6 +165,21 @@ def test_machines_that_other_bounds_would_judge_otherwise_are_borderline() -> No
     assert [row["machine"] for row in verdict.rows() if row["borderline"]] == ["1", "0"]
 
 
+def test_the_only_qualifying_score_of_the_published_profile_is_no_borderline_case() -> None:
+    """A machine at 1e30 is its own threshold; what it must clear is the largest other score, in size."""
+    first, second = draw(60, 50, 0, 0.0, seed=0)
+    first[3] = second[3] = 1e30
+    second[3, 0] = 2e30
+    verdict = identify(first, second, profile="published", fdr_level=0.05)
+    assert verdict.flagged.nonzero().flatten().tolist() == [3]
+    assert float(verdict.threshold) == float(verdict.scores[3]) > 1e60
+    assert not verdict.borderline.any()
+    others = float(verdict.scores[[row for row in range(60) if row != 3]].abs().max())
+    assert verdict.smallest_shift == pytest.approx(math.sqrt(others))
+    line = next(line for line in verdict.table().splitlines() if line.startswith("3 "))
+    assert re.fullmatch(r"3 +flagged +\d(\.\d{1,2})?e\+\d\d +< 1e-12 +score: .*", line)
+
+
 # What cannot be compared
 
 
@@ -214,11 +231,11 @@ def test_one_far_row_does_not_move_the_geometric_median(far: float) -> None:
 # What is said first
 
 
-def test_the_same_numbers_twice_are_named_first() -> None:
+def test_the_same_numbers_twice_are_refused_and_in_some_rows_named_first() -> None:
     first, second = draw(30, 20, 0, 0.0, seed=0)
     for profile in ("hardened", "published"):
-        verdict = identify(first, first, profile=profile)  # type: ignore[arg-type]
-        assert verdict.table().startswith("Warning: first and second are the same in all rows")
+        with pytest.raises(InputError, match=r"^first and second are the same in all rows"):
+            identify(first, first, profile=profile)  # type: ignore[arg-type]
     second[:4] = first[:4]
     assert "the same in 4 of 30 rows" in identify(first, second).warnings[0]
 

@@ -301,8 +301,9 @@ def test_a_figure_of_the_scores(halves: Pair, profile: str, name: str) -> None:
 
 
 def test_a_figure_of_nothing_is_no_failure() -> None:
-    np.save("same.npy", np.ones((6, 3)))
-    assert bymi("detect", "same.npy", "same.npy", "--plot", "same.png").code == 0
+    np.save("ones.npy", np.ones((6, 3)))
+    np.save("twos.npy", 2 * np.ones((6, 3)))
+    assert bymi("detect", "ones.npy", "twos.npy", "--plot", "same.png").code == 0
     are_pictures(Path("same.png"))
     assert mistake("detect", "first.npy", "second.npy", "--plot", "here.pdf").startswith("--plot: got 'here.pdf', allowed: ")
     answer = bymi("detect", "first.npy", "second.npy", "--plot", "no/here.png")
@@ -312,18 +313,18 @@ def test_a_figure_of_nothing_is_no_failure() -> None:
 # What is said first
 
 
-def test_the_same_file_twice_is_the_first_line() -> None:
+def test_the_same_file_twice_is_refused() -> None:
     for profile in ("hardened", "published"):
-        answer = bymi("detect", "first.npy", "first.npy", "--profile", profile)
-        assert answer.out.startswith("Warning: first and second are the same in all rows")
-    assert judge("first.npy", "first.npy")["warnings"][0].startswith("first and second are the same")
+        line = mistake("detect", "first.npy", "first.npy", "--profile", profile, "--fail-if-flagged")
+        assert line.startswith("first and second are the same in all rows")
 
 
 def test_nobody_qualifies_among_equal_machines() -> None:
-    np.save("same.npy", np.ones((6, 3)))
-    verdict = judge("same.npy", "same.npy", "--profile", "published")
+    np.save("ones.npy", np.ones((6, 3)))
+    np.save("twos.npy", 2 * np.ones((6, 3)))
+    verdict = judge("ones.npy", "twos.npy", "--profile", "published")
     assert (by_row(verdict, "score"), verdict["threshold"], verdict["flagged"]) == ([0.0] * 6, None, [])
-    answer = bymi("detect", "same.npy", "same.npy", "--profile", "published")
+    answer = bymi("detect", "ones.npy", "twos.npy", "--profile", "published")
     assert "0 of 6 machines flagged in 3 dimensions" in answer.words
     assert "no threshold qualifies" in answer.words
 

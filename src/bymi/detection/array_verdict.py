@@ -18,15 +18,16 @@ NOT_FINITE, TOO_LARGE = "not finite", "too large"
 """Reasons for machines whose vectors cannot be compared."""
 
 _LEAST_P = 1e-12  # smaller tails are printed as "< 1e-12"
+_LONG = 1e6  # statistics from here on are printed with a power of ten
 
 _SENTENCES = {
-    "score": "both halves shifted the same way: {value:.1f} noise units, bound {bound:.1f} alone or {joint:.1f} with others",
-    "extreme score": "both halves shifted the same way: {value:.1f} noise units, bound {bound:.1f}",
-    "direction": "shifted by {value:.1f} spreads along one direction, bound {bound:.1f} alone or {joint:.1f} with others",
-    "inconsistent": "its two halves differ {more} than usual: {value:.1f} spreads, bound {bound:.1f}",
-    "alike": "difference of its halves resembles that of other machines: {value:.1f} spreads, bound {bound:.1f}",
-    "too good": "closer to the centre than noise allows: {value:.1f} spreads, bound {bound:.1f}",
-    "absurd": "{value:.3g} times as long as usual, bound {bound:g}",
+    "score": "both halves shifted the same way: {value} noise units, bound {bound:.1f} alone or {joint:.1f} with others",
+    "extreme score": "both halves shifted the same way: {value} noise units, bound {bound:.1f}",
+    "direction": "shifted by {value} spreads along one direction, bound {bound:.1f} alone or {joint:.1f} with others",
+    "inconsistent": "its two halves differ {more} than usual: {value} spreads, bound {bound:.1f}",
+    "alike": "difference of its halves resembles that of other machines: {value} spreads, bound {bound:.1f}",
+    "too good": "closer to the centre than noise allows: {value} spreads, bound {bound:.1f}",
+    "absurd": "{value} times as long as usual, bound {bound:g}",
     "duplicate": "a copy of another machine, as several others are",
     NOT_FINITE: "NaN or Inf",
     TOO_LARGE: "a norm above 1e+100",
@@ -39,8 +40,9 @@ class ArrayVerdict:
 
     `noise_units`: scores over the estimated standard deviation of honest scores. `p`: approximate probability of so large a
     statistic for an honest machine, see `student_tail`. `borderline`: machines with another verdict if bounds were 20 % smaller
-    or 25 % larger. `smallest_shift`: norm of the shift of one machine's mean from which it alone is flagged; compare it with
-    `noise_norm`, the usual norm of the noise of one half.
+    or 25 % larger; in the published profile a flagged one must clear the next smaller absolute score. `smallest_shift`: norm of
+    the shift of one machine's mean from which it alone is flagged; compare it with `noise_norm`, the usual norm of the noise of
+    one half.
     """
 
     names: tuple[str, ...]
@@ -99,7 +101,7 @@ class ArrayVerdict:
         bound = self.bounds.get("low" if reason == "inconsistent" and value < 0 else reason, math.nan)
         more = "less" if value < 0 else "more"
         return _SENTENCES[reason].format(
-            value=abs(value), bound=bound, joint=self.bounds.get(f"joint {reason}", math.nan), more=more
+            value=_units(abs(value)), bound=bound, joint=self.bounds.get(f"joint {reason}", math.nan), more=more
         )
 
     def rows(self, *, flagged_only: bool = False) -> list[dict[str, Any]]:
@@ -129,7 +131,7 @@ class ArrayVerdict:
         lines = [["machine", "verdict", "noise units", "p", "reason"]]
         for row in self.rows(flagged_only=flagged_only):
             verdict = f"{row['verdict']}{' (borderline)' if row['borderline'] else ''}"
-            units = "-" if row["noise_units"] is None else f"{row['noise_units']:.1f}"
+            units = "-" if row["noise_units"] is None else _units(row["noise_units"])
             lines.append([row["machine"], verdict, units, _tail(row["p"]), _why(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(4)]
         body = []
@@ -163,6 +165,10 @@ def student_tail(value: Tensor, freedom: float) -> Tensor:
 
 def _number(value: Tensor) -> float | None:
     return float(value) if math.isfinite(float(value)) else None
+
+
+def _units(value: float) -> str:
+    return f"{value:.1f}" if abs(value) < _LONG else f"{value:.3g}"
 
 
 def _tail(p: float | None) -> str:

@@ -62,6 +62,9 @@ class ArrayHalves:
         at = torch.tensor(rows, dtype=torch.int64, device=one.device)
         if outcasts:
             one, two = one[at], two[at]
+        if torch.equal(one, two):
+            need = "gradients on two disjoint halves of each machine's samples"
+            raise InputError(f"first and second are the same in all rows, which tells noise from nothing; need {need}")
         return ArrayHalves(one, two, at, at != (-1 if own is None else own), outcasts, size)
 
     @property
@@ -135,7 +138,7 @@ def identify(
 
     Row j of `first` and of `second` are the mean gradients of machine j on two disjoint random halves of its samples, at one
     common parameter. Rows with NaN or Inf are flagged as such and the rest is judged. `own`: a row that enters the robust mean
-    but is not judged. float32 input is not copied.
+    but is not judged. float32 input is not copied. The same rows in both halves, all of them, are refused.
 
     `profile`: "hardened" runs a `panel` of tests, `PANEL` by default, and rarely flags anything in a clean set. "published" is
     the score and threshold of the paper with its `offset` (default 0), `centre` and `scale`; with offset 0 a clean set loses
@@ -240,15 +243,17 @@ def _published(
     limit = threshold(torch.where(judged, scores, 0.0), judged, fdr_level=fdr_level, offset=offset)
     flagged = (judged & (scores >= limit[:, None]))[0]
     scores = torch.where(judged, scores, torch.nan)[0]
+    # The threshold is the smallest flagged score. Every value above the next smaller absolute score flags the same machines.
+    lowest = scores.abs()[scores.abs() < limit].max() if bool((scores.abs() < limit).any() & limit.isfinite()) else limit
     return _Judgement(
         scores=scores,
         counted=halves.judged,
         flagged=flagged,
         reasons=["score" if flag else "kept" for flag in flagged.tolist()],
         statistic=torch.full_like(scores, torch.nan),
-        borderline=(scores >= _TIGHTER * limit) & (scores < _WIDER * limit),
+        borderline=torch.where(flagged, scores < _WIDER * lowest, scores >= _TIGHTER * limit),
         limit=float(limit),
-        shift=math.sqrt(float(limit)),
+        shift=math.sqrt(float(lowest)),
         notes=() if cross_fit else _cost(halves, first, products, centre),
     )
 
@@ -304,7 +309,7 @@ def _warnings(halves: ArrayHalves, fdr_level: float, flagged: Tensor) -> list[st
     lines = []
     equal = int((halves.difference2 == 0).sum())
     if equal:
-        rows = "all rows" if equal == halves.size else f"{equal} of {halves.size} rows"
+        rows = f"{equal} of {halves.size} rows"
         lines.append(f"first and second are the same in {rows}; they must come from disjoint halves of a machine's samples")
     if halves.size < 1 / fdr_level - 1e-9:
         lines.append(
