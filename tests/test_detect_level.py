@@ -177,4 +177,14 @@ def test_the_level_is_kept_in_any_dimension(committed: dict[str, Any]) -> None:
 
 
 def test_clean_sets_of_sixty_stay_whole(committed: dict[str, Any]) -> None:
-    assert all(row["machines"] == 60 and row["detectors"]["hardened"]["whole"] >= 0.95 for row in rows(committed, "clean"))
+    normal = [row for row in rows(committed, "clean") if row["data"] == "normal"]
+    assert all(row["machines"] == 60 and row["detectors"]["hardened"]["whole"] >= 0.95 for row in normal)
+
+
+def test_heavy_tails_are_measured_and_the_page_says_what_they_cost(committed: dict[str, Any]) -> None:
+    heavy = [row for row in rows(committed, "clean") if row["data"] == "t3"]
+    assert [row["dim"] for row in heavy] == [30, 100, 1_000]
+    whole = [100 * row["detectors"]["hardened"]["whole"] for row in heavy]
+    assert f"{min(whole):.0f} % to {max(whole):.0f} % | " in report.profiles(committed)
+    assert f"{min(whole):.0f} % to {max(whole):.0f} % lose nobody" in " ".join(report.page(committed).split())
+    assert all(sum(row["detectors"]["hardened"]["false_flags"].values()) > 0 for row in heavy)

@@ -30,7 +30,7 @@ def detect(
     ] = None,
     offset: Annotated[
         int | None,
-        typer.Option("--offset", help="Published: 0 as in the paper (default); 1 for exact control, 1/level machines or none."),
+        typer.Option("--offset", help="Published: 0 as in the paper (default); 1 is stricter: 1/level machines or none."),
     ] = None,
     cross_fit: Annotated[
         bool | None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ from matplotlib.figure import Figure
 
 import bymi
 from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
+from bymi.paper.computed_study import paragraph
 from bymi.paper.study_detect_level import DETECTORS, LEVEL, NAME, Setting, cause, measure, settings, symmetric
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import markdown_table
@@ -27,7 +29,7 @@ _LOOKS = {
     "without cross-fit, offset 1": (COLOURS[4], "^", "--"),
     "without cross-fit, offset 0": (COLOURS[1], "v", "--"),
 }
-_DATA = {"normal": "normal", "t3": "Student t,\n3 d.o.f.", "lenet": "LeNet,\nMNIST"}
+_DATA = {"normal": "normal", "t3": "Student t", "lenet": "LeNet"}
 
 
 def run(folder: Path, *, fast: bool = False, data: Path | None = None, tell: Callable[[int], None] = lambda _: None) -> Path:
@@ -115,7 +117,7 @@ def figure(values: dict[str, Any]) -> Figure:
         axes.set_ylim(-0.04, 1.04)
     for axes in grid[1]:
         axes.set_ylim(-0.04, 1.08)
-    titles = ("64 machines, 6 bad", "d = 10,000, a tenth bad", "64 machines, d = 10,000", "64 machines, 6 bad")
+    titles = ("64 machines, 6 bad", "d = 10,000, a tenth bad", "64 machines, d = 10,000", "64 machines, 6 bad, data and d")
     for axes, title in zip(grid[0], titles, strict=True):
         axes.set_title(title, fontsize=10)
     handles, labels = grid[0][0].get_legend_handles_labels()
@@ -146,7 +148,7 @@ def _lines(axes: Axes, rows: list[dict[str, Any]], key: str, measured: str) -> N
 
 
 def _groups(axes: Axes, values: dict[str, Any], measured: str) -> None:
-    """Bad machines on data of three kinds, detectors side by side."""
+    """Bad machines on data of several kinds, detectors side by side."""
     base = [row for row in _rows(values, "share") if row["bad"] == 6]
     rows = [row for row in (*base, *_rows(values, "data")) if row["bad"] == 6]
     for place, name in enumerate(DETECTORS):
@@ -155,7 +157,7 @@ def _groups(axes: Axes, values: dict[str, Any], measured: str) -> None:
         heights = [row["detectors"][name][measured] for row in rows]
         errors = [2 * row["detectors"][name]["fdp_error"] for row in rows] if measured == "fdp" else None
         axes.errorbar(along, heights, yerr=errors, color=colour, marker=marker, linestyle="", markersize=6, capsize=2)
-    axes.set_xticks(range(len(rows)), [_DATA[row["data"]] for row in rows])
+    axes.set_xticks(range(len(rows)), [f"{_DATA[row['data']]}\n{row['dim']:,}" for row in rows], fontsize=7)
     axes.set_xlim(-0.5, len(rows) - 0.5)
     axes.grid(axis="x", visible=False)
 
@@ -177,7 +179,8 @@ _INTRODUCTION = """# Detection on arrays: false discoveries and power
 Written by `{command}` from [{name}.json]({name}.json): false discovery
 proportion (FDP) and power, means over draws, of `bymi.identify` at level 0.2. One factor is varied at a time around 64
 machines, 6 of them bad, d = 10,000, normal noise. A bad machine is shifted so that its score is 30 standard deviations of an
-honest one; on LeNet gradients (50 samples a half, after 100 steps of SGD) it has labels 9 - y. Bars are two standard errors.
+honest one; on LeNet gradients (50 samples a half, after 100 steps of SGD) it has labels 9 - y. `t3` is noise of a Student t
+distribution with 3 degrees of freedom, whose tails are heavy. Bars are two standard errors.
 [How to use it](../../detect.md), [why it is so](../../adr/0014-detection-on-arrays.md).
 """.replace("{name}", NAME)
 
@@ -198,29 +201,81 @@ drawn blindly); with all honest machines in the centre nobody is. Cross-fitted s
 def _found(values: dict[str, Any]) -> str:
     """What the values say, in sentences."""
     by_dim = _rows(values, "dimension")
-
-    def span(name: str, measured: str = "fdp") -> str:
-        found = [row["detectors"][name][measured] for row in by_dim]
-        least, most = f"{min(found):.2f}", f"{max(found):.2f}"
-        return least if least == most else f"{least} to {most}"
-
     ends = [by_dim[place]["detectors"]["without cross-fit, offset 0"]["fdp"] for place in (0, -1)]
-    dims = f"d = {by_dim[0]['dim']:,} to {by_dim[-1]['dim']:,}"
+    normal = f"normal noise, {by_dim[0]['machines']} machines of which {by_dim[0]['bad']} are bad, {_over(by_dim, 'dim')}"
     exact = values["symmetric"]
-    clean = _rows(values, "clean")
-    whole = min(row["detectors"]["hardened"]["whole"] for row in clean)
     one, zero = "published, offset 1", "published, offset 0"
+    few = [row for row in _rows(values, "share") if 0 < row["bad"] < 1 / values["level"]]
+    most = _rows(values, "share")[-1]
     lines = [
-        f"* **Published, cross-fitted** (its default): FDP {span(one)} with offset 1 and {span(zero)} with offset 0",
-        f"  over {dims}, where exactly symmetric scores would give {exact['offset 1']:.2f} and {exact['offset 0']:.2f};",
-        f"  power {span(zero, 'power')}.",
-        f"* **Without cross-fit**, the exact form of the paper: FDP from {ends[0]:.2f} to {ends[1]:.2f} with offset 0.",
-        f"* **Hardened** (the default): FDP {span('hardened')}, power {span('hardened', 'power')}; of sets of 60 honest",
-        f"  machines at least {whole:.0%} lose nobody.",
-        "* With 40 % of bad machines the filter of the paper leaves them a part of the centre, and no threshold helps;",
-        "  offset 1 flags at least 1 / level machines or none.",
+        f"* **Published, cross-fitted** (its default), {normal}: FDP {_span(by_dim, one, 'fdp')} with offset 1 and "
+        f"{_span(by_dim, zero, 'fdp')} with offset 0, where exactly symmetric scores would give {exact['offset 1']:.2f} and "
+        f"{exact['offset 0']:.2f}; power {_span(by_dim, zero, 'power')}. "
+        + "".join(
+            f"With {row['bad']} bad machines, fewer than 1 / level, offset 1 finds a share of {_span([row], one, 'power')}. "
+            for row in few
+        ),
+        f"* **Without cross-fit**, the exact form of the paper, in the same settings: FDP from {ends[0]:.2f} to {ends[1]:.2f} "
+        "with offset 0.",
+        f"* **Hardened** (the default), {normal}: FDP {_span(by_dim, 'hardened', 'fdp')}, power "
+        f"{_span(by_dim, 'hardened', 'power')}. {_clean(values)}",
+        f"* With {most['bad']} bad machines of {most['machines']} the filter of the paper leaves them a part of the centre: "
+        f"FDP {_span([most], one, 'fdp')} with offset 1, {_span([most], 'hardened', 'fdp')} for the hardened profile.",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(paragraph(line) for line in lines) + "\n"
+
+
+def _clean(values: dict[str, Any]) -> str:
+    """How many clean sets lose nobody, by the kind of noise, and why the others do."""
+    parts = []
+    for data, words in (("normal", "normal noise"), ("t3", "heavy tails (Student t, 3 degrees of freedom)")):
+        rows = [row for row in _rows(values, "clean") if row["data"] == data]
+        if rows:
+            parts.append(f"with {words} {_span(rows, 'hardened', 'whole', '{:.0%}')} lose nobody ({_over(rows, 'dim')})")
+    reasons: Counter[str] = Counter()
+    for row in _rows(values, "clean"):
+        reasons.update(row["detectors"]["hardened"].get("false_flags", {}) if row["data"] == "t3" else {})
+    why = ", ".join(f"{reason} {count}" for reason, count in reasons.most_common())
+    text = f"Of sets of honest machines, {'; '.join(parts)}." if parts else ""
+    return f"{text} Reasons of the false flags with heavy tails: {why}." if why else text
+
+
+def _span(rows: list[dict[str, Any]], detector: str, measured: str, write: str = "{:.2f}") -> str:
+    """The range of a measured value over some settings."""
+    found = [row["detectors"][detector][measured] for row in rows]
+    return " to ".join(dict.fromkeys(write.format(value).replace("%", " %") for value in (min(found), max(found))))
+
+
+def _over(rows: list[dict[str, Any]], key: str) -> str:
+    """The dimensions or numbers of machines of some settings: "d = 100 to 1,000,000"."""
+    found = [row[key] for row in rows]
+    return f"{'d' if key == 'dim' else 'n'} = " + " to ".join(dict.fromkeys(f"{value:,}" for value in (min(found), max(found))))
+
+
+def profiles(values: dict[str, Any]) -> str:
+    """The table of detect.md: what was measured for the profiles that a user can choose."""
+    names = ("hardened", "published, offset 1", "published, offset 0")
+    normal, heavy = ([row for row in _rows(values, "clean") if row["data"] == data] for data in ("normal", "t3"))
+    shifted = [row for row in _rows(values, "data") if row["data"] == "t3" and row["bad"]]
+    rows = [
+        [f"sets of honest machines without a false flag, {words}, {_over(some, 'dim')}"]
+        + [_span(some, name, "whole", "{:.0%}") for name in names]
+        for some, words in ((normal, "normal noise"), (heavy, "heavy tails"))
+        if some
+    ]
+    groups = [("normal noise", _rows(values, "dimension")), ("heavy tails", shifted)]
+    groups += [("normal noise", [row]) for row in _rows(values, "share") if 0 < row["bad"] < 6]
+    groups += [("normal noise", [row]) for row in _rows(values, "machines") if row["machines"] <= 20]
+    for words, some in groups:
+        if some:
+            what = f"{_range(some, 'bad')} bad of {_range(some, 'machines')}, {words}, {_over(some, 'dim')}: FDP, power"
+            rows.append([what, *(", ".join(_span(some, name, key) for key in ("fdp", "power")) for name in names)])
+    return markdown_table([f"level {values['level']:g}", *names], rows)
+
+
+def _range(rows: list[dict[str, Any]], key: str) -> str:
+    found = [row[key] for row in rows]
+    return " to ".join(dict.fromkeys(str(value) for value in (min(found), max(found))))
 
 
 def _table(values: dict[str, Any], sweep: str) -> tuple[list[str], list[list[str]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+import bymi
 from bymi.aggregation import Filtering
 from bymi.core.linalg import VectorStack, inner
 from bymi.core.random_streams import stream
@@ -36,6 +38,7 @@ DETECTORS: dict[str, dict[str, Any]] = {
 """What is compared, as arguments of `identify`."""
 
 _MACHINES, _BAD, _DIM = 64, 6, 10_000  # around which one factor at a time is varied
+_HEAVY = (30, 100, 1_000)  # dimensions of heavy-tailed noise, beside the one above
 _LENET = 61_706
 _SAMPLES = 50  # of a half gradient of LeNet
 _STEPS, _BATCH, _RATE = 100, 32, 0.05  # of SGD before LeNet's gradients are taken
@@ -66,6 +69,8 @@ def settings(*, fast: bool = False) -> list[Setting]:
     found += [
         Setting("clean", "normal", 60, 0, dim, draws) for dim, draws in ((10, 100), (100, 100), (10_000, 100), (100_000, 50))
     ]
+    found += [Setting("clean", "t3", 60, 0, dim, 100) for dim in _HEAVY]
+    found += [Setting("data", "t3", _MACHINES, _BAD, dim, 100) for dim in _HEAVY]
     for data, dim in (("t3", _DIM), ("lenet", _LENET)):
         found += [Setting("data", data, _MACHINES, bad, dim, 30) for bad in (0, _BAD, 13)]
     if fast:
@@ -75,13 +80,19 @@ def settings(*, fast: bool = False) -> list[Setting]:
 
 
 def measure(setting: Setting, data: Path | None = None, tell: Callable[[int], None] = lambda _: None) -> dict[str, Any]:
-    """Mean FDP with its standard error, power, and the share of draws that flag no honest machine, for every detector."""
+    """Mean FDP with its standard error, power, the share of draws that flag no honest machine, and the reasons of false flags.
+
+    For every detector.
+    """
     fdp: dict[str, list[float]] = {name: [] for name in DETECTORS}
     power: dict[str, list[float]] = {name: [] for name in DETECTORS}
+    reasons: dict[str, Counter[str]] = {name: Counter() for name in DETECTORS}
     for halves in draws_of(setting, data):
         for name, how in DETECTORS.items():
-            flagged = identify(*halves, fdr_level=LEVEL, **how).flagged
+            verdict = identify(*halves, fdr_level=LEVEL, **how)
+            flagged = verdict.flagged
             wrong = flagged[setting.bad :].sum()
+            reasons[name].update(reason for reason in verdict.reasons[setting.bad :] if reason != "kept")
             fdp[name].append(float(wrong / flagged.sum().clamp_min(1)))
             power[name].append(float(flagged[: setting.bad].to(torch.float64).mean()) if setting.bad else math.nan)
         tell(1)
@@ -93,8 +104,9 @@ def measure(setting: Setting, data: Path | None = None, tell: Callable[[int], No
             "fdp_error": round(float(rates.std() / len(rates) ** 0.5), 4),
             "power": round(sum(power[name]) / len(rates), 4) if setting.bad else None,
             "whole": round(float((rates == 0).to(torch.float64).mean()), 4),
+            "false_flags": dict(reasons[name]),
         }
-    return {**asdict(setting), "detectors": found}
+    return {**asdict(setting), "detectors": found, "bymi": bymi.__version__}
 
 
 def draws_of(setting: Setting, data: Path | None = None) -> Iterator[tuple[Tensor, Tensor]]:
