@@ -66,7 +66,7 @@ def test_there_are_enough_claims_and_each_has_a_verdict_of_its_own() -> None:
     for claim in CLAIMS:
         ours, verdict = claim.find(Results(ROOT))
         assert verdict in (CONFIRMED, PARTLY, NOT_CONFIRMED, NOT_MEASURED)
-        assert "onfirmed" in claim.criterion
+        assert claim.criterion.endswith(".")
         assert (ours == NOT_MEASURED) == (verdict == NOT_MEASURED)
 
 
@@ -129,7 +129,7 @@ def test_the_core_must_be_the_honest_nodes(study: Study) -> None:
     runs = [{}, {"core_size": 110}, {"core_size": 150, "core_byzantine": 30}, {"core_closed": False}]
     study.linear("scenario-a", "s_r", (30, "IOS", 0.4, runs))
     text, verdict = findings.component(study.results)
-    assert verdict == PARTLY
+    assert verdict == NOT_CONFIRMED, "one of four is less than half"
     assert text.startswith("exactly the 120 honest nodes in 1 of 4 runs; closed and without Byzantine nodes in 2, with 91.7 %")
 
 
@@ -166,9 +166,40 @@ def test_accuracy_against_the_rule_alone(study: Study) -> None:
 
 
 def test_exact_convergence_needs_ten_times_the_gap_without_detection(study: Study) -> None:
-    runs = [{"method": name, "gap": gap} for name, gap in (("DSGD", 1.0), ("BALANCE", 9e-4), ("BALANCE-DRSGD-ByMI", 1e-4))]
-    study.write("default/default.json", {"runs": runs})
-    assert findings.exact(study.results) == ("DSGD 1.0e+00, BALANCE 9.0e-04, BALANCE-DRSGD-ByMI 1.0e-04", PARTLY)
+    """Under the paper's attacks, on common seeds; other attacks and rules are counted beside them."""
+
+    def cells(row: str, alone: float | None, ours: float) -> list[dict[str, Any]]:
+        runs = {"BALANCE": [{"seed": 0, "gap": alone}, {"seed": 1, "gap": 1e9}], "published": [{"seed": 0, "gap": ours}]}
+        return [{"row": row, "column": column, "runs": found} for column, found in runs.items()]
+
+    rows = [*cells("gradient attack", None, 1e-4), *cells("IPM, a = 1", 9e-4, 1e-4), *cells("zero", 1e-5, 1e-4)]
+    study.write("red-team/red-team.json", {"cells": rows})
+    text, verdict = findings.exact(study.results)
+    assert verdict == PARTLY
+    assert (
+        "gradient attack: diverged and 1.0e-04; IPM, a = 1: 9.0e-04 and 1.0e-04; ten times as large in 1 of 3 attacks" in text
+    )
+    pair = [
+        {"rule": "krum", "attack": "ipm", "role": role, "runs": [{"gap": gap}]} for role, gap in (("alone", 1), ("warm-up", 1))
+    ]
+    study.write("rules-linear/rules-linear.json", {"cells": pair})
+    assert findings.exact(study.results)[0].endswith("in 0 of 1 pairs of rule and attack")
+
+
+def test_cells_that_hold_by_their_means_with_a_bad_ending_are_counted_apart(study: Study) -> None:
+    ends = [{}, {"outcome": "diverged"}]
+    study.images("table", ("ipm", "ios", 0.2, "published", ends), ("ipm", "ubar", 0.2, "published", [{}]))
+    text, verdict = findings.tables(study.results)
+    assert verdict == CONFIRMED
+    assert text.startswith("mnist 2 of 2 cells by their means, 1 of 2 without a run that ended badly")
+    assert text.endswith("hold by their means with bad endings: mnist, ipm, IOS: 1 diverged")
+
+
+def test_an_attack_that_is_too_weak_to_count_is_not_confirmed(study: Study) -> None:
+    study.images("table", ("ood", "none", 0.2, "undefended", [{"acc_all": 0.579}]))
+    assert findings.undefended(study.results) == ("mnist ood 57.9 %; as low as the paper's in 0 of 1 cells", NOT_CONFIRMED)
+    study.images("table", ("ood", "none", 0.2, "undefended", [{"acc_all": 0.578}]))
+    assert findings.undefended(study.results)[1] == CONFIRMED
 
 
 def test_the_step_of_the_theorem_is_judged_without_a_cap(study: Study) -> None:

@@ -236,28 +236,33 @@ def test_curves_are_pictures_one_pair_an_attack(tmp_path: Path) -> None:
         pretend(tmp_path, cell.spec)
     *pictures, page, data = report.draw(study, tmp_path, "bymi reproduce curves-mnist")
     assert page.name == "curves-mnist.md"
-    assert len(rows_of(page)) == 3 * 3 * 4
+    assert len(rows_of(page)) == 3 * 3 * 4 + 3, "OOD nodes that average have curves of their own"
+    assert "No curves, for want of runs: none." in page.read_text()
     assert {path.name for path in pictures} == {
         f"curves-mnist-{attack}.{kind}" for attack in ATTACKS for kind in ("png", "svg")
     }
     for path in pictures:
         are_pictures(path)
-    assert len(json.loads(data.read_text())["curves"]) == 3 * 3 * 4
+    assert len(json.loads(data.read_text())["curves"]) == 3 * 3 * 4 + 3
 
 
 def test_curves_follow_the_rows_of_the_runs(tmp_path: Path) -> None:
     study = build_image_study("curves-mnist", seeds=2)
     for cell in study.cells:
-        if (cell.attack, cell.rule) == ("ood", "ubar") and cell.column in ("published", "alone"):
+        if (cell.attack, cell.rule) == ("ood", "ubar") and cell.column in ("published", "published-averaging", "alone"):
             pretend(tmp_path, cell.spec, grad_norm=0.25 + 0.5 * cell.spec.seed)
     values = image_curves.document(study, tmp_path, "bymi reproduce curves-mnist")
     figure = image_curves.figure(values, "mnist", "ood", "OOD")
     norms, accuracies = figure.axes[0], figure.axes[3]
-    assert [line.get_label() for line in norms.lines] == ["UBAR-DRSGD-ByMI, published (2 seeds)", "UBAR alone (2 seeds)"]
-    assert [list(line.get_xdata()) for line in norms.lines] == [[10, 500]] * 2
-    assert [list(line.get_ydata()) for line in norms.lines] == [[1.0, 0.5]] * 2, "the median of 0.25 and 0.75"
-    assert [list(line.get_ydata()) for line in accuracies.lines] == [[0.3, 0.3]] * 2, "of honest nodes"
+    labels = ["UBAR-DRSGD-ByMI, published (2 seeds)", "the same, OOD nodes average (2 seeds)", "UBAR alone (2 seeds)"]
+    assert [line.get_label() for line in norms.lines] == labels
+    assert [list(line.get_xdata()) for line in norms.lines] == [[10, 500]] * 3
+    assert [list(line.get_ydata()) for line in norms.lines] == [[1.0, 0.5]] * 3, "the median of 0.25 and 0.75"
+    assert [list(line.get_ydata()) for line in accuracies.lines] == [[0.3, 0.3]] * 3, "of honest nodes"
     assert not figure.axes[1].lines, "IOS has not been run"
+    text = image_curves.page("curves-mnist", values)
+    assert "No curves, for want of runs: ood, UBAR, receiver; ood, UBAR, hardened; ood, IOS, published;" in text
+    assert len(values["curves"][0]["made"]) == 2
 
 
 def test_scales_are_drawn_with_all_values(tmp_path: Path) -> None:

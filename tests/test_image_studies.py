@@ -71,11 +71,17 @@ def test_table_and_ratios_share_their_runs(data: str) -> None:
 
 def test_curves_are_drawn_from_runs_of_the_table() -> None:
     table, curves = build_image_study("table-mnist"), build_image_study("curves-mnist")
-    assert len(curves.cells) == 5 * 3 * 3 * 4
+    assert len(curves.cells) == 5 * (3 * 3 * 4 + 3)
     assert set(digests(curves)) < set(digests(table))
-    assert {cell.column for cell in curves.cells} == {"published", "receiver", "hardened", "alone"}
+    assert {cell.column for cell in curves.cells} == {"published", "published-averaging", "receiver", "hardened", "alone"}
     assert all(spec.record_every == 20 for spec in curves.specs)
     assert {spec.record_every for spec in build_image_study("table-fashion").specs} == {500}
+
+
+def test_the_steps_of_a_column_are_those_of_its_specs() -> None:
+    assert images.steps_of("alone") == "0.1 in all rounds (trapezoid)"
+    assert images.steps_of("published").endswith("then 0.12 (trapezoid, local steps capped at 0.08)")
+    assert "; under IPM 0.02 in the warm-up" in images.steps_of("hardened")
 
 
 def test_data_sets_share_nothing() -> None:

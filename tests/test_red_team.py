@@ -15,7 +15,7 @@ from bymi.experiment import run_all
 from bymi.experiment.spec import read_spec
 from bymi.paper import page_red_team as red_team
 from bymi.paper.find_study import find_study
-from bymi.paper.page_red_team import harmless, image_verdict, verdict
+from bymi.paper.page_red_team import harmless, image_verdict, on_common_seeds, verdict
 from bymi.paper.study_red_team import ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, RedTeam, build_red_team
 from bymi.runs.run_setup import set_up_run
 
@@ -165,3 +165,10 @@ def test_values_that_are_missing_are_counted() -> None:
 def test_what_counts_as_harmless() -> None:
     assert harmless(1e-5, 120) == pytest.approx(3 * 30 / (2 * 120 * 100))
     assert harmless(1e-3, 120) == pytest.approx(1e-2)
+
+
+def test_defences_are_compared_on_the_seeds_that_all_of_them_have() -> None:
+    runs = {("push", "BALANCE"): [{"seed": seed} for seed in range(5)], ("push", "hardened"): [{"seed": 1}, {"seed": 4}]}
+    apart = {("poison", "BALANCE"): [{"seed": 0}], ("poison", "hardened"): [{"seed": 1}]}
+    both = [{"seed": 1}, {"seed": 4}]
+    assert on_common_seeds({**runs, **apart}) == {("push", "BALANCE"): both, ("push", "hardened"): both}

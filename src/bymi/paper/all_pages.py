@@ -31,7 +31,7 @@ from bymi.paper.claims import claims
 from bymi.paper.committed_results import Results
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.computed_study import ComputedStudy
-from bymi.paper.provenance import fingerprints
+from bymi.paper.provenance import fingerprints, versions
 
 BLOCKS: dict[str, Callable[[Results], str]] = {
     **overview.BLOCKS,
@@ -83,7 +83,9 @@ def expected(root: Path) -> dict[Path, str]:
             results.used.clear()
             values = results.json(str(path.relative_to(results.folder)))
             assert values is not None
-            text = f"{write(path.stem, values)}\n<!-- written from {path.name} {results.stamp()} -->\n"
+            made = versions(values)
+            line = f"Made with bymi {made}." if made else "Made with bymi, of a version that the JSON does not name."
+            text = f"{write(path.stem, values)}\n{line}\n\n<!-- written from {path.name} {results.stamp()} -->\n"
             pages[path.with_name(_NAMES.get(path.stem, path.stem) + ".md")] = text
     for path in [root / "README.md", *sorted((root / "docs").rglob("*.md"))]:
         if path not in pages and path.exists():

@@ -103,6 +103,11 @@ def middle(runs: Iterable[Run], key: str) -> float:
     return median(float("inf") if run.get(key) is None else run[key] for run in runs)
 
 
+def mean_or_infinite(runs: Iterable[Run], key: str) -> float:
+    """The mean of a key over all runs. A run without a value, such as the gap of a diverged one, makes it infinite."""
+    return mean(float("inf") if run.get(key) is None else run[key] for run in runs)
+
+
 def ended_badly(run: Run) -> bool:
     """Whether a run did not finish, or ended with Byzantine nodes in its core."""
     return run["outcome"] != "finished" or bool(run.get("core_byzantine"))

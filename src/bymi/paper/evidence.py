@@ -16,6 +16,7 @@ from bymi.paper import page_grid as grid
 from bymi.paper import page_optimisers as optimisers
 from bymi.paper import page_rules_linear as rules_linear
 from bymi.paper.committed_results import NOT_MEASURED, Results, of, percent, span
+from bymi.paper.page_red_team import on_common_seeds
 from bymi.paper.provenance import fingerprints
 from bymi.paper.published_tables import WITH_DETECTION
 from bymi.paper.study_grid import TOLD, TOLD_RULES
@@ -25,12 +26,15 @@ from bymi.report.figures import save
 from bymi.report.tables import markdown_table
 
 FOLDER = "evidence"
-_COLUMNS = ("alone", "published", "receiver", "hardened")
+_COLUMNS = ("alone", "published", "published-averaging", "receiver", "hardened")
 _BEST, _WORST = -5.0, 0.0  # of the colour scale, log10 of the gap
 
 
 def images(results: Results) -> str:
-    """For each data set and attack at ratio 0.2: accuracy over the three rules in the paper and in each column."""
+    """For each data set and attack at ratio 0.2: accuracy over the rules in the paper and in each column, and how runs ended.
+
+    A cell names its rules where they are not all three.
+    """
     rows = []
     for short, data in DATA.items():
         runs = results.images("table", short)
@@ -39,8 +43,10 @@ def images(results: Results) -> str:
             cells = []
             for column in _COLUMNS:
                 key = "acc_normal" if column == "alone" else "acc_scc"
-                found = [runs[where] for rule in RULES if (where := (attack, rule, 0.2, column)) in runs]
-                cells.append(span((mean(run[key] or 0.0 for run in cell) for cell in found), percent))
+                found = {rule: runs[where] for rule in RULES if (where := (attack, rule, 0.2, column)) in runs}
+                accuracy = span((mean(run[key] or 0.0 for run in cell) for cell in found.values()), percent) if found else "-"
+                which = "" if len(found) in (0, len(RULES)) else f" ({', '.join(rule.upper() for rule in found)})"
+                cells.append(accuracy + which)
             rows.append([data, attack, paper, *cells])
     return markdown_table(["data", "attack", "paper, with detection", *_COLUMNS], rows) if rows else NOT_MEASURED
 
@@ -69,15 +75,16 @@ _SPEED = ("the plain loop, gradients and BALANCE", "ByzFL 0.0.11, star graph, on
 
 
 def speed(results: Results) -> str:
-    """Times beside a plain loop and ByzFL, of a large graph and over ranks, each with the versions and the command."""
-    rows = []
+    """Times beside a plain loop and ByzFL, of a large graph and over ranks, with the command; then which version made which."""
+    rows, made_with = [], []
     for name, command in (("images-cuda", "images.py"), ("large", "large.py"), ("ranks", "ranks.py")):
         values = results.json(f"../../benchmarks/results/{name}.json")
         if values is None:
             continue
         made = values["environment"]
-        where = f"bymi {made['bymi']}, torch {made['torch']}, {made.get('gpu') or str(made['cores']) + ' cores'}"
-        how = f"`python benchmarks/{command}`, [{name}.json](../benchmarks/results/{name}.json)"
+        where = f"torch {made['torch']}, {made.get('gpu') or str(made['cores']) + ' cores'}"
+        link = f"[{name}.json](../benchmarks/results/{name}.json)"
+        made_with.append(f"{name}.json with {made['bymi']}")
         if name == "images-cuda":
             found = [(f"150 LeNets: {row['what']}", row["seconds"]) for row in values["rows"] if row["what"] in _SPEED]
         elif name == "large":
@@ -88,8 +95,11 @@ def speed(results: Results) -> str:
             ]
         else:
             found = [(f"`bymi run mnist`, ranks: {row['ranks']}", row["seconds"]) for row in values["whole"]]
-        rows += [[what, f"{seconds:.3g}", where, how] for what, seconds in found]
-    return markdown_table(["what", "seconds", "with", "command and values"], rows) if rows else NOT_MEASURED
+        rows += [[what, f"{seconds:.3g}", where, f"`python benchmarks/{command}`, {link}"] for what, seconds in found]
+    if not rows:
+        return NOT_MEASURED
+    table = markdown_table(["what", "seconds", "with", "command and values"], rows)
+    return f"{table}\nVersions of bymi that were timed: {', '.join(made_with)}."
 
 
 def comparisons(results: Results) -> str:
@@ -150,7 +160,7 @@ def faults(results: Results) -> str:
 
 def heat_map(results: Results) -> Figure:
     """Mean final gap of every attack under every defence, logarithmic; grey where a run diverged, or none was made."""
-    runs = results.red_team()
+    runs = on_common_seeds(results.red_team())
     attacks = list(dict.fromkeys(row for row, _ in runs))
     gaps = [[_log_gap(runs.get((row, column), [])) for column in DEFENCES] for row in attacks]
     figure = Figure(figsize=(7, 1.4 + 0.2 * len(attacks)), layout="constrained")

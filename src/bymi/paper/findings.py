@@ -5,10 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from statistics import mean, median
 
-from bymi.paper.committed_results import NOT_MEASURED, Results, Run, average, middle, numbers, of, percent, small, span
+from bymi.paper.committed_results import (
+    NOT_MEASURED,
+    Results,
+    Run,
+    average,
+    ended_badly,
+    mean_or_infinite,
+    middle,
+    numbers,
+    of,
+    percent,
+    small,
+    span,
+)
+from bymi.paper.page_red_team import on_common_seeds
 from bymi.paper.published_tables import RULES_ALONE, WITH_DETECTION
 from bymi.paper.study_images import DATA
+from bymi.paper.study_red_team import PAPERS
 from bymi.paper.summary_blocks import GAP, LEVEL, image_cells, published_column
+from bymi.report.tables import endings
 
 CONFIRMED, PARTLY, NOT_CONFIRMED = "confirmed", "partly", "**not confirmed**"
 NOTHING = (NOT_MEASURED, NOT_MEASURED)
@@ -19,19 +35,12 @@ RATIOS = (0.1, 0.2, 0.3)
 _SURE = 0.99
 _WORST_FDP = 0.4  # the largest at ratio 0.2 in the paper's tables, rounded
 _POINTS = 0.5  # of accuracy, below the paper's
+_TIMES = 10  # by which the gap of a rule alone must be larger
 _FAR = 0.2  # s_r from which on the attack of Scenario A counts as away from 0.1
 
 
-def verdict(flags: Iterable[bool]) -> str:
-    """Confirmed if all hold, partly if some do."""
-    found = list(flags)
-    if not found:
-        return NOT_MEASURED
-    return CONFIRMED if all(found) else PARTLY if any(found) else NOT_CONFIRMED
-
-
-def graded(flags: Iterable[bool], confirmed: float = 1.0, partly: float = 0.5) -> str:
-    """Confirmed or partly, by the share that holds."""
+def verdict(flags: Iterable[bool], confirmed: float = 1.0, partly: float = 0.5) -> str:
+    """Confirmed or partly, by the share that holds: all, and half."""
     found = list(flags)
     if not found:
         return NOT_MEASURED
@@ -155,12 +164,27 @@ def signals(results: Results) -> Finding:
 
 
 def exact(results: Results) -> Finding:
-    gaps = {name: float("inf") if run["gap"] is None else run["gap"] for name, run in results.default().items()}
-    found = [gap for name, gap in gaps.items() if "ByMI" in name]
-    alone = [gap for name, gap in gaps.items() if "ByMI" not in name]
-    if not found or not alone:
+    """The gap of BALANCE alone over that of the published method, under the paper's attacks; counts of the other studies."""
+    runs, name = on_common_seeds(results.red_team()), published_in_red_team(results)
+    gaps = {
+        row: [mean_or_infinite(runs[row, column], "gap") for column in ("BALANCE", name)]
+        for row in dict.fromkeys(row for row, _ in runs)
+        if (row, "BALANCE") in runs and (row, name) in runs and row != "no attackers"
+    }
+    removed = {row: alone >= _TIMES * ours for row, (alone, ours) in gaps.items()}
+    papers = {row: removed[row] for row in PAPERS if row in removed}
+    if not papers:
         return NOTHING
-    return ", ".join(f"{name} {small(gap)}" for name, gap in gaps.items()), verdict(gap >= 10 * max(found) for gap in alone)
+    each = "; ".join(f"{row}: {small(gaps[row][0])} and {small(gaps[row][1])}" for row in papers)
+    text = f"gap of BALANCE alone and of BALANCE-DRSGD-ByMI: {each}"
+    text += f"; ten times as large in {of(removed.values())} attacks of the red team"
+    cells = (results.json("rules-linear/rules-linear.json") or {}).get("cells", [])
+    pairs: dict[tuple[str, str], dict[str, float]] = {(cell["rule"], cell["attack"]): {} for cell in cells}
+    for cell in cells:
+        pairs[cell["rule"], cell["attack"]][cell["role"]] = mean_or_infinite(cell["runs"], "gap")
+    both = [pair["alone"] >= _TIMES * pair["warm-up"] for pair in pairs.values() if len(pair) == 2]
+    rest = f"; of rules alone against the hardened method in {of(both)} pairs of rule and attack" if both else ""
+    return text + rest, verdict(papers.values())
 
 
 def step(results: Results) -> Finding:
@@ -217,18 +241,30 @@ def at_one_ratio(results: Results) -> Finding:
 
 
 def tables(results: Results) -> Finding:
-    parts, everything = [], []
+    """How many cells hold by their means, and how many of these have no run that ended badly."""
+    parts, spoilt = [], []
+    everything: list[bool] = []
     for data in DATA.values():
         some = cells(results, data=data)
-        good = [
-            worst_mean(runs, "pa") >= _SURE
+        good = {
+            key: worst_mean(runs, "pa") >= _SURE
             and worst_mean(runs, "fdp") <= _WORST_FDP
             and 100 * worst_mean(runs, "acc_scc") >= WITH_DETECTION[key[:3]][0.2].acc_scc - _POINTS
             for key, runs in some.items()
+        }
+        everything += good.values()
+        clean = [holds and not any(map(ended_badly, some[key])) for key, holds in good.items()]
+        spoilt += [
+            f"{data}, {key[1]}, {key[2].upper()}: {endings(some[key])}"
+            for key, holds in good.items()
+            if holds and any(map(ended_badly, some[key]))
         ]
-        everything += good
-        parts.append(f"{data} {of(good)} cells, accuracy {span(means(some, 'acc_scc'))}")
-    return ("; ".join(parts), graded(everything)) if everything else NOTHING
+        counts = f"{of(good.values())} cells by their means, {of(clean)} without a run that ended badly"
+        parts.append(f"{data} {counts}, accuracy {span(means(some, 'acc_scc'))}")
+    if not everything:
+        return NOTHING
+    rest = f"; hold by their means with bad endings: {'; '.join(spoilt)}" if spoilt else ""
+    return "; ".join(parts) + rest, verdict(everything)
 
 
 def papers_accuracy() -> str:
@@ -281,7 +317,7 @@ def norm_alone(results: Results) -> Finding:
             rest = span((value for value in norms if value < 1), norm)
             parts.append(f"{told}: {of(large)} cells at 1 or more, or diverged; the others {rest}")
             everything += large
-    return ("; ".join(parts), graded(everything)) if everything else NOTHING
+    return ("; ".join(parts), verdict(everything)) if everything else NOTHING
 
 
 def prior(results: Results) -> Finding:
@@ -303,7 +339,7 @@ def over_ratios(results: Results) -> Finding:
         values = [100 * worst_mean(runs, "acc_scc") for key, runs in some.items() if key[:3] == where]
         spread.append(max(values) - min(values))
     text = f"P_a of 99 % or more in {of(sure)} cells; accuracy varies over the ratios by {span(spread, points)}"
-    return text, graded(sure, 0.9)
+    return text, verdict(sure, 0.9)
 
 
 def fdp_over_ratios(results: Results) -> Finding:
@@ -312,7 +348,7 @@ def fdp_over_ratios(results: Results) -> Finding:
         return NOTHING
     good = [value < 0.3 for value in means(some, "fdp")]
     own = of(cell[ratio].fdp < 30 for cell in WITH_DETECTION.values() for ratio in RATIOS)
-    return f"{of(good)} cells, {span(means(some, 'fdp'))} (the paper's own tables: {own})", graded(good, 0.9)
+    return f"{of(good)} cells, {span(means(some, 'fdp'))} (the paper's own tables: {own})", verdict(good, 0.9)
 
 
 def missed_costs(results: Results) -> Finding:
@@ -338,13 +374,12 @@ def papers_pa() -> str:
 
 def undefended(results: Results) -> Finding:
     some = cells(results, column="undefended")
+    if not some:
+        return NOTHING
     accuracy = {(key[0], key[1]): 100 * worst_mean(runs, "acc_all") for key, runs in some.items()}
-    low = [value <= RULES_ALONE[data, attack, "none"].acc_all + 5 for (data, attack), value in accuracy.items()]
-    return (
-        (", ".join(f"{data} {attack} {value:.1f} %" for (data, attack), value in accuracy.items()), verdict(low))
-        if some
-        else NOTHING
-    )
+    low = [round(value, 1) <= RULES_ALONE[data, attack, "none"].acc_all for (data, attack), value in accuracy.items()]
+    each = ", ".join(f"{data} {attack} {value:.1f} %" for (data, attack), value in accuracy.items())
+    return f"{each}; as low as the paper's in {of(low)} cells", verdict(low)
 
 
 def papers_undefended() -> str:

@@ -57,9 +57,9 @@ def page(name: str, values: dict[str, Any]) -> str:
     lines = [
         f"# {name}",
         "",
-        f"`{values['command']}`; {made} runs of the defence as it is, {len(before)} of the same draws by that of 0.11.0, run",
-        f"at the commit that added these attacks. A full search has {RUNS} draws of each of {len(FAMILIES)} families. All",
-        f"values: [{name}.json]({name}.json).",
+        f"`{values['command']}`; {made} runs of the defence after these attacks were known (*now*), {len(before)} of the same",
+        f"draws by that before (*before*). A full search has {RUNS} draws of each of {len(FAMILIES)} families. All values:",
+        f"[{name}.json]({name}.json).",
         "",
         "Linear model as in the red-team study, ratio 0.2, degree about 75, seeds 0 to 4 in turns. Parameters are drawn at",
         f"random; a list of attacks, however long, is no proof. Lines: a gap of {line:.1e}, three times the statistical error,",
@@ -75,7 +75,7 @@ def page(name: str, values: dict[str, Any]) -> str:
 
 def _table(runs: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:
     headings = ["family", "runs", "worst gap", "found there", "above the line", "worst loss", "above 5 %"]
-    headings += [f"0.11.0: {heading}" for heading in ("runs", "worst gap", "worst loss")]
+    headings += [f"before: {heading}" for heading in ("runs", "worst gap", "worst loss")]
     line = harmless(0.0, HONEST)
     rows = []
     for family in (*FAMILIES, "all"):
@@ -115,7 +115,7 @@ def plot(values: dict[str, Any], path: Path) -> None:
     )
     for axis, (key, words) in zip(axes, sides, strict=True):
         for name, runs, colour, marker in (
-            ("0.11.0", values[BEFORE], "tab:red", "x"),
+            ("before", values[BEFORE], "tab:red", "x"),
             ("now", values["runs"], "tab:blue", "o"),
         ):
             points = [run for run in runs if run["gap"] is not None and run[key] is not None]

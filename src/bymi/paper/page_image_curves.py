@@ -13,7 +13,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bymi.paper.study_images import CURVES, RULES, ImageStudy
+from bymi.paper.provenance import origin
+from bymi.paper.study_images import CURVES, RULES, ImageStudy, curves
 from bymi.report.figures import COLOURS
 from bymi.report.tables import markdown_table
 from bymi.runs import run_folder as store
@@ -21,6 +22,7 @@ from bymi.runs import run_folder as store
 METRICS = {"grad_norm": "norm of the pooled gradient", "acc_normal": "accuracy of the mean of honest nodes"}
 _LABELS = {
     "published": "{}-DRSGD-ByMI, published",
+    "published-averaging": "the same, OOD nodes average",
     "receiver": "{}-DRSGD-ByMI, receiver's point",
     "hardened": "{}-hardened-ByMI",
     "alone": "{} alone",
@@ -34,15 +36,16 @@ def document(study: ImageStudy, folder: Path, command: str) -> dict[str, Any]:
         place = store.folder_of(folder, cell.spec)
         if store.is_complete(place):
             rows = store.read_rows(place / store.METRICS)
-            found[cell.attack, cell.rule, cell.column].append((cell.spec, rows))
-    curves = []
+            found[cell.attack, cell.rule, cell.column].append((cell.spec, rows, origin(place)))
+    drawn = []
     for (attack, rule, column), runs in found.items():
-        curve: dict[str, Any] = {"attack": attack, "rule": rule, "column": column, "seeds": [spec.seed for spec, _ in runs]}
-        curve["detections"] = sorted({row["step"] for _, rows in runs for row in rows if row["phase"] == "detection"})
+        curve: dict[str, Any] = {"attack": attack, "rule": rule, "column": column, "seeds": [spec.seed for spec, *_ in runs]}
+        curve["detections"] = sorted({row["step"] for _, rows, _ in runs for row in rows if row["phase"] == "detection"})
+        curve["made"] = [made for *_, made in runs]
         for key in METRICS:
-            curve[key] = _bands([rows for _, rows in runs], key)
-        curves.append(curve)
-    return {"study": study.title, "command": command, "curves": curves}
+            curve[key] = _bands([rows for _, rows, _ in runs], key)
+        drawn.append(curve)
+    return {"study": study.title, "command": command, "curves": drawn}
 
 
 def _bands(runs: list[list[dict[str, Any]]], key: str) -> list[list[float]]:
@@ -63,11 +66,22 @@ def page(name: str, values: dict[str, Any]) -> str:
         texts = ["-" if end is None else f"{end[2]:.3g} ({end[1]:.3g} to {end[3]:.3g})" for end in ends]
         rows.append([curve["attack"], curve["rule"].upper(), curve["column"], str(len(curve["seeds"])), *texts])
     attacks = dict.fromkeys(curve["attack"] for curve in values["curves"])
+    drawn = {(curve["attack"], curve["rule"], curve["column"]) for curve in values["curves"]}
+    asked = dict.fromkeys((cell.attack, cell.rule, cell.column) for cell in curves("mnist", 1))
+    missing = "; ".join(
+        f"{attack}, {rule.upper()}, {column}" for attack, rule, column in asked if (attack, rule, column) not in drawn
+    )
     lines = [
         f"# {values['study']}",
         "",
         f"`{values['command']}`; median over seeds at the last round, least and largest value in brackets. Every point:",
         f"[{name}.json]({name}.json). Figures: {', '.join(f'[{attack}]({name}-{attack}.png)' for attack in attacks)}.",
+        "",
+        "`published`: the OOD nodes average nobody, as in all other columns. `published-averaging`: they average like",
+        "everybody; the comparison with the paper counts these under UBAR and IOS. Only runs on MNIST are recorded often",
+        "enough for curves.",
+        "",
+        f"No curves, for want of runs: {missing or 'none'}.",
         "",
         markdown_table(["attack", "rule", "column", "seeds", *METRICS.values()], rows).rstrip("\n"),
     ]
@@ -76,15 +90,15 @@ def page(name: str, values: dict[str, Any]) -> str:
 
 def figure(values: dict[str, Any], data: str, attack: str, name: str) -> Figure:
     """Two rows (gradient norm, accuracy) and a column per rule; a line at the first detection, ticks at later ones."""
-    curves = {(curve["rule"], curve["column"]): curve for curve in values["curves"] if curve["attack"] == attack}
+    drawn = {(curve["rule"], curve["column"]): curve for curve in values["curves"] if curve["attack"] == attack}
     made = Figure(figsize=(13, 7), layout="constrained")
     grid = made.subplots(len(METRICS), len(RULES), sharex=True, sharey="row", squeeze=False)
     for place, rule in enumerate(RULES):
         for row, (key, label) in enumerate(METRICS.items()):
             axes = grid[row][place]
             for colour, column in zip(COLOURS, CURVES, strict=False):
-                if (rule, column) in curves:
-                    _curve(axes, curves[rule, column], key, colour)
+                if (rule, column) in drawn:
+                    _curve(axes, drawn[rule, column], key, colour)
             if place == 0:
                 axes.set_ylabel(label)
             if key == "grad_norm":
@@ -94,9 +108,10 @@ def figure(values: dict[str, Any], data: str, attack: str, name: str) -> Figure:
                     axes.legend(frameon=False, fontsize=8, loc="best")
             else:
                 axes.set(xlabel="round", ylim=(0, 1))
+    averaging = "" if attack != "ood" else "; OOD nodes average nobody unless the legend says so"
     made.suptitle(
-        f"{data}, {name} attack, 20 % Byzantine; median and range over seeds; "
-        "vertical line: first detection, ticks: later ones (hardened)"
+        f"{data}, {name} attack, 20 % Byzantine{averaging}\n"
+        "median and range over seeds; vertical line: first detection, ticks: later ones (hardened)"
     )
     return made
 

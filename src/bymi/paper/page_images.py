@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from bymi.core.files import write_bytes
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper.published_tables import RULES_ALONE, WITH_DETECTION
-from bymi.paper.study_images import ATTACKS, COLUMNS, DATA, DETECTING, PUBLISHED, RULES, ImageStudy
+from bymi.paper.study_images import ATTACKS, CELLS, COLUMNS, DATA, DETECTING, PUBLISHED, RULES, ImageStudy, steps_of
 from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import run_folder as store
@@ -99,11 +99,29 @@ def page(name: str, values: dict[str, Any]) -> str:
         "Mean and standard deviation over seeds, in per cent; the paper's number in brackets. Acc (scc) and, after",
         "a detection, the gradient norm are of the mean model of the core, Byzantine nodes in it counted in.",
         "",
-        *[f"* **{column}**: {meaning}" for column, meaning in COLUMNS.items() if any(key[3] == column for key in runs)],
+        *[
+            f"* **{column}**: {meaning}. Step: {steps_of(column)}"
+            for column, meaning in COLUMNS.items()
+            if any(key[3] == column for key in runs)
+        ],
+        "",
+        "Each column has one setting for all of its cells, found on other seeds; columns differ in their steps, too, and not",
+        "only in who detects.",
+        "",
+        f"Cells without runs: {_absent(kind, DATA[short], runs)}.",
         "",
         markdown_table(headings, rows).rstrip("\n"),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _absent(kind: str, data: str, runs: Runs) -> str:
+    """The cells of the study that the JSON has no run of."""
+    keys = dict.fromkeys((cell.attack, cell.rule, cell.ratio, cell.column) for cell in CELLS[kind](data, 1))
+    missing = [key for key in keys if not runs.get(key)]
+    return (
+        "; ".join(f"{_NAMES[attack]}, {rule.upper()}, {ratio:g}, {column}" for attack, rule, ratio, column in missing) or "none"
+    )
 
 
 def table(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:

@@ -59,6 +59,19 @@ def read_cells(values: dict[str, Any]) -> Runs:
     return {(cell["row"], cell["column"]): cell["runs"] for cell in values["cells"]}
 
 
+def on_common_seeds(runs: Runs) -> Runs:
+    """The runs of each row with the seeds that all of its columns have, so that columns can be compared; no row without any."""
+    seeds: dict[str, set[int]] = {}
+    for (row, _), found in runs.items():
+        own = {run["seed"] for run in found}
+        seeds[row] = seeds.get(row, own) & own
+    return {
+        (row, column): [run for run in found if run["seed"] in seeds[row]]
+        for (row, column), found in runs.items()
+        if seeds[row]
+    }
+
+
 def collect(study: RedTeam, folder: Path) -> Runs:
     """The summaries of each cell, of all runs that are there."""
     groups: Runs = defaultdict(list)
@@ -115,11 +128,12 @@ def page(name: str, values: dict[str, Any]) -> str:
     seeds = sorted({run["seed"] for found in runs.values() for run in found})
     base = name.removesuffix("-fast")
     table = {"red-team": _attacks, "red-team-limits": _limits, "red-team-pieces": _pieces, "red-team-mnist": _images}[base]
+    means = "Means over the seeds that all columns of a row have" if base == "red-team" else "Means over seeds"
     lines = [
         f"# {name}",
         "",
         f"`{values['command']}`; {sum(map(len, runs.values()))} runs, seeds {', '.join(map(str, seeds))}.",
-        f"Versions and every value: [{name}.json]({name}.json). Means over seeds; P_a, found, FDP, honest edges",
+        f"Every value: [{name}.json]({name}.json). {means}; P_a, found, FDP, honest edges",
         "lost and the honest nodes in the core in per cent, of the last detection; worst loss over all detections.",
         "",
         table(runs).rstrip("\n"),
@@ -128,12 +142,13 @@ def page(name: str, values: dict[str, Any]) -> str:
 
 
 def _attacks(runs: Runs) -> str:
-    """One row an attack: the gaps of all defences, then what the two detections found and lost."""
+    """One row an attack: the gaps of all defences, then what the two detections found and lost, on the seeds that all have."""
     headings = ["attack", *(f"gap: {name}" for name in COLUMNS)]
     for name in ("published", "hardened"):
         headings += [f"{name}: P_a", "found", "FDP", "lost"]
     headings += ["worst loss", "stuck", "core", "runs", "hardened"]
     rows = []
+    runs = on_common_seeds(runs)
     calm = _mean(runs.get((_NOBODY, "hardened"), []), "gap")
     for row in dict.fromkeys(name for name, _ in runs):
         cells = [row, *(_gap(runs.get((row, name), [])) for name in COLUMNS)]
@@ -177,20 +192,15 @@ def image_verdict(runs: list[dict[str, Any]], calm: float | None) -> str:
 
 
 def _limits(runs: Runs) -> str:
-    headings = ["where", "attack", "runs", "P_a", "found", "FDP", "lost", "worst loss", "core", "gap", "ended", "made with"]
+    headings = ["where", "attack", "runs", "P_a", "found", "FDP", "lost", "worst loss", "core", "gap", "ended"]
     rows = []
     for row, column in sorted(runs, key=lambda key: list(dict.fromkeys(name for _, name in runs)).index(key[1])):
         found = runs[row, column]
         calm = _mean(runs.get((_NOBODY, column), []), "gap")
         shares = [_share(found, key) for key in ("pa", "found", "fdp", "honest_edge_loss", "worst_edge_loss")]
         ended = verdict(row, found, calm if calm is not None else 0.0)
-        rows.append([column, row, str(len(found)), *shares, _core(found), _gap(found), ended, _version(found)])
+        rows.append([column, row, str(len(found)), *shares, _core(found), _gap(found), ended])
     return markdown_table(headings, rows)
-
-
-def _version(runs: list[dict[str, Any]]) -> str:
-    """The version of bymi that made the runs: results of an older detection stay in the table until they are made again."""
-    return ", ".join(sorted({run.get("bymi") or str(run["made_on"]).split()[-1] for run in runs}))
 
 
 def _pieces(runs: Runs) -> str:

@@ -26,11 +26,11 @@ COLUMNS = {
 """What is run for a cell."""
 PUBLISHED = ("published", "published-averaging")
 DETECTING = (*PUBLISHED, "receiver", "hardened")
-CURVES = ("published", "receiver", "hardened", "alone")
+CURVES = (*DETECTING, "alone")
 
 _STEP = 0.1  # of rules alone
 _RECORD_OFTEN = 20  # rounds between rows of the runs that curves are drawn from
-_CURVES = "mnist"  # the data set of these runs
+_CURVES = "mnist"  # the data set of these runs; how often a run is recorded is part of its digest
 
 
 @dataclass(frozen=True)
@@ -171,15 +171,31 @@ def scale(seeds: int) -> list[ImageCell]:
     return cells
 
 
+def steps_of(column: str) -> str:
+    """The step sizes of a column in words, from its specs; attacks under which they differ are named."""
+    words = {attack: _steps(column, attack) for attack in ATTACKS}
+    usual = next(iter(words.values()))
+    others = (f"; under {attack.upper()} {steps}" for attack, steps in words.items() if steps != usual)
+    return usual + "".join(others)
+
+
+def _steps(column: str, attack: str) -> str:
+    spec = image_spec("mnist", attack, "balance", 0.2, column, 0).resolved
+    if spec["method"] in ("dsgd", "rule"):
+        return f"{spec['alone']['step_size']:g} in all rounds ({spec['alone']['schedule']})"
+    first, then = spec["warm_up"], spec["optimisation"]
+    cool = f", falling to zero over its last {100 * first['cool_down']:g} %" if first["cool_down"] else ""
+    cap = "" if then["max_local_step"] is None else f", local steps capped at {then['max_local_step']:g}"
+    before = f"{first['step_size']:g} in the warm-up ({first['schedule']}{cool})"
+    return f"{before}, then {then['step_size']:g} ({then['schedule']}{cap})"
+
+
 def _cell(data: str, attack: str, rule: str, ratio: float, column: str, seed: int) -> ImageCell:
     return ImageCell(data, attack, rule, ratio, column, image_spec(data, attack, rule, ratio, column, seed))
 
 
-_KINDS: dict[str, tuple[Callable[[str, int], list[ImageCell]], str]] = {
-    "table": (table, "ratio 0.2"),
-    "ratios": (ratios, "ratios 0.1, 0.2, 0.3"),
-    "curves": (curves, "ratio 0.2"),
-}
+CELLS: dict[str, Callable[[str, int], list[ImageCell]]] = {"table": table, "ratios": ratios, "curves": curves}
+"""The cells of each kind of study, by data set and number of seeds."""
 DATA = {"mnist": "mnist", "fashion": "fashion-mnist"}
 """Short names of the data sets in names of studies, and their names in a spec."""
 
@@ -207,8 +223,8 @@ def build_image_study(name: str, *, seeds: int = 5, only: Sequence[str] = (), fa
         return ImageStudy(name + ("-fast" if fast else ""), "OOD attack, DSGD", "both", "scale", some[: 2 if fast else None])
     kind, short = name.split("-")
     data = DATA[short]
-    cells, title = _KINDS[kind]
-    chosen = [cell for cell in cells(data, 1 if fast else seeds) if not only or cell.column in only]
+    title = "ratios 0.1, 0.2, 0.3" if kind == "ratios" else "ratio 0.2"
+    chosen = [cell for cell in CELLS[kind](data, 1 if fast else seeds) if not only or cell.column in only]
     if fast:
         chosen = [cell for cell in chosen if cell.attack == "ipm" and cell.rule in ("none", "balance") and cell.ratio == 0.2]
     require(bool(chosen), "--only", list(only), f"columns that {name}{' --fast' if fast else ''} has")

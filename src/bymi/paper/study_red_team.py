@@ -96,8 +96,10 @@ ATTACKS: dict[str, dict[str, Any]] = {
 BELOW_NOISE = ("joint shift 0.3", "other deeds than claims, 0.3")
 """Shifts below 4.5 sigma / sqrt(N) = 0.45, which nobody can find: the only exception."""
 
-_PAPERS = ("wrong parameter (Scenario A)", "wrong covariates (Scenario B)", "gradient attack", "IPM, a = 1")
-_FEW = ("no attackers", *_PAPERS, "sign flip", "ALIE", "poisoned parameter, ALIE")
+PAPERS = ("wrong parameter (Scenario A)", "wrong covariates (Scenario B)", "gradient attack", "IPM, a = 1")
+"""Rows of the paper's attacks."""
+
+_FEW = ("no attackers", *PAPERS, "sign flip", "ALIE", "poisoned parameter, ALIE")
 ADAPTIVE = tuple(ATTACKS)[list(ATTACKS).index("steady push") :]
 """Rows of attackers that know the hardened detection."""
 

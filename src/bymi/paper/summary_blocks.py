@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from bymi.paper import page_default as default
+from bymi.paper import page_detect_level as detect_level
 from bymi.paper import page_images as images
 from bymi.paper import page_red_team as red_team
 from bymi.paper.committed_results import (
@@ -17,6 +18,7 @@ from bymi.paper.committed_results import (
     average,
     count_runs,
     ended_badly,
+    mean_or_infinite,
     middle,
     numbers,
     of,
@@ -26,6 +28,7 @@ from bymi.paper.committed_results import (
 )
 from bymi.paper.published_tables import RULES_ALONE
 from bymi.paper.study_images import COLUMNS, DATA
+from bymi.paper.study_red_team import ADAPTIVE
 from bymi.paper.study_red_team import COLUMNS as DEFENCES
 from bymi.report.tables import markdown_table
 
@@ -197,8 +200,8 @@ def published_column(names: set[str]) -> str:
 
 
 def red_team_ends(results: Results) -> str:
-    """How many attacks ended how under each defence, and which ones got through the hardened one."""
-    runs = results.red_team()
+    """How many attacks ended how under each defence, and which ones the hardened one did not stop, on common seeds."""
+    runs = red_team.on_common_seeds(results.red_team())
     if not runs:
         return NOT_MEASURED
     calm = average(runs.get(("no attackers", "hardened"), []), "gap")
@@ -216,12 +219,18 @@ def red_team_ends(results: Results) -> str:
             found = runs[row, "hardened"]
             pa, gap = average(found, "pa"), average(found, "gap")
             lines.append(f"* {row}: {ends[row, 'hardened']}, P_a {_or(pa, percent)}, gap {_or(gap, small)}")
-    as_good = [row for row in attacks if _as_good(runs, row)]
-    lines += [
-        "",
-        "BALANCE alone ends at a gap no larger than the hardened run's under: " + (", ".join(as_good) or "no attack") + ".",
-    ]
+    every = list(dict.fromkeys(row for row, _ in runs))
+    lines.append("")
+    for column, who in (("nobody", "Plain averaging"), ("BALANCE", "BALANCE alone")):
+        as_good = [row for row in every if _as_good(runs, row, column)]
+        lines += [f"{who} ends at a gap no larger than the hardened run's, on the same seeds, under: {_listed(as_good)}.", ""]
+    only = [row for row in attacks if not any((row, column) in runs for column in DEFENCES if column != "hardened")]
+    lines.append(f"Run against the hardened profile only, and not counted in the other rows: {_listed(only)} ({len(only)}).")
     return "\n".join(lines)
+
+
+def _listed(names: list[str]) -> str:
+    return "; ".join(names) or "none"
 
 
 def _ended(row: str, runs: list[Run], calm: float | None) -> str:
@@ -230,20 +239,22 @@ def _ended(row: str, runs: list[Run], calm: float | None) -> str:
     return "through" if word == "below the noise" and not numbers(runs, "pa") else word
 
 
-def _as_good(runs: red_team.Runs, row: str) -> bool:
-    alone, ours = (average(runs.get((row, column), []), "gap") for column in ("BALANCE", "hardened"))
-    return alone is not None and ours is not None and alone <= ours
+def _as_good(runs: red_team.Runs, row: str, column: str) -> bool:
+    """Whether the mean gap of a defence is at most that of the hardened one."""
+    found = [runs.get((row, name), []) for name in (column, "hardened")]
+    return all(found) and mean_or_infinite(found[0], "gap") <= mean_or_infinite(found[1], "gap")
 
 
 def red_team_table(results: Results) -> str:
     """One line an attack: the gap under each defence, what both detections found, how it ended for the hardened one."""
-    runs = results.red_team()
+    runs = red_team.on_common_seeds(results.red_team())
     if not runs:
         return NOT_MEASURED
     published = published_column({column for _, column in runs})
     calm = average(runs.get(("no attackers", "hardened"), []), "gap")
     headings = [
         "attack",
+        "seeds",
         *(f"gap: {column}" for column in DEFENCES),
         f"P_a: {published}",
         "P_a: hardened",
@@ -256,7 +267,13 @@ def red_team_table(results: Results) -> str:
         shares = [(published, "pa"), ("hardened", "pa"), ("hardened", "honest_edge_loss")]
         shown = [_or(average(runs.get((row, column), []), key), percent) for column, key in shares]
         rows.append(
-            [row, *gaps, *shown, red_team.verdict(row, runs[row, "hardened"], calm) if (row, "hardened") in runs else "-"]
+            [
+                row,
+                str(len(runs.get((row, "hardened"), []))),
+                *gaps,
+                *shown,
+                red_team.verdict(row, runs[row, "hardened"], calm) if (row, "hardened") in runs else "-",
+            ]
         )
     return markdown_table(headings, rows)
 
@@ -282,21 +299,23 @@ def red_team_limits(results: Results) -> str:
     return markdown_table(["where", "attacks stopped", "honest edges lost", "not stopped"], rows)
 
 
-def red_team_images(results: Results) -> str:
-    """Accuracy of honest nodes on MNIST under each defence, with what was lost against the run without attackers."""
-    runs = results.red_team("red-team-mnist")
-    if not runs:
-        return NOT_MEASURED
-    calm = average(runs.get(("no attackers", "hardened"), []), "acc_normal")
-    rows = [
-        [
-            row,
-            *(_or(average(runs.get((row, column), []), "acc_normal"), percent) for column in DEFENCES),
-            red_team.image_verdict(runs.get((row, "hardened"), []), calm),
-        ]
-        for row in dict.fromkeys(row for row, _ in runs)
-    ]
-    return markdown_table(["attack", *DEFENCES, "hardened"], rows)
+def red_team_adaptive(results: Results) -> str:
+    """How the attackers that know the detection ended, in the table and at other ratios and degrees; the worst is named."""
+    table, limits = red_team.on_common_seeds(results.red_team()), results.red_team("red-team-limits")
+    places = {"ratio 0.2, degree about 75": {row: found for (row, column), found in table.items() if column == "hardened"}}
+    for row, column in limits:
+        places.setdefault(column, {})[row] = limits[row, column]
+    calms = {where: average(rows.get("no attackers", []), "gap") for where, rows in places.items()}
+    lines = []
+    for where, rows in places.items():
+        known = {row: found for row, found in rows.items() if row in ADAPTIVE}
+        if known:
+            ends = Counter(_ended(row, found, calms[where] or 0.0) for row, found in known.items())
+            gaps = {row: mean_or_infinite(found, "gap") for row, found in known.items()}
+            worst = max(gaps, key=lambda row: gaps[row])
+            counts = ", ".join(f"{count} {word}" for word, count in ends.most_common())
+            lines.append(f"* {where}, {len(known)} attacks: {counts}. Largest gap: {worst}, {small(gaps[worst])}.")
+    return "\n".join(lines) or NOT_MEASURED
 
 
 def published_step(results: Results) -> str:
@@ -319,7 +338,6 @@ def detection_cost(results: Results) -> str:
     cases = {
         "default experiment": [run for run in results.default().values() if "hardened" in run["method"]],
         "red team, linear model, no attackers": results.red_team().get(("no attackers", "hardened"), []),
-        "red team, MNIST, no attackers": results.red_team("red-team-mnist").get(("no attackers", "hardened"), []),
     }
     rows = []
     for name, runs in cases.items():
@@ -328,6 +346,12 @@ def detection_cost(results: Results) -> str:
             seconds = f"{mean(numbers(runs, 'seconds')):.1f}"
             rows.append([name, span(numbers(runs, "detections"), str), seconds, f"{100 * share:.0f} %"])
     return markdown_table(["runs", "detections", "seconds per run", "of them detections"], rows) if rows else NOT_MEASURED
+
+
+def detect_profiles(results: Results) -> str:
+    """What the profiles of `bymi detect` reach, in the study of detection on arrays."""
+    values = results.json("detection/detect-level.json")
+    return NOT_MEASURED if values is None else detect_level.profiles(values)
 
 
 def _or(value: float | None, write: Callable[[float], str]) -> str:
@@ -346,8 +370,9 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "red-team-ends": red_team_ends,
     "red-team-table": red_team_table,
     "red-team-limits": red_team_limits,
-    "red-team-mnist": red_team_images,
+    "red-team-adaptive": red_team_adaptive,
     "published-step": published_step,
     "detection-cost": detection_cost,
+    "detect-profiles": detect_profiles,
 }
 """Names of blocks, and what writes them."""
