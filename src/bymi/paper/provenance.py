@@ -47,5 +47,5 @@ def _versions(values: Any) -> Iterator[str]:
             yield from re.findall(r"\bbymi (\S+)$", value) if isinstance(value, str) else _versions(value)
 
 
-def _order(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", version)[:3]]
+def _order(version: str) -> tuple[list[int], str]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]], version
