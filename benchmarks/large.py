@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from bymi.experiment import load
-from bymi.report.tables import plain_table
+from bymi.report.tables import print_words
 from bymi.runs import run
 from bymi.runs.run_folder import environment, read_rows
 
@@ -127,7 +127,7 @@ def main() -> None:
     given.json.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2) + "\n")
     console = Console(width=150)
     headings = ["run", "nodes", "s", "processor s", "of s: data", "detection", "us a node and round", "peak MB", ""]
-    console.print(plain_table(headings, [cells(row) for row in rows]))
+    print_words(console, headings, [cells(row) for row in rows])
     if any(map(failed, rows)):
         sys.exit("a limit is not kept")
 

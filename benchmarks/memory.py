@@ -24,7 +24,7 @@ from bymi.distributed.execution_settings import Host
 from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.join_process_group import ranks
 from bymi.experiment import load
-from bymi.report.tables import plain_table
+from bymi.report.tables import print_words
 from bymi.runs import run, run_all
 from bymi.runs.run_folder import environment
 
@@ -121,7 +121,7 @@ def main() -> None:
         if row["what"] in BOUND:
             missed += [f"{row['what']}, {size} ranks: {shares[size]:.2f}" for size in FALLS if shares[size] > FALLS[size]]
     heads = ("run", "one process, MB", "2 ranks", "4 ranks", "share beyond nothing, 2", "4")
-    console.print(plain_table(heads, table))
+    print_words(console, heads, table)
     if not options.only:
         path = Path(__file__).parent / "results" / "memory.json"
         path.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2) + "\n")

@@ -35,7 +35,7 @@ from bymi.node.identity import certificate_der, read_identity, write_identity
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.peer_session import Session
 from bymi.node.roster import Limits, Member
-from bymi.report.tables import plain_table
+from bymi.report.tables import print_words
 from bymi.runs.run_folder import environment
 
 NODES, PROCESSES, ROUNDS, WARM = 8, 2, 30, 3
@@ -235,7 +235,7 @@ def main() -> None:
         for part in ("mesh", "staller", "large")
         for key, value in results[part].items()
     ]
-    Console().print(plain_table(["part", "measure", "value"], rows))
+    print_words(Console(), ["part", "measure", "value"], rows)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.join_process_group import ranks
 from bymi.distributed.process_group import Group
 from bymi.experiment import load
-from bymi.report.tables import plain_table
+from bymi.report.tables import print_words
 from bymi.runs import run_all
 from bymi.runs.run_folder import environment
 from bymi.runs.run_setup import set_up_run
@@ -331,7 +331,7 @@ def show(made: Row) -> None:
         ]
         for row in made["iterations"]
     ]
-    console.print(plain_table(["one iteration", "ranks", "ms", "model ms", "error", "exchange"], lines))
+    print_words(console, ["one iteration", "ranks", "ms", "model ms", "error", "exchange"], lines)
     columns = (
         "compute_seconds",
         "exchange_seconds",
@@ -343,7 +343,7 @@ def show(made: Row) -> None:
     lines = [[row["what"], f"{row['nodes']:,}", *(f"{row[key]:.2g}" for key in columns)] for row in made["projected"]]
     title = f"{MACHINES} machines of {HERE} cores and {GIGABYTES} GB, 10 Gbit/s, degree {DEGREE}: an iteration, GB a machine"
     headings = ["model", "nodes", "compute s", "exchange s", "lists", "data", "rows", "history"]
-    console.print(plain_table(headings, lines, title))
+    print_words(console, headings, lines, title)
     for row in made["whole"]:
         console.print(f"bymi run mnist, {row['ranks']} process(es) of one thread: {row['seconds']:.0f} s")
     missed = [row for row in made["iterations"] if abs(row["error"]) > ERROR]

@@ -26,7 +26,7 @@ from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF
 from bymi.detection import identify_neighbours
 from bymi.experiment import load, run
-from bymi.report.tables import plain_table
+from bymi.report.tables import print_words
 from bymi.runs.run_folder import environment
 
 ROOT = Path(__file__).parents[1]
@@ -188,7 +188,7 @@ def main() -> None:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps({"environment": environment(), "rows": rows}, indent=2) + "\n")
     table = [[row["what"], f"{row['seconds']:.3f}", remark(row)] for row in rows]
-    Console(width=150).print(plain_table(["what", "seconds", "remark"], table))
+    print_words(Console(width=150), ["what", "seconds", "remark"], table)
     missed = [row["what"] for row in rows if misses(row)]
     if missed:
         sys.exit(f"limits missed: {'; '.join(missed)}")
