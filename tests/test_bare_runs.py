@@ -104,7 +104,7 @@ def test_resolved_specs_run_without_them(bare: Bare) -> None:
 def test_experiments_find_the_folders_complete(bare: Bare) -> None:
     before, told = dates_in(bare.out), []
     host = Host(data=bare.data)
-    results = run_all(specs(), bare.out, jobs=1, progress=lambda *steps: told.append(steps), host=host)
+    results = run_all(specs(), bare.out, jobs=1, watch=lambda *status: told.append(status), host=host)
     assert results == [store.read_json(folder / store.SUMMARY) for folder in bare.folders()]
     assert told == []
     assert dates_in(bare.out) == before

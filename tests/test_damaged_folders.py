@@ -22,6 +22,7 @@ from bymi.paper.page_scenarios import draw
 from bymi.report import figures
 from bymi.runs import checkpoints
 from bymi.runs import run_folder as store
+from bymi.runs.observers import RunStatus
 from tests.commands import TINY, Answer, bymi, dates_in, files_in, only_folder
 
 WORDS = [*TINY, "method=drsgd-bymi", "record_every=5"]
@@ -235,7 +236,7 @@ def test_a_linked_run_folder_is_refused(original: Path, tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_a_run_folder_is_refused_before_the_run(original: Path, tmp_path: Path) -> None:
     (tmp_path / original.name).write_text("mine")
-    told: list[int] = []
+    told: list[RunStatus] = []
     with pytest.raises(InputError, match="got a file, allowed: a run folder, or nothing yet"):
         run(load(None, WORDS), tmp_path, told.append)
     assert told == []

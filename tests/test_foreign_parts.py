@@ -196,7 +196,7 @@ if __name__ == "__main__":
     words = ["profile=paper", "nodes=12", "steps=12", "data.dim=3", "data.samples=20", "method=rule", "warm_up.rule=nearest"]
     specs = [load(None, words, seed) for seed in (0, 1)]
     ran = []
-    results = run_all(specs, sys.argv[1], jobs=int(sys.argv[2]), progress=lambda index, steps: ran.append(steps))
+    results = run_all(specs, sys.argv[1], jobs=int(sys.argv[2]), watch=lambda index, status: ran.append(status.rounds))
     print(json.dumps({"gaps": [result["gap"] for result in results], "steps": sum(ran)}))
 """
 

@@ -29,6 +29,7 @@ from bymi.runs import safetensors_file as tensorfile
 from bymi.runs import single_run as runner
 from bymi.runs import trained_models as models
 from bymi.runs.checkpoints import Checkpointer, Place
+from bymi.runs.observers import RunStatus
 from bymi.runs.run_setup import set_up_run
 from tests.commands import bymi, mistake
 from tests.idx_files import write_image_set
@@ -138,9 +139,9 @@ def test_a_run_that_is_broken_off_again_and_again(
     for step in (2, 5, 6, 11, 20, 36, 39):
         with breaking_at(step, None, monkeypatch), pytest.raises(StopError):
             run(spec, tmp_path)
-    done: list[int] = []
+    done: list[RunStatus] = []
     run(spec, tmp_path, done.append)
-    assert sum(done) == 40, "what was done before counts as done"
+    assert sum(status.rounds for status in done) == 40, "what was done before counts as done"
     assert result_of(tmp_path, spec) == whole(spec)
 
 
@@ -216,8 +217,7 @@ def test_killed_in_every_phase(
     assert ended.stderr == ""
     torn = name == "replace"
     assert rounds_in(tmp_path, spec)[-2 if torn else -1] == newest
-    told: list[int] = []
-    run(spec, tmp_path, told.append)
+    run(spec, tmp_path)
     assert result_of(tmp_path, spec) == whole(spec)
     assert [path.name for path in tmp_path.iterdir()] == [store.folder_of(tmp_path, spec).name]
     lines = ["round-00000015 not used (it is empty); going on from round-00000012"] if torn else []
@@ -241,13 +241,13 @@ def test_runs_in_other_processes_are_put_by_when_all_are_stopped(whole: Any, tmp
     specs = [spec_of("rule", "steps=20000", seed=seed) for seed in (0, 1)]
     heard = set()
 
-    def tell(index: int, steps: int) -> None:
+    def watch(index: int, status: RunStatus) -> None:
         heard.add(index)
         if len(heard) == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_all(specs, tmp_path, jobs=2, progress=tell)
+        run_all(specs, tmp_path, jobs=2, watch=watch)
     assert all(len(rounds_in(tmp_path, spec)) == 1 for spec in specs)
     assert not any(store.is_complete(path) for path in tmp_path.iterdir())
 

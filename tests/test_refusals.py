@@ -29,6 +29,7 @@ from bymi.runs import parallel_runs
 from bymi.runs import run_folder as store
 from bymi.runs import simulate as course
 from bymi.runs import single_run as runner
+from bymi.runs.observers import RunStatus
 from bymi.runs.resolved_spec import write_resolved_specs
 from tests.commands import TINY, bymi, only_line
 
@@ -70,9 +71,9 @@ def test_a_full_disk_in_the_middle_of_a_run_keeps_its_checkpoint(tmp_path: Path,
         run(spec, tmp_path, host=host)
     assert str(caught.value) == "DSGD, seed 0: File too large; what is complete is kept"
     assert [path.name for path in tmp_path.iterdir()] == [store.checkpoints_of(tmp_path, spec).name]
-    told: list[int] = []
+    told: list[RunStatus] = []
     run(spec, tmp_path, told.append, host)
-    assert told[0] > 20, "it did not begin at the start"
+    assert told[0].rounds > 20, "it did not begin at the start"
 
 
 @contextmanager
@@ -100,7 +101,7 @@ def test_a_full_disk_for_one_of_several_processes(tmp_path: Path) -> None:
 def test_a_folder_that_vanishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_TELL_EVERY", 0.0)
     with pytest.raises(StorageError) as caught:
-        run(tiny(), tmp_path / "out", lambda steps: shutil.rmtree(tmp_path / "out", ignore_errors=True))
+        run(tiny(), tmp_path / "out", lambda status: shutil.rmtree(tmp_path / "out", ignore_errors=True))
     assert "No such file or directory" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -213,11 +214,11 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     specs = [tiny(), tiny("steps=100000", seed=1), tiny("steps=100000", seed=2)]
     run(specs[0], tmp_path)
 
-    def tell(index: int, steps: int) -> None:
+    def watch(index: int, status: RunStatus) -> None:
         for child in multiprocessing.active_children():
             os.kill(child.pid, signal.SIGKILL)
 
-    results = run_all(specs, tmp_path, jobs=2, progress=tell)
+    results = run_all(specs, tmp_path, jobs=2, watch=watch)
     assert [type(result) for result in results] == [dict, OutOfMemoryError, OutOfMemoryError]
     assert "killed, as happens when memory runs out; try fewer --jobs" in str(results[2])
 

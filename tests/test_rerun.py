@@ -19,6 +19,7 @@ from bymi.runs import __main__ as runs_command
 from bymi.runs import run_folder as store
 from bymi.runs import single_run as runner
 from bymi.runs import write_resolved_specs
+from bymi.runs.observers import RunStatus
 from tests.commands import bymi
 
 WORDS = ("profile=paper", "method=dsgd", "nodes=12", "steps=20", "data.dim=3", "data.samples=20", "record_every=5")
@@ -40,13 +41,13 @@ def left_in(out: Path) -> list[str]:
 
 
 def test_a_complete_folder_is_read_unless_it_is_to_be_made_again(tmp_path: Path) -> None:
-    folder, done = first_run(tmp_path), list[int]()
+    folder, done = first_run(tmp_path), list[RunStatus]()
     (folder / "figures").mkdir()
     assert run(SPEC, tmp_path, done.append)["mark"] == MARK
-    assert sum(done) == 0
+    assert done == []
     summary = run(SPEC, tmp_path, done.append, again=True)
     assert "mark" not in summary
-    assert sum(done) == 20
+    assert sum(status.rounds for status in done) == 20
     assert summary == run(SPEC, tmp_path), "and what is read from now on is the new one"
     assert not (folder / "figures").exists(), "nothing of the old one is left"
     assert left_in(tmp_path) == [folder.name]

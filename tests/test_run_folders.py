@@ -14,6 +14,7 @@ from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import parallel_runs
 from bymi.runs import run_folder as store
 from bymi.runs import single_run as runner
+from bymi.runs.observers import RunStatus
 from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.runs.run_setup import set_up_run
 from tests.commands import TINY, dates_in, start
@@ -56,14 +57,14 @@ def test_an_interrupted_run_leaves_nothing_and_can_be_run_again(
     spec, calls = tiny(), 0
     monkeypatch.setattr(runner, "_TELL_EVERY", 0.0)  # a word after every round, so that any round can be interrupted
 
-    def tell(steps: int) -> None:
+    def watch(status: RunStatus) -> None:
         nonlocal calls
         calls += 1
         if calls == stop_at:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(spec, tmp_path, tell)
+        run(spec, tmp_path, watch)
     # 40 rounds, the detection, and a last word when all files are written but not yet in their place.
     assert calls == stop_at <= 42
     assert list(tmp_path.iterdir()) == []
@@ -131,13 +132,13 @@ class Sweep:
         self.specs = [tiny(seed=1), self.impossible, tiny(), tiny("method=rule", "warm_up.rule=ios")]
         self.out = {jobs: out / str(jobs) for jobs in (1, 2)}
         self.told = {jobs: [0] * len(self.specs) for jobs in (1, 2)}
-        self.results = {jobs: run_all(self.specs, self.out[jobs], jobs=jobs, progress=self.teller(jobs)) for jobs in (1, 2)}
+        self.results = {jobs: run_all(self.specs, self.out[jobs], jobs=jobs, watch=self.watcher(jobs)) for jobs in (1, 2)}
 
-    def teller(self, jobs: int) -> parallel_runs.Progress:
-        def tell(index: int, steps: int) -> None:
-            self.told[jobs][index] += steps
+    def watcher(self, jobs: int) -> parallel_runs.Watch:
+        def watch(index: int, status: RunStatus) -> None:
+            self.told[jobs][index] += status.rounds
 
-        return tell
+        return watch
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from bymi import Average, Complete, InputError, Plan, Snapshot, StepSize, Stop, 
 from bymi.distributed.execution_settings import Host
 from bymi.experiment import load, run
 from bymi.runs import run_folder as store
+from bymi.runs.observers import RunStatus
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import local_network, sharded_run
 from tests.reference.stopping import first_rest
@@ -131,13 +132,13 @@ def test_there_is_nothing_after_the_end() -> None:
 def test_the_folder_of_a_run_that_was_ended(checkpoint_every: int | None, tmp_path: Path) -> None:
     """The last round has its row, and the summary says so."""
     spec = load(None, [*SMALL, *KINDS["rule"], "stop.tolerance=2.0", "stop.on=movement", "stop.patience=55"])
-    told: list[int] = []
+    told: list[RunStatus] = []
     summary = run(spec, tmp_path, told.append, Host(checkpoint_every=checkpoint_every))
     assert (summary["outcome"], summary["steps_done"]) == ("finished", 55)
     assert summary["sentence"] == "stopped after round 55 of 120: most nodes had come to rest"
     rows = store.read_rows(store.folder_of(tmp_path, spec) / store.METRICS)
     assert [row["step"] for row in rows] == [50, 55]
-    assert sum(told) == 120  # the bar comes to its end
+    assert sum(status.rounds for status in told) == 120  # the bar comes to its end
 
 
 def test_settings() -> None:

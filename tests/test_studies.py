@@ -88,7 +88,7 @@ def test_a_study_resumes_where_it_stopped(small: tuple[Study, Path]) -> None:
     assert len(report.collect(study, folder)) == 8  # one setting has no run: it is missing, not invented
     steps: list[int] = []
     assert steps_to_do([spec.resolved for spec in study.specs], folder) == 40
-    run_all(study.specs, folder, jobs=1, progress=lambda index, done: steps.append(done))
+    run_all(study.specs, folder, jobs=1, watch=lambda index, status: steps.append(status.rounds))
     assert kept.stat().st_mtime_ns == before
     assert lost.exists()
     assert sum(steps) == 40  # the bar counts what was left to do

@@ -19,7 +19,7 @@ _LINES = 8  # runs that the live display shows by themselves
 
 
 class Display:
-    """Shows the progress of runs: `advance` counts rounds, `watch` says where one run stands."""
+    """Shows the progress of runs, from where each of them stands."""
 
     def __init__(self, runs: int, rounds: int, *, hidden: bool = False) -> None:
         self._rounds, self._done, self._before = rounds, 0, 0
@@ -56,13 +56,15 @@ class Display:
         lines = [Text(f"  {where(status)}", style="dim") for status in shown]
         return Group(self._bar, *lines)
 
-    def advance(self, index: int, rounds: int) -> None:
-        """Count rounds of a run. The clock starts with the first ones, so that starting workers is no slow round."""
-        self._done += rounds
+    def watch(self, index: int, status: Any) -> None:
+        """Note where a run stands. The clock starts with the first rounds, so that starting workers is no slow round."""
+        self._latest.pop(index, None)
+        self._latest[index] = status  # the newest last
+        self._done += status.rounds
         if self._start is None:
             self._start, self._before = time.monotonic(), self._done
         if self._live is not None:
-            self._bar.update(self._task, advance=rounds, speed=f"{self._speed():.0f}/s")
+            self._bar.update(self._task, advance=status.rounds, speed=f"{self._speed():.0f}/s")
         elif not self._hidden and time.monotonic() - self._said >= LINE_EVERY:
             self._said = time.monotonic()
             sys.stderr.write(self.line() + "\n")
@@ -72,11 +74,6 @@ class Display:
         """Rounds per second since the first ones were counted."""
         seconds = 0.0 if self._start is None else time.monotonic() - self._start
         return (self._done - self._before) / seconds if seconds > 0 else 0.0
-
-    def watch(self, index: int, status: Any) -> None:
-        """Note where a run stands."""
-        self._latest.pop(index, None)
-        self._latest[index] = status  # the newest last
 
     def line(self) -> str:
         """Where all runs stand, in one line."""

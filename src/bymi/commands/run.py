@@ -148,7 +148,7 @@ def run_specs(
     _fetch({spec.data.name for spec in specs if todo}, host.data, group, hidden)
     with Display(len(specs), todo, hidden=hidden) as display:
         how: dict[str, Any] = {"jobs": jobs, "host": host, "group": group, "apart": apart}
-        return run_all(resolved, out, **how, progress=display.advance, watch=display.watch)
+        return run_all(resolved, out, **how, watch=display.watch)
 
 
 def steps_to_do(specs: Sequence[Any], out: Path, *, again: bool = False) -> int:

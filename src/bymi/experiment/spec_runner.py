@@ -12,24 +12,25 @@ from bymi.core.errors import is_integer, require
 from bymi.distributed.execution_settings import Host
 from bymi.distributed.process_group import Group
 from bymi.experiment.spec import Spec
-from bymi.runs.parallel_runs import Progress, Result, Watch
+from bymi.runs.observers import RunStatus
+from bymi.runs.parallel_runs import Result, Watch
 
 
 def run(
     spec: Spec,
     out: str | Path = "runs",
-    tell: Callable[[int], None] | None = None,
+    watch: Callable[[RunStatus], None] | None = None,
     host: Host | None = None,
     *,
     again: bool = False,
 ) -> dict[str, Any]:
     """The summary of one run of a spec with one method. A complete folder is read, not run again, unless `again`.
 
-    `tell` is called with the number of steps done since its last call.
+    `watch` is told where the run stands, a few times per second.
     """
     _check(out, host, again, [spec])
     require(len(spec.methods) == 1, "method", spec.methods, "one method a run; use spec.expand() and run_all for several")
-    return runs.run(spec.resolved, out, tell, replace(host or Host(), again=again))
+    return runs.run(spec.resolved, out, watch, replace(host or Host(), again=again))
 
 
 def _check(out: object, host: object, again: object, specs: Sequence[object]) -> None:
@@ -45,23 +46,22 @@ def run_all(
     out: str | Path,
     *,
     jobs: int | None = None,
-    progress: Progress | None = None,
+    watch: Watch | None = None,
     host: Host | None = None,
     group: Group | None = None,
     apart: bool = False,
     again: bool = False,
-    watch: Watch | None = None,
 ) -> list[Result]:
     """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
     A spec that cannot be run has its error in its place. The results do not depend on `jobs`. With the `group` of ranks that
     this process belongs to, each run is sharded over them or, with `apart`, is whole on one of them; then only rank 0 has
     summaries. `again`: run all of them from the first round; each complete folder stays until its new one replaces it.
-    `watch` is told where each run of this process or its workers stands.
+    `watch` is told the index of a run and where it stands.
     """
     require(isinstance(specs, (list, tuple)), "specs", specs, "a list of Specs")
     require(jobs is None or (is_integer(jobs) and jobs >= 1), "jobs", jobs, "an integer, 1 or more, or None")
     _check(out, host, again, specs)
     host = replace(host or Host(), again=again)
-    how: dict[str, Any] = {"group": group, "apart": apart, "watch": watch}
-    return runs.run_all([spec.resolved for spec in specs], out, jobs=jobs, progress=progress, host=host, **how)
+    how: dict[str, Any] = {"host": host, "group": group, "apart": apart}
+    return runs.run_all([spec.resolved for spec in specs], out, jobs=jobs, watch=watch, **how)

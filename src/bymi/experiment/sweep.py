@@ -13,7 +13,7 @@ from bymi.core.named_parts import read_shorthand, read_value
 from bymi.experiment.loading import base_values, with_settings
 from bymi.experiment.spec import Spec, read_spec
 from bymi.runs import run_folder as store
-from bymi.runs.results_table import entry_of, write_sweep
+from bymi.runs.results_table import write_sweep
 
 LARGEST = 100_000
 """Runs of the largest sweep."""
@@ -46,11 +46,11 @@ class Sweep:
         entries = {}
         for index, run in enumerate(self.runs):
             if run.spec is None:
-                name = f"invalid-{index}"
-                entries[name] = {"method": "-", "seed": run.seed, "settings": run.settings, "error": run.error}
+                name, label, error = f"invalid-{index}", "-", run.error
             else:
+                name, label = store.folder_of(out, run.spec).name, run.spec.label
                 error = (errors or {}).get(run.spec.digest)
-                entries[store.folder_of(out, run.spec).name] = entry_of(run.spec.resolved, run.settings, error)
+            entries[name] = {"method": label, "seed": run.seed, "settings": run.settings, "error": error}
         write_sweep(out, entries)
 
 

@@ -17,6 +17,7 @@ from bymi.distributed.execution_settings import Host
 from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.join_process_group import ranks
 from bymi.runs import read_resolved_specs, run_all
+from bymi.runs.observers import RunStatus
 from bymi.runs.run_setup import check_resolved_spec
 
 _SAY_EVERY = 10.0  # seconds between two lines of progress
@@ -55,9 +56,9 @@ def main() -> int:
     start = time.time()
     done, said = 0, start
 
-    def progress(index: int, steps: int) -> None:
+    def progress(index: int, status: RunStatus) -> None:
         nonlocal done, said
-        done += steps
+        done += status.rounds
         if time.time() - said > _SAY_EVERY:
             said = time.time()
             print(f"{done} rounds in {said - start:.0f} s", flush=True)
@@ -66,7 +67,7 @@ def main() -> int:
     try:
         with ranks(given.timeout, device=given.device) as group:
             spread = {"jobs": given.jobs} if group is None else {"group": group, "apart": given.apart}
-            results = run_all(specs, given.out, progress=progress, host=host, until=until, **spread)
+            results = run_all(specs, given.out, watch=progress, host=host, until=until, **spread)
     except BymiError as problem:
         if not problem.said:
             sys.stderr.write(f"bymi: {problem}\n")  # in one write: other ranks may write there, too

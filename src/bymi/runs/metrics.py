@@ -362,22 +362,13 @@ class Recorder:
             blank = torch.zeros(self._cut_for.shape, dtype=torch.float64, device=device)
             # Neighbour lists have fewer columns than there are nodes.
             node, mask = blank.new_zeros(len(blank)), torch.zeros_like(blank, dtype=torch.bool)
-            reason = _like(parts, "verdict.reason", mask.to(torch.int8))
-            if bool(((reason < 0) | (reason >= len(REASONS))).any()):
+            patterns = {"scores": blank, "threshold": node, "flagged": mask, "reason": mask.to(torch.int8)}
+            if "verdict.statistic" in parts and parts["verdict.statistic"].numel():  # the hardened profile
+                patterns |= {"statistic": blank, "bound": blank, "filtered_weight": node, "pull": node}
+                patterns |= {"guard_acted": node > 0, "by_rule": node > 0}
+            self.verdict = Verdict(**{name: _like(parts, f"verdict.{name}", part) for name, part in patterns.items()})
+            if bool(((self.verdict.reason < 0) | (self.verdict.reason >= len(REASONS))).any()):
                 raise ValueError("a verdict for reasons that there are not")
-            full = bool(parts["verdict.statistic"].numel()) if "verdict.statistic" in parts else False
-            extra = {"statistic": blank, "filtered_weight": node, "guard_acted": node > 0, "pull": node, "by_rule": node > 0}
-            extra = {**extra, "bound": blank} if full else {}
-            # Checkpoints of 0.11 lack the first two, of 0.13 the last.
-            parts = {"verdict.pull": torch.full_like(node, torch.nan), "verdict.by_rule": node > 0, **parts}
-            parts = {"verdict.bound": torch.full_like(blank, torch.nan), **parts}
-            self.verdict = Verdict(
-                scores=_like(parts, "verdict.scores", blank),
-                threshold=_like(parts, "verdict.threshold", node),
-                flagged=_like(parts, "verdict.flagged", mask),
-                reason=reason,
-                **{name: _like(parts, f"verdict.{name}", part) for name, part in extra.items()},
-            )
             members, perron = _like(parts, "members", node > 0), _like(parts, "perron", node)
             self._core, self._pruned = Core(members, bool(words.get("closed")), perron), prune(self.verdict.flagged)
             self.members = members

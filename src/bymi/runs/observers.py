@@ -35,6 +35,8 @@ class RunStatus:
     """Messages that honest nodes expected and could not use."""
     done: bool = False
     """Whether the run has ended."""
+    rounds: int = 0
+    """Rounds since the last status, all that were left at the end."""
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,6 @@ class Observers:
             except Exception as problem:  # a tracker's server may be away: the run matters more
                 self._observers.remove(observer)
                 _log.warning("bymi: %s stopped: %s", type(observer).__name__, " ".join(str(problem).split()))
-
-    def __bool__(self) -> bool:
-        return bool(self._observers)
 
 
 # Observers that write to TensorBoard, Weights & Biases and MLflow. Their packages are imported when a run starts.

@@ -36,9 +36,6 @@ from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.single_run import follow, run
 from bymi.runs.tasks import TASKS
 
-Progress = Callable[[int, int], None]
-"""Called with (index of the spec in the list, steps done since the last call)."""
-
 Watch = Callable[[int, RunStatus], None]
 """Called with (index of the spec in the list, where its run stands)."""
 
@@ -56,12 +53,11 @@ def run_all(
     out: str | Path,
     *,
     jobs: int | None = None,
-    progress: Progress | None = None,
+    watch: Watch | None = None,
     host: Host | None = None,
     group: Group | None = None,
     apart: bool = False,
     until: float | None = None,
-    watch: Watch | None = None,
 ) -> list[Result]:
     """Summaries of many specs, in order, computed by `jobs` processes at a time (default: one per core).
 
@@ -69,11 +65,10 @@ def run_all(
     do not depend on `jobs`. `watch` is told where each run stands, a few times per second. With the `group` of ranks that this
     process belongs to, each run is sharded over them or, with `apart`, is whole on one of them; only rank 0 has summaries then.
     """
-    out, host, tell = Path(out), host or Host(), progress or (lambda index, steps: None)
+    out, host, watch = Path(out), host or Host(), watch or (lambda index, status: None)
     if group is not None:
         require(jobs is None, "--jobs", jobs, "without torchrun, whose --nproc-per-node says how many processes there are")
-        return (_run_apart if apart else _run_together)(specs, out, group, tell, host)
-    watch = watch or (lambda index, status: None)
+        return (_run_apart if apart else _run_together)(specs, out, group, watch, host)
     todo = [i for i, spec in enumerate(specs) if host.again or not store.is_complete(store.folder_of(out, spec))]
     if todo:  # complete folders can be read where nothing can be written
         store.prepare(out)
@@ -83,20 +78,13 @@ def run_all(
     host = replace(host, threads=host.threads_beside(jobs))
     if jobs > 1:
         work = partial(_work, out=out, host=host, until=until)
-        outcomes = _run_in_processes(
-            [specs[index] for index in todo],
-            out,
-            jobs,
-            work,
-            lambda at, news: tell(todo[at], news) if isinstance(news, int) else watch(todo[at], news),
-        )
+        chosen = [specs[index] for index in todo]
+        outcomes = _run_in_processes(chosen, out, jobs, work, lambda at, status: watch(todo[at], status))
         results.update(zip(todo, outcomes, strict=True))
     else:
-        results.update(
-            (index, _attempt(specs[index], out, partial(tell, index), host, until, partial(watch, index))) for index in todo
-        )
+        results.update((index, _attempt(specs[index], out, partial(watch, index), host, until)) for index in todo)
     return [
-        results[index] if index in results else _attempt(spec, out, partial(tell, index), host, None, partial(watch, index))
+        results[index] if index in results else _attempt(spec, out, partial(watch, index), host, None)
         for index, spec in enumerate(specs)
     ]
 
@@ -136,7 +124,7 @@ def _run_in_processes(
     out: Path,
     jobs: int,
     work: Callable[[int, dict[str, Any]], Result],
-    tell: Callable[[int, int | RunStatus], None],
+    watch: Watch,
 ) -> list[Result]:
     """Run specs in `jobs` processes and report their progress."""
     # Spawned, not forked: a forked child of a process with torch threads may hang.
@@ -153,10 +141,10 @@ def _run_in_processes(
         while waiting:
             _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
             while not queue.empty():
-                tell(*queue.get())
+                watch(*queue.get())
         results = [_result_of(future) for future in futures]
         while not queue.empty():
-            tell(*queue.get())
+            watch(*queue.get())
         return results
     except BaseException:
         workers = list((pool._processes or {}).values())
@@ -203,40 +191,30 @@ def _init_worker(queue: Any) -> None:
 
 
 def _work(index: int, values: dict[str, Any], *, out: Path, host: Host, until: float | None) -> Result:
-    def put(news: int | RunStatus) -> None:
-        _queue.put((index, news))
-
     spec = ResolvedSpec(values)
-    return _attempt(spec, out, put, dealt(host, spec, index), until, put)
+    return _attempt(spec, out, lambda status: _queue.put((index, status)), dealt(host, spec, index), until)
 
 
-def _attempt(
-    spec: ResolvedSpec,
-    out: Path,
-    tell: Callable[[int], None],
-    host: Host,
-    until: float | None,
-    watch: Callable[[RunStatus], None],
-) -> Result:
+def _attempt(spec: ResolvedSpec, out: Path, watch: Callable[[RunStatus], None], host: Host, until: float | None) -> Result:
     if until is not None and time.time() > until:
         return None
     try:
-        return run(spec, out, tell, host, watch=watch)
+        return run(spec, out, watch, host)
     except BymiError as problem:
         return problem
 
 
-def _run_together(specs: Sequence[ResolvedSpec], out: Path, group: Group, tell: Progress, host: Host) -> list[Result]:
+def _run_together(specs: Sequence[ResolvedSpec], out: Path, group: Group, watch: Watch, host: Host) -> list[Result]:
     """Run specs one after the other, the nodes of each sharded over all ranks; rank 0 returns the results. Collective."""
     host = _beside_ranks(specs, host, group)
     for spec in specs:
         if spec["nodes"] < group.size:
             raise InputError(f"nodes: got {spec['nodes']} for {group.size} ranks, allowed: a node or more for each rank")
-    results = [_run_on_all(spec, out, partial(tell, index), host, group) for index, spec in enumerate(specs)]
+    results = [_run_on_all(spec, out, partial(watch, index), host, group) for index, spec in enumerate(specs)]
     return results if group.rank == 0 else []
 
 
-def _run_on_all(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host: Host, group: Group) -> Result:
+def _run_on_all(spec: ResolvedSpec, out: Path, watch: Callable[[RunStatus], None], host: Host, group: Group) -> Result:
     """One run over all ranks. Rank 0 decides whether it is complete already: the others may not see its folders."""
     checkpoints, result = store.checkpoints_of(out, spec), None
     if host.again:
@@ -244,7 +222,7 @@ def _run_on_all(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host
     if group.all_agree(not host.again and (group.rank > 0 or store.is_complete(store.folder_of(out, spec)))):
         return run(spec, out, None, host) if group.rank == 0 else None
     if group.rank == 0:
-        result = run(spec, out, tell, host, group=group)
+        result = run(spec, out, watch, host, group=group)
     else:
         follow(spec, host, checkpoints, group)
     group.moment = "at the end of a run"
@@ -253,14 +231,14 @@ def _run_on_all(spec: ResolvedSpec, out: Path, tell: Callable[[int], None], host
     return result
 
 
-def _run_apart(specs: Sequence[ResolvedSpec], out: Path, group: Group, tell: Progress, host: Host) -> list[Result]:
+def _run_apart(specs: Sequence[ResolvedSpec], out: Path, group: Group, watch: Watch, host: Host) -> list[Result]:
     """Run specs side by side, each whole on one rank, which writes its folder to a shared file system. Collective."""
     host = _beside_ranks(specs, host, group)
     failed = {}
     while (index := group.take("next run")) < len(specs):
         group.moment = f"in run {index + 1} of {len(specs)}"
         # A free rank takes the next run: some take longer than others.
-        (result,) = run_all([specs[index]], out, jobs=1, progress=_as_run(index, tell), host=host)
+        (result,) = run_all([specs[index]], out, jobs=1, watch=_as_run(index, watch), host=host)
         if isinstance(result, BymiError):
             failed[str(index)] = [result.exit_code, str(result)]
     group.say("all runs")
@@ -272,8 +250,8 @@ def _run_apart(specs: Sequence[ResolvedSpec], out: Path, group: Group, tell: Pro
     return [error_of(*errors[index]) if index in errors else run(spec, out, None, host) for index, spec in enumerate(specs)]
 
 
-def _as_run(index: int, tell: Progress) -> Progress:
-    return lambda only, steps: tell(index, steps)
+def _as_run(index: int, watch: Watch) -> Watch:
+    return lambda only, status: watch(index, status)
 
 
 def _beside_ranks(specs: Sequence[ResolvedSpec], host: Host, group: Group) -> Host:

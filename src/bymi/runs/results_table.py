@@ -15,7 +15,6 @@ from typing import Any
 from bymi.core import files
 from bymi.core.errors import BymiError, InputError, require
 from bymi.runs import run_folder as store
-from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_folder import SUMMARY_KEYS
 
 SWEEP = "sweep.json"
@@ -255,8 +254,3 @@ def write_sweep(folder: Path, runs: Mapping[str, Mapping[str, Any]]) -> None:
         _read_sweep(folder)
         known = store.read_json(folder / SWEEP)["runs"]
     store.write_json(folder / SWEEP, {"runs": {**known, **{name: dict(run) for name, run in runs.items()}}}, indent=1)
-
-
-def entry_of(spec: ResolvedSpec, settings: Mapping[str, Any], error: str | None = None) -> dict[str, Any]:
-    """A run as a sweep lists it."""
-    return {"method": spec.label, "seed": spec["seed"], "settings": dict(settings), "error": error}

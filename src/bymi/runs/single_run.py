@@ -44,20 +44,18 @@ _LONG = 1.0  # seconds per round from which on free memory is returned: in short
 def run(
     spec: ResolvedSpec,
     out: str | Path = "runs",
-    tell: Callable[[int], None] | None = None,
+    watch: Callable[[RunStatus], None] | None = None,
     host: Host | None = None,
     *,
     group: Group | None = None,
     given: Given | None = None,
-    watch: Callable[[RunStatus], None] | None = None,
     observers: Sequence[Observer] = (),
 ) -> dict[str, Any]:
     """The summary of one run. A complete folder is read, not run again; an interrupted run continues from its checkpoint.
 
-    With `host.again` the run starts from its first round, and replaces a complete folder when it has ended. `tell` is called
-    with the number of steps done since its last call, `watch` with where the run stands. With a `group` of ranks, this is rank
-    0 and the others `follow`. `given`: objects in place of parts of the spec. `observers` are told what the run does, beside
-    those that `host.track` names.
+    With `host.again` the run starts from its first round, and replaces a complete folder when it has ended. `watch` is told
+    where the run stands, a few times per second. With a `group` of ranks, this is rank 0 and the others `follow`. `given`:
+    objects in place of parts of the spec. `observers` are told what the run does, beside those that `host.track` names.
     """
     out = Path(out)
     folder = store.folder_of(out, spec)
@@ -73,7 +71,7 @@ def run(
         with one_thread(), _on_gpu(host), _refusals_of(spec), store.writing(out, spec, again=host.again) as scratch:
             engine = engine_of(spec, host, group, given)
             with (scratch / store.METRICS).open("wb") as rows:
-                recorder, trained = _walk(engine, spec, host, checkpoint_folder, rows.write, tell, watch, watching)
+                recorder, trained = _walk(engine, spec, host, checkpoint_folder, rows.write, watch, watching)
             _write(scratch, spec, engine, recorder, trained)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         watching.tell(lambda observer: observer.ended(store.read_json(folder / store.SUMMARY)))
@@ -110,7 +108,6 @@ def _walk(
     host: Host,
     checkpoint_folder: Path,
     write: Callable[[bytearray], object],
-    tell: Callable[[int], None] | None = None,
     watch: Callable[[RunStatus], None] | None = None,
     observers: Observers | None = None,
 ) -> tuple[Recorder, Trained | None]:
@@ -120,14 +117,10 @@ def _walk(
     """
     setup, observers = engine.scene, observers or Observers(())
 
-    def report(steps: int, step: int, phase: str, *, done: bool = False) -> None:
-        if observers or watch is not None:
-            status = _status(spec, recorder, step, phase, done=done)
-            observers.tell(methodcaller("advanced", status))
-            if watch is not None:
-                watch(status)
-        if tell is not None:
-            tell(steps)
+    def report(status: RunStatus) -> None:
+        observers.tell(methodcaller("advanced", status))
+        if watch is not None:
+            watch(status)
 
     def blank() -> Recorder:
         size = {"steps": spec["steps"], "every": spec["record_every"], "ground_truth": setup.ground_truth}
@@ -161,7 +154,7 @@ def _walk(
                 checkpointer.turn(gathered.states, recorder.keep)
             now = time.perf_counter()
             if now - reported > _TELL_EVERY:
-                report(snapshot.step - done, snapshot.step, snapshot.phase)
+                report(_status(spec, recorder, snapshot.step, snapshot.phase, rounds=snapshot.step - done))
                 done, reported = snapshot.step, now
             del gathered, snapshot  # frees the messages of this round before those of the next arrive
             if now - before > _LONG:
@@ -170,8 +163,8 @@ def _walk(
         if final is not None and host.keep_models != "none":
             writes = engine.group.rank == 0
             trained = collect(final, recorder.members, setup.byzantine, host.keep_models, writes=writes)
-    last_row = recorder.last
-    report(spec["steps"] - done, last_row.get("step", spec["steps"]), last_row.get("phase", ""), done=True)
+    step, phase = recorder.last.get("step", spec["steps"]), recorder.last.get("phase", "")
+    report(_status(spec, recorder, step, phase, rounds=spec["steps"] - done, done=True))
     return recorder, trained
 
 
@@ -189,13 +182,13 @@ def _resumed(saved: Saved, setup: RunSetup, recorder: Recorder) -> tuple[Recorde
     return recorder, saved.states
 
 
-def _status(spec: ResolvedSpec, recorder: Recorder, step: int, phase: str, *, done: bool = False) -> RunStatus:
+def _status(spec: ResolvedSpec, recorder: Recorder, step: int, phase: str, *, rounds: int, done: bool = False) -> RunStatus:
     """Where a run stands, from its last row of metrics."""
     last = recorder.last
     measure = next((key for key in MEASURES if last.get(key) is not None), None)
     value, unheard = None if measure is None else last[measure], last.get("unheard", 0)
     words = spec.label, spec["seed"], step, spec["steps"], phase
-    return RunStatus(*words, measure, value, recorder.flagged_nodes, unheard, done)
+    return RunStatus(*words, measure, value, recorder.flagged_nodes, unheard, done, rounds)
 
 
 def _write(folder: Path, spec: ResolvedSpec, engine: Engine, recorder: Recorder, trained: Trained | None) -> None:
