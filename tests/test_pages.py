@@ -183,6 +183,24 @@ def test_a_block_without_its_study_says_so(name: str, tmp_path: Path) -> None:
     assert not re.search(r"\d %|\de-\d", text.split("A claim about several")[0]) or name == "claims"
 
 
+def test_the_evidence_states_the_largest_gap_by_the_share_that_rules_are_told(tmp_path: Path) -> None:
+    def cell(row: str, attack: str, gap: float | None) -> dict[str, object]:
+        run = {"acc_scc": None, "acc_normal": None, "gap": gap, "outcome": "finished" if gap else "diverged"}
+        return {"row": row, "column": attack, "runs": [run]}
+
+    gaps = {"0": None, "half": 0.5, "exact": 0.02, "double": 3.0}
+    cells = [
+        cell(f"ios {word}", attack, gap and gap / (1 + at)) for word, gap in gaps.items() for at, attack in enumerate("ab")
+    ]
+    cells += [cell("hardened", "a", 1e-5), cell("hardened", "b", 2e-5), cell("published", "a", 7.0)]
+    place = tmp_path / "docs" / "results" / "rules" / "misspecified.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"command": "bymi reproduce misspecified", "cells": cells}))
+    text = pages.BLOCKS["evidence-comparisons"](Results(tmp_path))
+    assert "0 diverged, half 5.0e-01, exact 2.0e-02, double 3.0e+00; of the hardened method" in text
+    assert "told none: 2.0e-05." in text
+
+
 # Prose by hand
 
 SETTINGS = {
