@@ -62,7 +62,7 @@ class QueueNetwork:
 
     def _inboxes(self, heard: Mapping[Topic, tuple[Tensor, list[Tensor]]]) -> tuple[Inbox, ...]:
         graph, senders = self.graph_here, torch.tensor(self._senders, dtype=torch.int64)
-        return Inbox.together(
+        return Inbox.align(
             [
                 Inbox.receive(
                     own,

@@ -151,7 +151,7 @@ def output_of(rule: str, dim: int, value: float | None) -> Tensor:
 
 @cache
 def verdict_of(centre: str, scale: str, dim: int, value: float | None) -> Verdict:
-    first, second = Inbox.together([round_of(dim, shift, value) for shift in (0.0, 0.01)])
+    first, second = Inbox.align([round_of(dim, shift, value) for shift in (0.0, 0.01)])
     # The solver makes the two largest eigenvalues equal, after which their eigenvectors depend on rounding.
     few = {"rounds": 4} if centre == "spectral-solver" else {}
     return identify_neighbours(first, second, Detector(centre=CENTRES[centre](**few), scale=SCALES[scale]()))

@@ -228,10 +228,10 @@ def test_distances_of_pairs_leave_no_memory_behind() -> None:
     """Of 4,000 pairs two at a time: 2 GB in all, of which a few MB may be held at a time. In a process of its own."""
     program = """
 import resource, torch
-from bymi.core.neighbour_lists import apart
+from bymi.core.neighbour_lists import dist2_of_pairs
 own, pairs = torch.zeros(100, 61706), torch.arange(4000) % 100
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-apart(own, pairs, own, pairs.flip(0))
+dist2_of_pairs(own, pairs, own, pairs.flip(0))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -182,7 +182,7 @@ class Inbox(ABC):
         return make(messages=stacked, heard=arcs, weight=weight * arcs, own_column=own_position)
 
     @staticmethod
-    def together(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
+    def align(inboxes: Sequence[Inbox]) -> tuple[Inbox, ...]:
         """Inboxes of one round, aligned: a sender is heard in all of them or in none, and their rows line up."""
         complete = all(inbox.complete for inbox in inboxes)
         # Inboxes with different places have different rows, some perhaps in other processes.

@@ -144,21 +144,21 @@ def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     return (lengths[0][:, None] + lengths[1] - 2 * total).clamp_min(0.0)
 
 
-def from_middle(vectors: Tensor, dim: int, first: int = 0) -> Tensor:
+def sampled_dist2_to_median(vectors: Tensor, dim: int, first: int = 0) -> Tensor:
     """Squared distance of each row to the coordinate-wise median [R], over a sample of coordinates.
 
     The rows may be a block of vectors of `dim` coordinates, starting at `first`: results of all blocks sum to the total.
     """
-    stride = stride_of(dim)
-    return from_medoid(vectors[:, -first % stride :: stride])
+    stride = sample_stride(dim)
+    return dist2_to_median(vectors[:, -first % stride :: stride])
 
 
-def stride_of(dim: int) -> int:
+def sample_stride(dim: int) -> int:
     """Stride of the sample of coordinates that is used to find a central row."""
     return max(1, dim // _SAMPLED)
 
 
-def from_medoid(sample: Tensor) -> Tensor:
+def dist2_to_median(sample: Tensor) -> Tensor:
     """Squared distance [R] of each row of a sample to the coordinate-wise median."""
     sample = sample.to(torch.float64)
     middle = ascending(sample.T)[:, (len(sample) - 1) // 2]
@@ -184,7 +184,9 @@ class VectorStack:
     @cached_property
     def origin(self) -> Tensor:
         rows = self.vectors if self.acceptable is None or not bool(self.acceptable.any()) else self.vectors[self.acceptable]
-        return rows.index_select(0, from_middle(rows, rows.shape[1]).argmin(0, keepdim=True))[0]  # rows[...] would wait
+        return rows.index_select(0, sampled_dist2_to_median(rows, rows.shape[1]).argmin(0, keepdim=True))[
+            0
+        ]  # rows[...] would wait
 
     @cached_property
     def gram(self) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from bymi.core.linalg import VectorStack, ascending, from_medoid, norms, stride_of
+from bymi.core.linalg import VectorStack, ascending, dist2_to_median, norms, sample_stride
 from bymi.core.message_validity import OVERFLOW
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_number
 from bymi.core.size_limits import LIMITS
@@ -233,8 +233,8 @@ class _OwnVectors:
         acceptable = (receiver_group.gather(norms(own)[:, None]) < OVERFLOW).squeeze(1)
         acceptable = acceptable if bool(acceptable.any()) else torch.ones_like(acceptable)
         sane = acceptable.nonzero().flatten()
-        sample = own[:, :: stride_of(own.shape[1])].split(max(1, LIMITS.remote_vectors // receiver_group.total), 1)
-        origin = sane[torch.stack([from_medoid(receiver_group.gather(part)[sane]) for part in sample]).sum(0).argmin()]
+        sample = own[:, :: sample_stride(own.shape[1])].split(max(1, LIMITS.remote_vectors // receiver_group.total), 1)
+        origin = sane[torch.stack([dist2_to_median(receiver_group.gather(part)[sane]) for part in sample]).sum(0).argmin()]
         away = torch.zeros_like(acceptable, dtype=torch.float64)
         for _, rows in self.blocks():
             away = torch.hypot(away, norms(rows - rows[origin]))

@@ -99,7 +99,7 @@ class NeighbourLists:
         """
         # Directly from differences: there are few, and nothing cancels.
         output = torch.zeros(self.mask.shape, dtype=torch.float64, device=own.device)
-        output[self.mask] = apart(own, self.flat[0], messages, self.flat[1])
+        output[self.mask] = dist2_of_pairs(own, self.flat[0], messages, self.flat[1])
         return output
 
 
@@ -161,7 +161,7 @@ class PerArcLists(NeighbourLists):
             first_messages,
             VectorStack(first_messages, None if acceptable is None else acceptable[: len(first_messages)]).origin,
         )
-        further = apart(own, self.further.receivers, messages, self.further.numbers)
+        further = dist2_of_pairs(own, self.further.receivers, messages, self.further.numbers)
         return distances.flatten().index_copy(0, self.further.index, further).view_as(distances)
 
     def total(self, weight: Tensor, vectors: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ class PerArcLists(NeighbourLists):
         )
 
 
-def apart(own: Tensor, receivers: Tensor, messages: Tensor, numbers: Tensor) -> Tensor:
+def dist2_of_pairs(own: Tensor, receivers: Tensor, messages: Tensor, numbers: Tensor) -> Tensor:
     """Squared distances |own_r - message_s|^2 of pairs [E], float64."""
     # One output: small results allocated between the large differences would fragment the heap.
     output = torch.empty(len(receivers), dtype=torch.float64, device=own.device)

@@ -129,7 +129,7 @@ def inboxes_of_replies(
         inboxes.append(
             Inbox.receive(heard[-1:], heard[:-1], expected=everyone, weight=weight[None], self_weight=self_weight[None])
         )
-    return Inbox.together(inboxes)
+    return Inbox.align(inboxes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,7 +311,7 @@ class LocalNetwork:
     def exchange(self, step: int, vectors: Mapping[Topic, Tensor | Outgoing]) -> tuple[Inbox, ...]:
         outgoing = [Outgoing.of(given) for given in vectors.values()]
         varied = any(given.variants is not None for given in outgoing)
-        return Inbox.together([self._deliver(given, varied=varied) for given in outgoing])
+        return Inbox.align([self._deliver(given, varied=varied) for given in outgoing])
 
     def ask(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bymi.core.linalg import from_middle
+from bymi.core.linalg import sampled_dist2_to_median
 
 if TYPE_CHECKING:
     from bymi.distributed.router import Router
@@ -48,7 +48,9 @@ class CoordinateShards(ABC):
     def nearest_to_median(self, candidates: Tensor | None = None) -> Tensor:
         """Index of the row nearest to the coordinate-wise median, the origin of `VectorStack`, among candidates or all."""
         slices = self.slices if candidates is None else [part[candidates] for part in self.slices]
-        away = torch.stack([from_middle(part, self.dim, first) for part, (first, _) in zip(slices, self.spans, strict=True)])
+        away = torch.stack(
+            [sampled_dist2_to_median(part, self.dim, first) for part, (first, _) in zip(slices, self.spans, strict=True)]
+        )
         nearest = reduce(torch.add, self.group.collect(away, [len(held) for held in self.held], "products").unbind()).argmin()
         return nearest if candidates is None else candidates[nearest]
 

@@ -205,36 +205,29 @@ class PointQueries:
         ]
 
     def _read(self, told: list[Told]) -> NeighbourhoodReply:
-        """The reply to one asker, from all shards."""
-        asker, network = told[0].asker, self._network
+        """The reply to one asker, from all shards; vectors are put in order when it is read."""
+        asker, network, graph = told[0].asker, self._network, self._network.graph
         receiver = int(torch.searchsorted(network.nodes, asker))
         columns = network.arcs[receiver].nonzero().flatten()  # in ascending order of node numbers
-        history = partial(self._in_order, told, HISTORY) if self._history is not None else None
-        return NeighbourhoodReply(receiver, columns, self._points[receiver], partial(self._inboxes, told, columns), history)
-
-    def _inboxes(self, told: list[Told], columns: Tensor) -> tuple[Inbox, ...]:
-        asker, router = told[0].asker, self._network.router
         nodes = torch.cat([part.nodes for part in told])
-        nodes = nodes[self._order(nodes, asker)]
-        replies = {topic: self._in_order(told, topic) for topic in told[0].vectors if isinstance(topic, Topic)}
-        # This is where all answers to one query are together.
-        return inboxes_of_replies(
-            replies, nodes, router.graph.weight[asker, columns], router.graph.self_weight[asker], self._received
-        )
+        order = torch.argsort(torch.where(nodes == asker, network.size, nodes))  # as the columns are, and the asker last
 
-    def _order(self, nodes: Tensor, asker: int) -> Tensor:
-        """Order of the nodes asked: ascending numbers, as the columns are, and the asker last."""
-        return torch.argsort(torch.where(nodes == asker, self._network.size, nodes))
+        def vectors(topic: Topic | str) -> Tensor:
+            """The vectors [J + 1, D] of one topic, in that order."""
+            places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+            ordered = told[0].vectors[topic].new_empty(len(order), told[0].vectors[topic].shape[1])
+            for part, rows in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
+                ordered.index_copy_(0, rows, part.vectors[topic])
+            return ordered
 
-    def _in_order(self, told: list[Told], topic: Topic | str) -> Tensor:
-        """The vectors [J + 1, D] of one topic, in that order."""
-        order = self._order(torch.cat([part.nodes for part in told]), told[0].asker)
-        places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
-        example = told[0].vectors[topic]
-        vectors = example.new_empty(len(order), example.shape[1])
-        for part, rows in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
-            vectors.index_copy_(0, rows, part.vectors[topic])
-        return vectors
+        def inboxes() -> tuple[Inbox, ...]:
+            # This is where all answers to one query are together.
+            replies = {topic: vectors(topic) for topic in told[0].vectors if isinstance(topic, Topic)}
+            weights = graph.weight[asker, columns], graph.self_weight[asker]
+            return inboxes_of_replies(replies, nodes[order], *weights, self._received)
+
+        history = partial(vectors, HISTORY) if self._history is not None else None
+        return NeighbourhoodReply(receiver, columns, self._points[receiver], inboxes, history)
 
 
 def own_or_sent(sent: Tensor, own: Tensor, held: Tensor, nodes: Tensor, askers: Tensor) -> Tensor:

@@ -111,7 +111,7 @@ class Router:
                 continue
             sliced = self._sliced([part.own for part in parts]) if held and topic == PARAMETERS else None
             by_topic.append(self._topic(parts, topic, split=split) if sliced is None else sliced)
-        return [Inbox.together(inboxes) for inboxes in zip(*by_topic, strict=True)]
+        return [Inbox.align(inboxes) for inboxes in zip(*by_topic, strict=True)]
 
     def _sliced(self, parts: list[Tensor]) -> list[Inbox] | None:
         """Inboxes sharded by coordinate, if that is less traffic and every receiver accepts all its neighbours; else None."""

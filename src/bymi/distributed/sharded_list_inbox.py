@@ -16,7 +16,7 @@ from bymi.core.linalg import VectorStack, inner_of_sets, norms
 from bymi.core.list_graph import ListGraph
 from bymi.core.list_inbox import ListInbox
 from bymi.core.message_validity import OVERFLOW, acceptable, heard
-from bymi.core.neighbour_lists import NeighbourLists, apart
+from bymi.core.neighbour_lists import NeighbourLists, dist2_of_pairs
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
 from bymi.core.network import NeighbourhoodReply, Outgoing
 from bymi.core.size_limits import LIMITS
@@ -155,7 +155,7 @@ class ListShards(CoordinateShards):
         receivers, numbers = lists.flat
         own = self.own_row[torch.cat(self._nodes)[receivers]]
         pairs = zip(own.split(counts), numbers.split(counts), strict=True)
-        parts = [[apart(part, one, part, other) for part in self.slices] for one, other in pairs]
+        parts = [[dist2_of_pairs(part, one, part, other) for part in self.slices] for one, other in pairs]
         own_mask, sums = masks[self.group.rank], self.sum_over_slices(parts, counts[self.group.rank])
         output = torch.zeros(own_mask.shape, dtype=torch.float64, device=sums.device).masked_scatter_(own_mask, sums)
         return list(output.split([len(nodes) for nodes in self.router.nodes]))

@@ -76,7 +76,7 @@ class PeerNetwork:
                 given.own, messages, expected=expected, weight=weight, self_weight=self.self_weight, senders=columns
             )
             inboxes.append(inbox)
-        return Inbox.together(inboxes)
+        return Inbox.align(inboxes)
 
     def ask(
         self,
