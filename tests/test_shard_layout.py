@@ -15,9 +15,8 @@ from bymi.core.graph import Graph
 from bymi.core.list_graph import ListGraph
 from bymi.core.size_limits import LIMITS
 from bymi.distributed.lockstep import Lockstep
-from bymi.distributed.node_order import order_nodes, rows_sent
 from bymi.distributed.process_group import Group
-from bymi.distributed.shard_layout import Routes, ShardLayout
+from bymi.distributed.shard_layout import Routes, ShardLayout, order_nodes, rows_sent
 
 
 class Post:

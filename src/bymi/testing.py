@@ -138,6 +138,10 @@ def _asked(network: Network, *, changed: bool = False) -> Observations:
     """Replies at the point of the asker; `changed`: as the asker receives them through the hook `received`."""
     points, who = _vectors(network.nodes, 6), network.nodes != 1
     rows = {"asked": torch.zeros_like(who), "points": torch.zeros_like(points)}
+    for number in (1, 2):
+        rows[f"answers, topic {number}"], rows[f"own answers, topic {number}"] = points.new_zeros(2, *points.shape)
+        rows[f"weights, topic {number}"] = points.new_zeros(len(who))
+        rows[f"nodes asked, topic {number}"] = torch.zeros(len(who), network.size, dtype=torch.bool)
 
     def answer(points: Tensor, nodes: Tensor, askers: Tensor) -> dict[Topic, Tensor]:
         assert points.shape == (len(nodes), _DIM), "ask: answer gets one point per node that answers"
@@ -151,24 +155,13 @@ def _asked(network: Network, *, changed: bool = False) -> Observations:
         position, senders = reply.receiver, torch.zeros(network.size, dtype=torch.bool)
         senders[reply.senders] = True
         rows["asked"][position], rows["points"][position] = True, reply.point
-        for number, inbox in enumerate(reply.read()):
+        for number, inbox in enumerate(reply.read(), start=1):
             weight = 1.0 + torch.arange(len(reply.senders), dtype=torch.float64)[None]
             mixed = inbox.mix(Mixture(torch.zeros_like(inbox.self_weight), weight))
-            observed = {
-                "answers": mixed[0],
-                "own answers": inbox.own[0],
-                "weights": inbox.weight.sum(1)[0],
-                "nodes asked": senders,
-            }
-            for key, row in observed.items():
-                key = f"{key}, topic {number + 1}"
-                rows.setdefault(key, row.new_zeros(len(who), *row.shape))[position] = row
-    # For networks none of whose nodes asks.
-    for number in (1, 2):
-        rows.setdefault(f"answers, topic {number}", torch.zeros_like(points))
-        rows.setdefault(f"own answers, topic {number}", torch.zeros_like(points))
-        rows.setdefault(f"weights, topic {number}", points.new_zeros(len(who)))
-        rows.setdefault(f"nodes asked, topic {number}", torch.zeros(len(who), network.size, dtype=torch.bool))
+            rows[f"answers, topic {number}"][position] = mixed[0]
+            rows[f"own answers, topic {number}"][position] = inbox.own[0]
+            rows[f"weights, topic {number}"][position] = inbox.weight.sum(1)[0]
+            rows[f"nodes asked, topic {number}"][position] = senders
     return rows | _one_topic(network)
 
 

@@ -212,6 +212,7 @@ class Inbox(ABC):
             "weight": self.weight.index_select(0, receivers),
             "self_weight": self.self_weight.index_select(0, receivers),
             "own_column": self.own_column.index_select(0, receivers),
+            "lists": None if self.lists is None else self.lists.of(receivers),
             "receiver_group": None,
         }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -89,9 +88,6 @@ class ListInbox(Inbox):
 
     def mix(self, mixture: Mixture) -> Tensor:
         return mixture.own.to(self.own.dtype)[:, None] * self.own + self.lists.total(mixture.weight, self.messages)
-
-    def _selected(self, receivers: Tensor) -> dict[str, Any]:
-        return {**super()._selected(receivers), "lists": self.lists.of(receivers)}
 
     @cached_property
     def _dist2_to_own(self) -> Tensor:

@@ -101,19 +101,19 @@ class Router:
     def deliver(self, given: list[Mapping[Topic, Outgoing]]) -> list[tuple[Inbox, ...]]:
         """The inboxes of each shard of this rank, one per topic. Collective: all ranks must call it."""
         outgoing = [one for vectors in given for one in vectors.values()]
-        split = any(one.variants is not None for one in outgoing)
-        held = not split and all(one.sent is None for one in outgoing)
+        varied = any(one.variants is not None for one in outgoing)
+        as_held = not varied and all(one.sent is None for one in outgoing)
         by_topic = []
         for topic in given[0]:
             parts = [vectors[topic] for vectors in given]
             if self.is_sharded(topic):
                 by_topic.append(sharded_list_inbox(self, parts, topic))
                 continue
-            sliced = self._sliced([part.own for part in parts]) if held and topic == PARAMETERS else None
-            by_topic.append(self._topic(parts, topic, split=split) if sliced is None else sliced)
+            sharded = self._sharded_by_coordinate([part.own for part in parts]) if as_held and topic == PARAMETERS else None
+            by_topic.append(self._carried(parts, topic, varied=varied) if sharded is None else sharded)
         return [Inbox.align(inboxes) for inboxes in zip(*by_topic, strict=True)]
 
-    def _sliced(self, parts: list[Tensor]) -> list[Inbox] | None:
+    def _sharded_by_coordinate(self, parts: list[Tensor]) -> list[Inbox] | None:
         """Inboxes sharded by coordinate, if that is less traffic and every receiver accepts all its neighbours; else None."""
         plan = self._dense_shard_plan
         if plan is None or not plan.pays(parts[0]) or not acceptable(self.gather([norms(part) for part in parts], "lengths")):
@@ -153,17 +153,18 @@ class Router:
         many = len(self.lockstep.layout.shards) >= _SLICES
         return DenseShardPlan(self) if self.by_slices and many and isinstance(self.whole, MatrixGraph) else None
 
-    def _topic(self, parts: list[Outgoing], topic: Topic, *, split: bool) -> list[Inbox]:
-        shard_columns = self._variant_columns if split else self._shard_columns
+    def _carried(self, parts: list[Outgoing], topic: Topic, *, varied: bool) -> list[Inbox]:
+        """Inboxes with whole rows; `varied`: some senders send variants in this exchange. Collective."""
+        shard_columns = self._variant_columns if varied else self._shard_columns
         known = parts[0].known
         if known is None:
             rows = self.needed.carry(torch.cat([part.messages for part in parts]), topic.stream_name())
         else:
             rows = [known.index_select(0, columns.columns) for columns in self._shard_columns]
         heard: Sequence[Messages] = rows
-        if split:
+        if varied:
             heard = [self._with_variants(*each) for each in zip(shard_columns, self._shard_columns, parts, rows, strict=True)]
-        total = self.graph.size + (len(self.variants.senders) if split and self.variants is not None else 0)
+        total = self.graph.size + (len(self.variants.senders) if varied and self.variants is not None else 0)
         return [
             replace(
                 columns.receive(part.own, messages, part.same),
