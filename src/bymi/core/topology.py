@@ -389,7 +389,7 @@ class EdgeFile(Topology):
         whole = connected(undirected, torch.ones(size, dtype=torch.bool))
         require(whole, "graph.path", self.path, "a file with a connected graph")
         graph = ListGraph.of_arcs(arcs[:, 0], arcs[:, 1], size)
-        return graph if lists_pay(size, graph.lists.index.shape[1]) else Graph.read(self.path, directed=self.directed)
+        return graph if lists_pay(size, graph.lists.index.shape[1]) else Graph.from_hears(graph.dense().hears)
 
 
 _TOPOLOGIES: dict[str, type[Topology]] = {

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from bymi.problems.gradient_backends import Loop, Loss, Models
+from bymi.problems.vmap_convolution import as_pair
 
 _FEW = 8  # output channels from which on a plain convolution fills most of a core's vector units
 
@@ -23,15 +24,15 @@ def halves(layer: nn.Module, inputs: Tensor) -> bool:
     """Whether the layer is a 2 x 2 max pooling that covers all pixels."""
     if type(layer) is not nn.MaxPool2d or inputs.shape[-1] % 2 or inputs.shape[-2] % 2:
         return False
-    usual = _pair(layer.kernel_size) == (2, 2) == _pair(layer.stride) and _pair(layer.padding) == (0, 0)
-    return usual and _pair(layer.dilation) == (1, 1)
+    usual = as_pair(layer.kernel_size) == (2, 2) == as_pair(layer.stride) and as_pair(layer.padding) == (0, 0)
+    return usual and as_pair(layer.dilation) == (1, 1)
 
 
 def joins(layer: nn.Module, following: nn.Module, inputs: Tensor) -> bool:
     """Whether `layer` is a convolution of few channels whose output the `following` layer max-pools 2 x 2."""
     if type(layer) is not nn.Conv2d or layer.out_channels >= _FEW or layer.groups > 1 or inputs.ndim != 4:
         return False
-    (down, right), (high, wide) = _pair(layer.padding), layer.kernel_size
+    (down, right), (high, wide) = as_pair(layer.padding), layer.kernel_size
     output = inputs[..., :1, :1].expand(-1, -1, inputs.shape[2] + 2 * down + 1 - high, inputs.shape[3] + 2 * right + 1 - wide)
     return layer.stride == (1, 1) == layer.dilation and halves(following, output)
 
@@ -98,10 +99,6 @@ def _split_gradient(towards: Tensor, second: Tensor, ones: Tensor, others: Tenso
     """Split a gradient between the first and the second of each two. By products: several times as fast as `where`."""
     torch.mul(towards, second, out=others)
     torch.sub(towards, others, out=ones)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
 
 
 _SAMPLES = 256  # in one pass, about: with far fewer Python's overhead shows, with many more few threads have work

@@ -64,18 +64,18 @@ def _conv2d(
     groups: int = 1,
 ) -> Tensor:
     inputs = input
-    if inputs.ndim != 4 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
+    if inputs.ndim != 4 or groups != 1 or isinstance(padding, str) or as_pair(dilation) != (1, 1):
         result: Tensor = original(inputs, weight, bias, stride, padding, dilation, groups)
         return result
     if (
         kernels.available(inputs, len(weight))
-        and _pair(stride) == (1, 1)
-        and all(p < k for p, k in zip(_pair(padding), weight.shape[-2:], strict=True))
+        and as_pair(stride) == (1, 1)
+        and all(p < k for p, k in zip(as_pair(padding), weight.shape[-2:], strict=True))
     ):
         offsets = torch.zeros_like(weight[:, 0, 0, 0]) if bias is None else bias
-        fast: Tensor = KernelConvolution.apply(inputs, weight, offsets, _pair(padding), 1)  # type: ignore[no-untyped-call]
+        fast: Tensor = KernelConvolution.apply(inputs, weight, offsets, as_pair(padding), 1)  # type: ignore[no-untyped-call]
         return fast
-    product: Tensor = _Product.apply(inputs, weight, _pair(stride), _pair(padding))[0]  # type: ignore[no-untyped-call]
+    product: Tensor = _Product.apply(inputs, weight, as_pair(stride), as_pair(padding))[0]  # type: ignore[no-untyped-call]
     return product if bias is None else product + bias[:, None, None]
 
 
@@ -89,8 +89,8 @@ def _max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    usual = _pair(kernel_size) == (2, 2) == _pair(stride or kernel_size) and _pair(padding) == (0, 0)
-    if not (usual and _pair(dilation) == (1, 1) and kernels.available(input)) or ceil_mode or return_indices:
+    usual = as_pair(kernel_size) == (2, 2) == as_pair(stride or kernel_size) and as_pair(padding) == (0, 0)
+    if not (usual and as_pair(dilation) == (1, 1) and kernels.available(input)) or ceil_mode or return_indices:
         more = {"return_indices": True} if return_indices else {}
         return original(input, kernel_size, stride, padding, dilation, ceil_mode, **more)
     return KernelMaxPool.apply(input)[0]  # type: ignore[no-untyped-call]
@@ -229,7 +229,8 @@ class KernelMaxPool(torch.autograd.Function):
         return KernelMaxPool.apply(images.movedim(dims[0] or 0, 0)), (0, 0)  # type: ignore[no-untyped-call]
 
 
-def _pair(value: Any) -> tuple[int, int]:
+def as_pair(value: Any) -> Pair:
+    """A setting of a layer for both directions, from one number or two."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values[0], values[-1]
 
