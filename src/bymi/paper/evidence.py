@@ -15,7 +15,7 @@ from bymi.core.files import write_bytes
 from bymi.paper import page_grid as grid
 from bymi.paper import page_optimisers as optimisers
 from bymi.paper import page_rules_linear as rules_linear
-from bymi.paper.committed_results import NOT_MEASURED, Results, of, percent, span
+from bymi.paper.committed_results import NOT_MEASURED, Results, Run, of, percent, span
 from bymi.paper.page_red_team import on_common_seeds
 from bymi.paper.provenance import fingerprints
 from bymi.paper.published_tables import WITH_DETECTION
@@ -52,23 +52,47 @@ def images(results: Results) -> str:
 
 
 def non_iid(results: Results) -> str:
-    """For each data set, partition and attack of the study of data that differ: found, honest edges lost and accuracy."""
+    """For each data set, partition and attack of the study of data that differ: found, honest edges lost and accuracy.
+
+    Then the cells in which somebody is missed, and those in which a rule alone is as accurate as the hardened run.
+    """
     values = results.json("non-iid/non-iid.json")
     if values is None:
         return NOT_MEASURED
+    runs = {tuple(cell[key] for key in ("data", "partition", "attack", "column")): cell["runs"] for cell in values["cells"]}
+    hardened = {key[:3]: found for key, found in runs.items() if key[3] == "hardened"}
+    pa = {key: mean(run["pa"] or 0.0 for run in found) for key, found in hardened.items() if key[2] != "none"}
     rows = [
         [
-            *(cell[key] for key in ("data", "partition", "attack")),
-            str(len(cell["runs"])),
-            "-" if cell["attack"] == "none" else percent(mean(run["pa"] or 0.0 for run in cell["runs"])),
-            *(percent(mean(run[key] or 0.0 for run in cell["runs"])) for key in ("honest_edge_loss", "acc_normal")),
-            of(run["outcome"] == "infiltrated" for run in cell["runs"]),
+            *key,
+            str(len(found)),
+            percent(pa[key]) if key in pa else "-",
+            *(percent(mean(run[name] or 0.0 for run in found)) for name in ("honest_edge_loss", "acc_normal")),
+            of(run["outcome"] == "infiltrated" for run in found),
         ]
-        for cell in values["cells"]
-        if cell["column"] == "hardened"
+        for key, found in hardened.items()
     ]
     headings = ["data", "partition", "attack", "seeds", "P_a", "honest edges lost", "accuracy of honest nodes", "infiltrated"]
-    return markdown_table(headings, rows)
+    missed = [f"{', '.join(key)} ({percent(value)})" for key, value in pa.items() if value < 1]
+    level = [f"{', '.join(key)} ({', '.join(better)})" for key in hardened if (better := _as_accurate(runs, key))]
+    return "\n".join(
+        [
+            markdown_table(headings, rows),
+            f"P_a below 100 %: {'; '.join(missed) or 'nowhere'}.",
+            "",
+            f"A rule alone is as accurate as the hardened run, or more, on common seeds: {'; '.join(level) or 'nowhere'}.",
+        ]
+    )
+
+
+def _as_accurate(runs: dict[tuple[str, ...], list[Run]], key: tuple[str, ...]) -> list[str]:
+    """The rules alone whose mean accuracy is at least that of the hardened run, over the seeds that both have."""
+    found = []
+    for column in (name for *where, name in runs if tuple(where) == key and name != "hardened"):
+        both = on_common_seeds({("", name): runs[*key, name] for name in (column, "hardened")})
+        means = [mean(run["acc_normal"] or 0.0 for run in some) for some in both.values()]
+        found += [column] if means and means[0] >= means[1] else []
+    return found
 
 
 _SPEED = ("the plain loop, gradients and BALANCE", "ByzFL 0.0.11, star graph, one trimmed mean", "one iteration with BALANCE")

@@ -27,7 +27,7 @@ from bymi.paper.committed_results import (
     span,
 )
 from bymi.paper.published_tables import RULES_ALONE
-from bymi.paper.study_images import COLUMNS, DATA
+from bymi.paper.study_images import COLUMNS, DATA, DETECTING
 from bymi.paper.study_red_team import ADAPTIVE
 from bymi.paper.study_red_team import COLUMNS as DEFENCES
 from bymi.report.tables import markdown_table
@@ -151,7 +151,34 @@ def image_summary(results: Results) -> str:
                         of(at < missing[data, column, ratio] for at in range(len(cells))) if judged else "-",
                     ]
                 )
-    return markdown_table(headings, rows) if rows else NOT_MEASURED
+    return f"{markdown_table(headings, rows)}\n{_rules_alone(results)}" if rows else NOT_MEASURED
+
+
+def _rules_alone(results: Results) -> str:
+    """In how many cells a rule alone is as accurate as each detection, on common seeds."""
+    lines = ["Cells in which the rule alone (`alone`) is as accurate as the detection, or more, on common seeds:", ""]
+    for short, data in DATA.items():
+        runs = image_cells(results, short)
+        for ratio in sorted({key[2] for key in runs}):
+            counts = []
+            for column in DETECTING:
+                pairs = [
+                    red_team.on_common_seeds({("", "alone"): alone, ("", column): runs[attack, rule, ratio, column]})
+                    for (attack, rule, at, where), alone in runs.items()
+                    if (at, where) == (ratio, "alone") and (attack, rule, ratio, column) in runs
+                ]
+                level = [
+                    _accuracy(pair["", "alone"], "acc_normal") >= _accuracy(pair["", column], "acc_scc")
+                    for pair in pairs
+                    if pair
+                ]
+                counts += [f"{column} {of(level)}"] if level else []
+            lines += [f"* {data}, ratio {ratio:g}: {', '.join(counts)}"] if counts else []
+    return "\n".join(lines)
+
+
+def _accuracy(runs: list[Run], key: str) -> float:
+    return mean(run[key] or 0.0 for run in runs)
 
 
 def _cell_span(cells: list[list[Run]], key: str, write: Callable[[float], str] = percent) -> str:
