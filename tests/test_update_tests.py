@@ -28,6 +28,7 @@ from tests.reference.receiver import centre_of, weights_of
 from tests.reference.scenes import draw_scene
 
 MEDIAN = GeometricMedian(iterations=3000, tolerance=1e-15)
+ONE = torch.ones(1, 1, dtype=torch.float64)
 SETTINGS = {"smoothing": 1e-6, "iterations": 3000, "tolerance": 1e-15}
 
 
@@ -115,16 +116,15 @@ def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
     valid = torch.ones(1, count, dtype=torch.bool)
     judged = valid.clone()
     judged[0, -1] = False
-    bound = torch.tensor([[3.0]], dtype=torch.float64)
     noise = torch.zeros(1, count, dtype=torch.float64)
     noise[0, 2] = noisy * 1e6  # whose claim says nothing
-    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, judged, rule, bound)
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, judged, rule, 3.3 * ONE, 1.95 * ONE)
 
     def weigh(points: np.ndarray) -> np.ndarray:
         return weights_of(list(points), centre(points))
 
     assert found_in(found)[0] == by_definition.claim_mismatch(
-        deeds, claims, noise[0].numpy(), set(range(count - 1)), weigh, 3.0
+        deeds, claims, noise[0].numpy(), set(range(count - 1)), weigh, 3.3, 1.95
     )
     assert found_in(found)[0] >= {0, 1, 3}
     assert (2 in found_in(found)[0]) is not noisy
@@ -138,15 +138,42 @@ def test_a_crowd_of_two_fifths_whose_updates_are_not_what_it_claims() -> None:
     deeds[:10] += 4.0 * np.eye(40)[0]
     q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
     valid, noise = torch.ones(1, 26, dtype=torch.bool), torch.zeros(1, 26, dtype=torch.float64)
-    bound = torch.full((1, 1), 5.0, dtype=torch.float64)
-    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, bound)
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, 5 * ONE, 3.25 * ONE)
     assert found_in(found)[0] == set(range(10))
     _, centre = centre_by("geometric-median")
 
     def weigh(points: np.ndarray) -> np.ndarray:
         return weights_of(list(points), centre(points))
 
-    assert by_definition.claim_mismatch(deeds, claims, noise[0].numpy(), set(range(26)), weigh, 5.0) == set(range(10))
+    assert by_definition.claim_mismatch(deeds, claims, noise[0].numpy(), set(range(26)), weigh, 5.0, 3.25) == set(range(10))
+
+
+def test_honest_nodes_led_astray_one_by_one_are_no_crowd() -> None:
+    """Ten of 60 beyond the bound of a crowd, each its own way, stay; pushed the same way as far, they go."""
+    random = np.random.default_rng(3)
+    claims = random.standard_normal((60, 200))
+    push = random.standard_normal((10, 200))
+    push /= np.linalg.norm(push, axis=1, keepdims=True)
+    valid, noise = torch.ones(1, 60, dtype=torch.bool), torch.zeros(1, 60, dtype=torch.float64)
+    for ways, flagged in ((push, set()), (push[:1], set(range(10)))):
+        deeds = -claims + 0.3 * random.standard_normal((60, 200))
+        deeds[:10] += 7.6 * ways
+        q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
+        found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, 5 * ONE, 3.25 * ONE)
+        assert found_in(found)[0] == flagged
+
+
+def test_a_node_whose_messages_were_clipped_does_what_it_claims() -> None:
+    """A long gradient of which a third was used: less than claimed, in the same direction, is no mismatch."""
+    random = np.random.default_rng(4)
+    claims = random.standard_normal((60, 30))
+    claims[:3] *= 6
+    deeds = -claims + 0.15 * random.standard_normal((60, 30))
+    deeds[:3] = -claims[:3] / 3
+    q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
+    valid, noise = torch.ones(1, 60, dtype=torch.bool), torch.zeros(1, 60, dtype=torch.float64)
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, 5 * ONE, 3.25 * ONE)
+    assert not bool(found.any())
 
 
 @pytest.mark.parametrize("points", [True, False], ids=["points", "products"])
@@ -203,8 +230,7 @@ def test_a_group_at_the_median_does_not_shrink_the_spread_of_residuals() -> None
     deeds[:15] = -claims[:15] + np.sqrt(0.95 * usual / 30) * random.choice([-1.0, 1.0], (15, 30))
     q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
     valid, noise = torch.ones(1, 75, dtype=torch.bool), torch.zeros(1, 75, dtype=torch.float64)
-    bound = torch.full((1, 1), 5.0, dtype=torch.float64)
-    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, bound)
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, 5 * ONE, 3.25 * ONE)
     assert int(found[:, 15:].sum()) <= 1
 
 

@@ -46,13 +46,10 @@ def off(value: float, among: list[float]) -> float:
     return distance / width
 
 
-def off_above(value: float, among: list[float], least: float = 0.0) -> float:
-    """The same with the spread of the lower half only, which is `least` at least."""
-    middle = median(among)
-    width = max(least, _NORMAL * median([middle - each for each in among if each <= middle]))
-    if width == 0:
-        return math.nan if value == middle else math.copysign(math.inf, value - middle)
-    return (value - middle) / width
+def off_above(value: float, among: list[float], usual: list[float], least: float) -> float:
+    """The same with the spread of the lower half of the `usual` ones, which is `least` at least."""
+    middle = median(usual)
+    return (value - median(among)) / max(least, _NORMAL * median([middle - each for each in usual if each <= middle]))
 
 
 def mean_of(points: Vector, weights: Vector) -> Vector:
@@ -99,7 +96,7 @@ def duplicates(first: Vector, own: int | None, closeness: float) -> set[int]:
 def repeated(first: Vector, second: Vector, own: int | None, closeness: float) -> tuple[dict[int, int], set[int]]:
     """Rows that repeat an earlier one in both halves, the own row being the earliest, with that row; and whom to flag for it.
 
-    Flagged are copies of the own row, and those in groups of 12 % of the neighbours, five at least.
+    Flagged are copies of the own row.
     """
     count = len(first)
 
@@ -114,8 +111,7 @@ def repeated(first: Vector, second: Vector, own: int | None, closeness: float) -
         same = [s for s in order if s != r and apart(r, s) < closeness * usual]
         if r != own and same and order.index(same[0]) < order.index(r):
             copies[r] = same[0]
-            many = len(same) + 1 >= max(5, 0.12 * (count - (own is not None)))
-            flagged |= {r} if many or own in same else set()
+            flagged |= {r} if own in same else set()
     return copies, flagged
 
 
@@ -491,33 +487,42 @@ def standing_off(values: dict[int, float], bound: float) -> set[int]:
     return set()
 
 
-def claim_mismatch(deeds: Vector, claims: Vector, noise: Vector, judged: set[int], weigh: Centre, bound: float) -> set[int]:
+def claim_mismatch(
+    deeds: Vector, claims: Vector, noise: Vector, judged: set[int], weigh: Centre, bound: float, crowd_bound: float
+) -> set[int]:
     """The same for q + kappa g about the centres; `weigh` gives the weights of deeds, which the claims' centre has, too.
 
     Nobody leaves whose residual is less than four times what the noise of its claim makes of it. Before that a crowd leaves
-    that is beyond the bound about the majority.
+    that is beyond its own bound about the majority, by whose spread it is measured, if more than half of what its members
+    are off by is common to all.
     """
 
-    def values_about(left: list[int], weights: Vector) -> tuple[dict[int, float], set[int]]:
+    def values_about(left: list[int], weights: Vector, usual: list[int]) -> tuple[dict[int, float], set[int]]:
         q0, g0 = mean_of(deeds[left], weights), mean_of(claims[left], weights)
         values, explained = {}, set()
         for row in left:
             q, g = deeds[row] - q0, claims[row] - g0
-            kappa = min(2.0, max(0.7, -float(q @ g) / float(g @ g)))
+            kappa = min(2.0, max(0.0, -float(q @ g) / float(g @ g)))
             residual = float(np.sum((q + kappa * g) ** 2))
             values[row] = log(residual)
             explained |= {row} if residual <= 4 * kappa**2 * float(noise[row]) else set()
-        off = {row: off_above(values[row], list(values.values()), 0.35) for row in left if row in judged}
+        narrow = [values[row] for row in usual]
+        off = {row: off_above(values[row], list(values.values()), narrow, 0.35) for row in left if row in judged}
         return off, explained
 
     everybody = list(range(len(deeds)))
-    off, explained = values_about(everybody, majority(deeds, claims, weigh))
-    crowd = {row for row, value in off.items() if value > bound} - explained
-    gone = crowd if len(crowd) >= max(4.0, 0.1 * len(judged)) else set()
+    weights = majority(deeds, claims, weigh)
+    off, explained = values_about(everybody, weights, [row for row in everybody if weights[row] > 0])
+    crowd = {row for row, value in off.items() if value > crowd_bound} - explained
+    gone: set[int] = set()
+    if len(crowd) >= max(4.0, 0.1 * len(judged)):
+        away = (deeds + claims)[sorted(crowd)] - mean_of(deeds + claims, weights)
+        if np.sum(np.mean(away, 0) ** 2) > 0.5 * np.mean(np.sum(away**2, 1)):
+            gone = crowd
     for _ in range(4):
         left = [row for row in everybody if row not in gone]
-        off, explained = values_about(left, weigh(deeds[left]))
-        gone |= standing_off(off, bound) - explained
+        off, explained = values_about(left, weigh(deeds[left]), left)
+        gone |= {row for row, value in off.items() if value > bound} - explained
     return gone
 
 

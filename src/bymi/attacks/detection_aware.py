@@ -24,7 +24,6 @@ _COPIES = 4  # attackers that repeat one honest node
 _APART = 0.5  # spreads between attackers with the same difference of halves
 _MIDDLE = GeometricMedian(iterations=30, tolerance=1e-6)  # as the centre of updates
 _BELOW = 0.9  # of the median residual, where framing attackers place their own
-_KAPPA = 0.7  # least multiple of a claimed gradient that the test of updates allows
 _GOLDEN = 0.6180339887498949  # multiples of it, less their integer parts, are spread evenly: decoys in every team and group
 
 
@@ -136,17 +135,15 @@ class Adaptive(RoleAttack):
 def _residual(claims: Tensor, update: Tensor, away: Tensor, moment: AttackContext) -> Tensor:
     """What is added to claims that fit the updates exactly [b, D], so that the residual is just below the honest median.
 
-    Honest `claims` and `update` [h, D] are about their centres. The test takes the best multiple kappa of a claim in a range,
-    so (1 - kappa) away + kappa r, with r across `away`, is solved for the length of r.
+    Honest `claims` and `update` [h, D] are about their centres. The test takes the best multiple kappa of a claim, so the
+    residual is the shortest (1 - kappa) away + kappa r, with r across `away`; it is shorter than `away`, however long r is.
     """
     claim = claims.to(update)
     pair, square = (update * claim).sum(1), claim.square().sum(1).clamp_min(1e-300)
-    kappa = (-pair / square).clamp_min(_KAPPA)
-    target = _BELOW * (update + kappa[:, None] * claim).square().sum(1).median()
+    kappa = (-pair / square).clamp_min(0.0)
     length = away.to(update).square().sum(1)
-    inside = target * length / (length - target).clamp_min(1e-300)
-    outside = ((target - (1 - _KAPPA) ** 2 * length) / _KAPPA**2).clamp_min(0.0)
-    wanted = torch.where((length > target) & (inside <= (1 / _KAPPA - 1) * length), inside, outside).sqrt()
+    target = _BELOW * torch.minimum((update + kappa[:, None] * claim).square().sum(1).median(), length)
+    wanted = (target * length / (length - target).clamp_min(1e-300)).sqrt()
     draw = moment.lasting.normal(away.shape[1]).to(away)
     unit = torch.nn.functional.normalize(away, dim=1)
     across = torch.nn.functional.normalize(draw - (draw * unit).sum(1, keepdim=True) * unit, dim=1)

@@ -9,7 +9,6 @@ from bymi.core.linalg import lower_median
 from bymi.detection.evidence import Evidence
 
 _CROWD = 5  # smallest group of copies that is flagged by itself
-_MANY = 0.12  # share of the neighbours from which on copies of each other are flagged in a network
 
 
 def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
@@ -37,7 +36,7 @@ def repeated(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor, Tens
 
     A neighbour that answers each receiver separately can repeat whom it likes, and any of the two may then be called the copy:
     so a copy adds nothing to an estimate, and shares the verdict on the row that it repeats, but is flagged for being one only
-    where `_MANY` of the neighbours say the same, or if it repeats the receiver's own row.
+    if it repeats the receiver's own row.
     """
     copies, flagged = torch.zeros_like(evidence.valid), torch.zeros_like(evidence.valid)
     original = torch.arange(copies.shape[1], device=copies.device).expand(copies.shape).clone()
@@ -52,9 +51,8 @@ def repeated(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor, Tens
     rank = torch.where(valid & ~judged, -1, torch.arange(distance.shape[1], device=distance.device))
     first = torch.where(same, rank[:, None, :], distance.shape[1]).argmin(2)
     original[candidates] = torch.where(copies[candidates], first, original[candidates])
-    many = same.sum(2) + 1 >= (_MANY * judged.sum(1, keepdim=True)).clamp_min(_CROWD)
     own = (same & (valid & ~judged)[:, None, :]).any(2)
-    flagged[candidates] = copies[candidates] & (many | own)
+    flagged[candidates] = copies[candidates] & own
     return copies, original, flagged
 
 

@@ -230,8 +230,10 @@ class _UpdateTests:
                 note("drift", *drift_test(products, *rows_of(), _MIDDLE, bound, left()), bound, _LOWER * bound)
             if watch.deed is not None and crossed is not None:
                 matrices = products, claims.middle, crossed[kind], noise
+                # A crowd that pushes together is no chance of few neighbours, but where data differ it may be honest.
                 bound = watch.deed * wider * torch.where(alike, 1.0, _DIFFERENT)
-                note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, bound, left()), bound, _LOWER * bound)
+                crowd = torch.where(alike, _LOWER * watch.deed, bound)
+                note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, bound, crowd, left()), bound, crowd)
             if watch.joint is not None:
                 bound = watch.joint * wider
                 flagged, z = joint_test(products, points, *rows_of(), bound, wider)
@@ -261,13 +263,14 @@ def _blank(arcs: Tensor) -> Verdict:
 _PASSES = 4
 _STEPS = 4  # towards the half of the rows that lies closest together
 _LONG = 1e100  # squared length of an update from which on a cloud of updates is scaled down
-_CROWD, _LOWER = 0.1, 0.65  # if a tenth of all, at least four, exceed 0.65 of the bound, that becomes the bound
+_CROWD, _LOWER = 0.1, 0.65  # where a tenth of all, at least four, are off together, 0.65 of the bound is enough
 _EXPLAINED = 4.0  # residuals below this times the noise of a claim are explained by it
 _LEAST = 0.35  # least spread of the logarithm of residuals
 _DIRECTIONS = 3
 _FEW = 15  # neighbours below which a crowd cannot be told from chance
 _JOINT = 2.5  # deviations from which on a row may belong to a crowd, and by which one side must outnumber the other
-_ANSWER = (0.7, 2.0)  # range of kappa, the multiple of its gradient by which a node may differ from the others
+_IN_COMMON = 0.5  # share of the squared residuals of a crowd that is their mean's
+_MOST_ANSWER = 2.0  # largest multiple of its claimed gradient by which a node may differ from the others
 
 
 def drift_test(
@@ -300,40 +303,54 @@ def claim_mismatch(
     judged: Tensor,
     centre: SetRule,
     bound: Tensor,
+    crowd_bound: Tensor,
     most: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows whose updates do not follow from their claimed gradients [b, n], and their robust z of log |residual|^2 [b, n].
 
-    A node that uses the gradient g_j it claims is off by about -g_j (less the mean). `claims`: products of the g_j; `both`:
-    products <q_r, g_s>. Residual: q_j + kappa g_j about the centres, with the best kappa in a narrow range. `noise` [b, n]:
-    error of |g_j|^2 where g_j covers part of the samples only; a residual that it explains is not flagged.
+    A node that uses the gradient g_j it claims is off by about -g_j (less the mean), or by less where its messages were
+    clipped. `claims`: products of the g_j; `both`: products <q_r, g_s>. Residual: q_j + kappa g_j about the centres, with the
+    best kappa from 0 to `_MOST_ANSWER`. `noise` [b, n]: error of |g_j|^2 where g_j covers part of the samples only; a residual
+    that it explains is not flagged.
 
-    First a crowd, a tenth of all and at least four: about the majority of the q_j + g_j, which a minority does not pull. Then
-    single rows, about the centre of the q_j: an honest node that others have misled is off by a little, too, and about a
-    sharper centre it would stand out.
+    First a crowd that pushes together: a tenth of all rows and at least four, beyond `crowd_bound` [b, 1], with more than half
+    of their residuals in common. They are measured about the majority of the q_j + g_j, and by its spread, which a minority
+    does not change. Honest nodes that attackers have led astray are many, too, but each goes its own way. Then single rows
+    beyond `bound` [b, 1], about the centre of the q_j: about a sharper centre misled nodes would stand out.
     """
 
-    def stands_out(weights: Tensor, among: Tensor, *, lower: bool) -> tuple[Tensor, Tensor]:
+    def residuals(weights: Tensor, among: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
+        """z of log residuals, and whether the noise of a claim does not explain them, each [b, n]."""
         update, claim, pair = (centred_diagonal(matrix, weights) for matrix in (history_gram, claims, both))
-        kappa = (-pair / claim.clamp_min(1e-300)).clamp(*_ANSWER)
+        kappa = (-pair / claim.clamp_min(1e-300)).clamp(0.0, _MOST_ANSWER)
         residual = update + 2 * kappa * pair + kappa.square() * claim
-        z = robust_z_above(log(residual), among, _LEAST)
-        least = _lowered(z, judged & among, bound) if lower else bound
-        return judged & among & (z > least) & (residual > _EXPLAINED * kappa.square() * noise), z
+        z = robust_z_above(log(residual), among, usual, _LEAST)
+        return z, judged & among & (residual > _EXPLAINED * kappa.square() * noise)
 
     weights = centre.weights(history_gram, valid)
-    crowd, z = stands_out(_majority(history_gram, claims, both, valid, weights), valid, lower=False)
-    flagged = _up_to(most, torch.zeros_like(valid), crowd & (crowd.sum(1, keepdim=True) >= _least_crowd(judged)))
+    majority = _majority(history_gram, claims, both, valid, weights)
+    z, unexplained = residuals(majority, valid, majority > 0)
+    crowd = unexplained & (z > crowd_bound)
+    together = (crowd.sum(1, keepdim=True) >= _least_crowd(judged)) & _one_way(history_gram, claims, both, majority, crowd)
+    flagged = _up_to(most, torch.zeros_like(valid), crowd & together)
     for number in range(_PASSES):
         if number or bool(flagged.any()):
             weights = centre.weights(history_gram, valid & ~flagged)
-        new, now = stands_out(weights, valid & ~flagged, lower=True)
-        new = _up_to(most, flagged, new)
+        now, unexplained = residuals(weights, valid & ~flagged, valid & ~flagged)
         z = torch.where(flagged, z, now)
+        new = _up_to(most, flagged, unexplained & (now > bound))
         if not bool(new.any()):
             break
         flagged = flagged | new
     return flagged, z
+
+
+def _one_way(history_gram: Tensor, claims: Tensor, both: Tensor, centre: Tensor, rows: Tensor) -> Tensor:
+    """Whether the q_j + g_j of `rows` [b, n], about a centre with these weights, are for the most part their mean [b, 1]."""
+    products = centred(history_gram + both + both.mT + claims, centre)
+    share = uniform(rows)
+    mean = (share * (products @ share[:, :, None]).squeeze(2)).sum(1, keepdim=True)
+    return mean > _IN_COMMON * (share * products.diagonal(dim1=1, dim2=2)).sum(1, keepdim=True)
 
 
 def _majority(history_gram: Tensor, claims: Tensor, both: Tensor, valid: Tensor, weights: Tensor) -> Tensor:

@@ -39,14 +39,14 @@ def robust_z(values: Tensor, among: Tensor) -> Tensor:
     return away / deviation(away, among)
 
 
-def robust_z_above(values: Tensor, among: Tensor, least: float = 0.0) -> Tensor:
-    """`robust_z` with the spread of the values below the median only, for rows whose upper half may be largely Byzantine.
+def robust_z_above(values: Tensor, among: Tensor, usual: Tensor, least: float) -> Tensor:
+    """`robust_z` for rows whose upper half may be largely Byzantine: the spread is that of the `usual` rows below their median.
 
-    The spread is at least `least`: Byzantine rows just below the median would shrink it at will.
+    It is at least `least`: Byzantine rows just below the median would shrink it at will.
     """
-    middle = median(values, among)
-    below = among & (values <= middle)
-    return (values - middle) / (_NORMAL * median(middle - values, below)).clamp_min(least)
+    middle = median(values, usual)
+    spread_below = _NORMAL * median(middle - values, usual & (values <= middle))
+    return (values - median(values, among)) / spread_below.clamp_min(least)
 
 
 def log(values: Tensor) -> Tensor:
