@@ -61,14 +61,8 @@ def run(
     words += [] if fdr_level is None else [f"detection.fdr_level={fdr_level}"]
     with ranks(timeout, device=device) as group:
         specs = load(source, words, seed, imports=imports).expand()
-        where: dict[str, Any] = {
-            "device": device,
-            "gradients": gradients,
-            "data": data,
-            "checkpoint_every": checkpoint_every,
-            "again": again,
-        }
-        where = {**where, "keep_models": keep_models, "track": tuple(track or ())}
+        where: dict[str, Any] = {"device": device, "gradients": gradients, "data": data, "checkpoint_every": checkpoint_every}
+        where = {**where, "keep_models": keep_models, "again": again, "track": tuple(track or ())}
         results = run_specs(specs, out, jobs, where, group, quiet=quiet)
     if group is not None and group.rank:
         return

@@ -29,8 +29,7 @@ def estimate_seconds(spec: ResolvedSpec, host: Host | None = None) -> float | No
         start = time.perf_counter()
         engine = engine_of(short, host or Host())
         setting_up = time.perf_counter() - start
-        plan = engine.scene.plan
-        setup = engine.scene
+        setup, plan = engine.scene, engine.scene.plan
         recorder = Recorder(setup.evaluator, setup.graph, setup.byzantine, steps=short["steps"], every=1)
         taken: dict[str, list[float]] = {}
         measuring: list[float] = []
