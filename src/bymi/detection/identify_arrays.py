@@ -140,10 +140,11 @@ def identify(
     common parameter. Rows with NaN or Inf are flagged as such and the rest is judged. `own`: a row that enters the robust mean
     but is not judged. float32 input is not copied. The same rows in both halves, all of them, are refused.
 
-    `profile`: "hardened" runs a `panel` of tests, `PANEL` by default, and rarely flags anything in a clean set. "published" is
-    the score and threshold of the paper with its `offset` (default 0), `centre` and `scale`; with offset 0 a clean set loses
-    one or two machines on average. There `cross_fit` (default True) compares second halves with a centre of second halves.
-    False is the exact form of the paper, which misses the level in many dimensions. ADR 0014.
+    `profile`: "hardened" runs a `panel` of tests, `PANEL` by default, and rarely flags anything in a clean set with noise close
+    to normal; heavy tails cost false flags. "published" is the score and threshold of the paper with its `offset` (default 0),
+    `centre` and `scale`; with offset 0 a clean set loses one or two machines on average. There `cross_fit` (default True)
+    compares second halves with a centre of second halves. False is the exact form of the paper, which misses the level in many
+    dimensions. ADR 0014.
 
     Examples:
         >>> first = [[0.3, -0.8], [-0.5, 0.4], [0.9, 0.1], [-0.2, -0.6], [0.1, 0.7], [9.2, 8.8]]

@@ -15,7 +15,7 @@ from bymi.core.files import write_bytes
 from bymi.paper import page_grid as grid
 from bymi.paper import page_optimisers as optimisers
 from bymi.paper import page_rules_linear as rules_linear
-from bymi.paper.committed_results import NOT_MEASURED, Results, Run, of, percent, span
+from bymi.paper.committed_results import NOT_MEASURED, Results, Run, mean_or_infinite, of, percent, span
 from bymi.paper.page_red_team import on_common_seeds
 from bymi.paper.provenance import fingerprints
 from bymi.paper.published_tables import WITH_DETECTION
@@ -205,12 +205,12 @@ def heat_map(results: Results) -> Figure:
     return figure
 
 
-def _log_gap(runs: list[dict[str, float | None]]) -> float:
-    """log10 of the mean gap; NaN where there is no run or one has no gap, which a diverged run has not."""
-    values = [run["gap"] for run in runs]
-    if not values or any(value is None or not math.isfinite(value) for value in values):
+def _log_gap(runs: list[Run]) -> float:
+    """log10 of the mean gap; NaN where there is no run, or one diverged."""
+    gap = mean_or_infinite(runs, "gap") if runs else math.inf
+    if not math.isfinite(gap) or any(run["outcome"] == "diverged" for run in runs):
         return math.nan
-    return math.log10(max(mean(value for value in values if value is not None), 1e-300))
+    return math.log10(max(gap, 1e-300))
 
 
 def _stamp(results: Results) -> str:
