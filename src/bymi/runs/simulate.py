@@ -7,8 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from torch import Tensor
-
 from bymi.attacks import Adversary, SimulatedAdversary, SimulatedDeviation
 from bymi.core.errors import BymiError, error_of, require, system_refusal
 from bymi.core.graph import Graph
@@ -102,7 +100,7 @@ class Engine(Protocol):
     nodes are sharded.
     """
 
-    scene: RunSetup
+    setup: RunSetup
     places: Sequence[Place]
     shape: StateShape
     group: Group
@@ -119,14 +117,14 @@ class Engine(Protocol):
 class OneProcess:
     """Engine with all nodes in this process."""
 
-    def __init__(self, scene: RunSetup) -> None:
-        self.scene, self.group = scene, Group()
-        self._network = local_network(scene.redrawn or scene.graph, scene.adversary)
+    def __init__(self, setup: RunSetup) -> None:
+        self.setup, self.group = setup, Group()
+        self._network = local_network(setup.redrawn or setup.graph, setup.adversary)
         self.places: Sequence[Place] = [Place(self._network.nodes)]
-        self.shape = StateShape.of(scene.problem, self._network, scene.plan)
+        self.shape = StateShape.of(setup.problem, self._network, setup.plan)
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
-        setup = self.scene
+        setup = self.setup
         state = None if states is None else states[0]
         for snapshot in _rounds(setup.problem, self._network, setup.plan, state):
             states_here = [] if snapshot.state is None else [snapshot.state]
@@ -140,26 +138,24 @@ class OneProcess:
 class ManyProcesses:
     """Engine with the nodes sharded over all ranks of a group."""
 
-    def __init__(self, scene: RunSetup, spec: ResolvedSpec, group: Group) -> None:
-        assert scene.layout is not None
-        scene = replace(scene, evaluator=scene.evaluator.shared(group, scene.layout))
-        self.scene, self.group, self._spec = scene, group, spec
-        self.shape = StateShape.of(scene.problem, local_network(scene.graph, scene.adversary), scene.plan)
-        self._sharded_run = sharded_run(scene.problem, scene.graph, scene.adversary, group, layout=scene.layout)
-        columns = self._sharded_run.router.columns(PARAMETERS, varied=scene.adversary.differs(PARAMETERS))
+    def __init__(self, setup: RunSetup, spec: ResolvedSpec, group: Group) -> None:
+        assert setup.layout is not None
+        setup = replace(setup, evaluator=setup.evaluator.shared(group, setup.layout))
+        self.setup, self.group, self._spec = setup, group, spec
+        self.shape = StateShape.of(setup.problem, local_network(setup.graph, setup.adversary), setup.plan)
+        self._sharded_run = sharded_run(setup.problem, setup.graph, setup.adversary, group, layout=setup.layout)
+        columns = self._sharded_run.router.columns(PARAMETERS, varied=setup.adversary.differs(PARAMETERS))
         self.places: Sequence[Place] = [
             Place(network.nodes, network.shard, self._sharded_run.shards, held_columns)
             for network, held_columns in zip(self._sharded_run.networks, columns, strict=True)
         ]
 
     def rounds(self, states: Sequence[State] | None, wants: Due) -> Iterator[GatheredRound]:
-        watched = ~self.scene.byzantine
-
-        def lost(lengths: Tensor) -> bool:
-            return is_lost(lengths[watched])
-
+        honest = ~self.setup.byzantine
         due = partial(Recorder.due, steps=self._spec["steps"], every=self._spec["record_every"])
-        return whole_rounds(self._sharded_run, self.scene.plan, states, due=due, lost=lost, wants=wants)
+        return whole_rounds(
+            self._sharded_run, self.setup.plan, states, due=due, lost=lambda lengths: is_lost(lengths[honest]), wants=wants
+        )
 
     def models(self, states: Sequence[State]) -> Models:
         return Models([state.theta for state in states], self._sharded_run.router)

@@ -115,7 +115,7 @@ def _walk(
 
     `write` gets the rows of metrics.jsonl as they are measured.
     """
-    setup, observers = engine.scene, observers or Observers(())
+    setup, observers = engine.setup, observers or Observers(())
 
     def report(status: RunStatus) -> None:
         observers.tell(methodcaller("advanced", status))
@@ -193,7 +193,7 @@ def _status(spec: ResolvedSpec, recorder: Recorder, step: int, phase: str, *, ro
 
 def _write(folder: Path, spec: ResolvedSpec, engine: Engine, recorder: Recorder, trained: Trained | None) -> None:
     """Write the files of a run that has ended."""
-    setup, how = engine.scene, engine.scene.plan.optimisation
+    setup, how = engine.setup, engine.setup.plan.optimisation
     batch = setup.problem.samples if how.batch == "all" else how.batch
     measured = recorder.summary(batch if how.method == DRSGD() else None)  # the theorem is about its own optimiser
     summary = {"method": spec.label, "seed": spec["seed"], "digest": spec.digest, **measured}

@@ -29,7 +29,7 @@ def estimate_seconds(spec: ResolvedSpec, host: Host | None = None) -> float | No
         start = time.perf_counter()
         engine = engine_of(short, host or Host())
         setting_up = time.perf_counter() - start
-        setup, plan = engine.scene, engine.scene.plan
+        setup, plan = engine.setup, engine.setup.plan
         recorder = Recorder(setup.evaluator, setup.graph, setup.byzantine, steps=short["steps"], every=1)
         taken: dict[str, list[float]] = {}
         measuring: list[float] = []
