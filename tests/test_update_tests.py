@@ -104,10 +104,11 @@ def test_equal_histories_do_not_draw_the_centre() -> None:
     assert found_in(drift_test(gram, valid & ~copies, judged, MEDIAN, bound)[0])[0] >= set(range(30))
 
 
+@pytest.mark.parametrize("different", [False, True])
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("name", ["mean", "geometric-median"])
 @pytest.mark.parametrize("seed", range(6))
-def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
+def test_deed_against_claim(name: str, seed: int, noisy: bool, different: bool) -> None:
     """Products of deeds and of claims may be about different origins."""
     rule, centre = centre_by(name)
     count, dim = 26, 40  # more dimensions than rows, so that the weights of a centre can be told from it
@@ -118,13 +119,15 @@ def test_deed_against_claim(name: str, seed: int, noisy: bool) -> None:
     judged[0, -1] = False
     noise = torch.zeros(1, count, dtype=torch.float64)
     noise[0, 2] = noisy * 1e6  # whose claim says nothing
-    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, judged, rule, 3.3 * ONE, 1.95 * ONE)
+    bounds = 3.3 * ONE, 1.95 * ONE
+    differ = torch.tensor([[different]])
+    found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, judged, rule, *bounds, different=differ)
 
     def weigh(points: np.ndarray) -> np.ndarray:
         return weights_of(list(points), centre(points))
 
     assert found_in(found)[0] == by_definition.claim_mismatch(
-        deeds, claims, noise[0].numpy(), set(range(count - 1)), weigh, 3.3, 1.95
+        deeds, claims, noise[0].numpy(), set(range(count - 1)), weigh, 3.3, 1.95, different=different
     )
     assert found_in(found)[0] >= {0, 1, 3}
     assert (2 in found_in(found)[0]) is not noisy
@@ -146,6 +149,29 @@ def test_a_crowd_of_two_fifths_whose_updates_are_not_what_it_claims() -> None:
         return weights_of(list(points), centre(points))
 
     assert by_definition.claim_mismatch(deeds, claims, noise[0].numpy(), set(range(26)), weigh, 5.0, 3.25) == set(range(10))
+
+
+@pytest.mark.parametrize("attackers", [3, 9])
+def test_where_data_differ_attackers_that_train_alone_are_a_crowd_by_their_long_updates(attackers: int) -> None:
+    """Honest claims differ widely in length, and none is flagged; nine that go their own ways are, three are not.
+
+    Long claims that no update follows, as those of nodes for whose data the receiver's model is bad, harm nobody.
+    """
+    random = np.random.default_rng(4)
+    claims = random.standard_normal((60, 200)) * random.uniform(0.8, 1.2, (60, 1))
+    deeds = -claims + 0.4 * random.standard_normal((60, 200))
+    deeds[:attackers] = 2 * random.standard_normal((attackers, 200))
+    claims[50:] *= 4
+    q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
+    valid, noise = torch.ones(1, 60, dtype=torch.bool), torch.zeros(1, 60, dtype=torch.float64)
+    bounds = 12 * ONE, 7.8 * ONE
+
+    def found(different: bool) -> set[int]:
+        matrices = q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid
+        return found_in(claim_mismatch(*matrices, MEDIAN, *bounds, different=torch.tensor([[different]]))[0])[0]
+
+    assert found(False) == set()
+    assert found(True) == (set(range(9)) if attackers == 9 else set())
 
 
 def test_honest_nodes_led_astray_one_by_one_are_no_crowd() -> None:

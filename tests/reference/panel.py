@@ -488,20 +488,31 @@ def standing_off(values: dict[int, float], bound: float) -> set[int]:
 
 
 def claim_mismatch(
-    deeds: Vector, claims: Vector, noise: Vector, judged: set[int], weigh: Centre, bound: float, crowd_bound: float
+    deeds: Vector,
+    claims: Vector,
+    noise: Vector,
+    judged: set[int],
+    weigh: Centre,
+    bound: float,
+    crowd_bound: float,
+    *,
+    different: bool = False,
 ) -> set[int]:
     """The same for q + kappa g about the centres; `weigh` gives the weights of deeds, which the claims' centre has, too.
 
     Nobody leaves whose residual is less than four times what the noise of its claim makes of it. Before that a crowd leaves
     that is beyond its own bound about the majority, by whose spread it is measured, if more than half of what its members
-    are off by is common to all.
+    are off by is common to all. Where data are `different`, half of the bound is enough for a crowd whose deeds are 1.6 times
+    as long as usual.
     """
+    lengths: dict[int, float] = {}
 
     def values_about(left: list[int], weights: Vector, usual: list[int]) -> tuple[dict[int, float], set[int]]:
         q0, g0 = mean_of(deeds[left], weights), mean_of(claims[left], weights)
         values, explained = {}, set()
         for row in left:
             q, g = deeds[row] - q0, claims[row] - g0
+            lengths[row] = float(np.linalg.norm(q))
             kappa = min(2.0, max(0.0, -float(q @ g) / float(g @ g)))
             residual = float(np.sum((q + kappa * g) ** 2))
             values[row] = log(residual)
@@ -522,7 +533,11 @@ def claim_mismatch(
     for _ in range(4):
         left = [row for row in everybody if row not in gone]
         off, explained = values_about(left, weigh(deeds[left]), left)
-        gone |= {row for row, value in off.items() if value > bound} - explained
+        usual = math.sqrt(median([lengths[row] ** 2 for row in left]))
+        long = {row for row, value in off.items() if value > 0.5 * bound and lengths[row] > 1.6 * usual} - explained
+        if not different or len(gone | long) < max(4.0, 0.1 * len(judged)):
+            long = set()
+        gone |= long | ({row for row, value in off.items() if value > bound} - explained)
     return gone
 
 

@@ -34,7 +34,6 @@ from bymi.detection.verdict import FIRM, HARD, Verdict, reason_code
 
 _COPY = 1e-3  # of the usual distance between update histories: the same history
 _MOSTLY = 0.5  # least share of rounds far out that counts where data differ
-_DIFFERENT = 1.2  # factor on the bound of claim mismatch where data differ: so do the residuals of honest nodes
 _FEW_ROUNDS = 10  # least denominator of a share of rounds: one refused message means little
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)  # centre of update histories, whose noise edge is unknown
 
@@ -230,10 +229,10 @@ class _UpdateTests:
                 note("drift", *drift_test(products, *rows_of(), _MIDDLE, bound, left()), bound, _LOWER * bound)
             if watch.deed is not None and crossed is not None:
                 matrices = products, claims.middle, crossed[kind], noise
-                # A crowd that pushes together is no chance of few neighbours, but where data differ it may be honest.
-                bound = watch.deed * wider * torch.where(alike, 1.0, _DIFFERENT)
-                crowd = torch.where(alike, _LOWER * watch.deed, bound)
-                note("deed", *claim_mismatch(*matrices, *rows_of(), _MIDDLE, bound, crowd, left()), bound, crowd)
+                # A crowd that pushes together is no chance of few neighbours.
+                bound, crowd = watch.deed * wider, _LOWER * watch.deed * torch.ones_like(wider)
+                found = claim_mismatch(*matrices, *rows_of(), _MIDDLE, bound, crowd, left(), different=~alike)
+                note("deed", *found, bound, torch.where(alike, crowd, _LONG_CROWD * bound))
             if watch.joint is not None:
                 bound = watch.joint * wider
                 flagged, z = joint_test(products, points, *rows_of(), bound, wider)
@@ -269,6 +268,7 @@ _LEAST = 0.35  # least spread of the logarithm of residuals
 _DIRECTIONS = 3
 _FEW = 15  # neighbours below which a crowd cannot be told from chance
 _JOINT = 2.5  # deviations from which on a row may belong to a crowd, and by which one side must outnumber the other
+_LONG_CROWD, _LONG_UPDATE = 0.5, 1.6  # where data differ: share of the bound for a crowd with updates so many times the usual
 _IN_COMMON = 0.5  # share of the squared residuals of a crowd that is their mean's
 _MOST_ANSWER = 2.0  # largest multiple of its claimed gradient by which a node may differ from the others
 
@@ -305,6 +305,8 @@ def claim_mismatch(
     bound: Tensor,
     crowd_bound: Tensor,
     most: Tensor | None = None,
+    *,
+    different: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rows whose updates do not follow from their claimed gradients [b, n], and their robust z of log |residual|^2 [b, n].
 
@@ -317,28 +319,36 @@ def claim_mismatch(
     of their residuals in common. They are measured about the majority of the q_j + g_j, and by its spread, which a minority
     does not change. Honest nodes that attackers have led astray are many, too, but each goes its own way. Then single rows
     beyond `bound` [b, 1], about the centre of the q_j: about a sharper centre misled nodes would stand out.
+
+    Where data are `different` [b, 1], attackers need not push together to be a crowd: half of the bound is enough for a tenth
+    of all rows, at least four, whose updates are 1.6 times as long as usual. Honest updates are hardly ever so long in numbers.
     """
 
-    def residuals(weights: Tensor, among: Tensor, usual: Tensor) -> tuple[Tensor, Tensor]:
-        """z of log residuals, and whether the noise of a claim does not explain them, each [b, n]."""
+    def residuals(weights: Tensor, among: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z of residuals, whether the noise of a claim does not explain them, and squared lengths of updates [b, n]."""
         update, claim, pair = (centred_diagonal(matrix, weights) for matrix in (history_gram, claims, both))
         kappa = (-pair / claim.clamp_min(1e-300)).clamp(0.0, _MOST_ANSWER)
         residual = update + 2 * kappa * pair + kappa.square() * claim
         z = robust_z_above(log(residual), among, usual, _LEAST)
-        return z, judged & among & (residual > _EXPLAINED * kappa.square() * noise)
+        return z, judged & among & (residual > _EXPLAINED * kappa.square() * noise), update
 
     weights = centre.weights(history_gram, valid)
     majority = _majority(history_gram, claims, both, valid, weights)
-    z, unexplained = residuals(majority, valid, majority > 0)
+    z, unexplained, _ = residuals(majority, valid, majority > 0)
     crowd = unexplained & (z > crowd_bound)
     together = (crowd.sum(1, keepdim=True) >= _least_crowd(judged)) & _one_way(history_gram, claims, both, majority, crowd)
     flagged = _up_to(most, torch.zeros_like(valid), crowd & together)
     for number in range(_PASSES):
         if number or bool(flagged.any()):
             weights = centre.weights(history_gram, valid & ~flagged)
-        now, unexplained = residuals(weights, valid & ~flagged, valid & ~flagged)
+        among = valid & ~flagged
+        now, unexplained, update = residuals(weights, among, among)
         z = torch.where(flagged, z, now)
-        new = _up_to(most, flagged, unexplained & (now > bound))
+        off = unexplained & (now > bound)
+        if different is not None:
+            long = unexplained & different & (now > _LONG_CROWD * bound) & (update > _LONG_UPDATE**2 * median(update, among))
+            off = off | (long & ((flagged | long).sum(1, keepdim=True) >= _least_crowd(judged)))
+        new = _up_to(most, flagged, off)
         if not bool(new.any()):
             break
         flagged = flagged | new
