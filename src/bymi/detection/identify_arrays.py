@@ -64,7 +64,7 @@ class ArrayHalves:
             one, two = one[at], two[at]
         if torch.equal(one, two):
             need = "gradients on two disjoint halves of each machine's samples"
-            raise InputError(f"first and second are the same in all rows, which tells noise from nothing; need {need}")
+            raise InputError(f"first and second are the same in all rows: nothing tells noise from a shift; need {need}")
         return ArrayHalves(one, two, at, at != (-1 if own is None else own), outcasts, size)
 
     @property
