@@ -19,7 +19,7 @@ from torch import Tensor
 from bymi.core.random_streams import stream
 from bymi.detection.evidence import Evidence
 from bymi.detection.noise_filter import NoiseEdge
-from bymi.detection.threshold import threshold
+from bymi.detection.published_score import threshold
 
 LEVEL, DETECTIONS, RUNS, DIM, SAMPLES = 0.2, 8, 100, 30, 100
 NEIGHBOURS, SHIFTS = (6, 10, 20, 75), (0.0, 0.3, 0.6, 1.0)

@@ -19,7 +19,7 @@ from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify, identify_neighbours, judge_replies
-from bymi.detection.products_of_halves import weigh
+from bymi.detection.published_score import weigh
 from bymi.experiment import load, run
 from bymi.problems import LinearProblem, LinearShard, linear_problem, linear_shard
 from bymi.runs.simulate import local_network

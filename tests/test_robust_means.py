@@ -10,8 +10,8 @@ import torch
 
 from bymi import Detector, InputError, Plan
 from bymi.detection import CENTRES, identify
+from bymi.detection.published_score import MedianDeviation
 from bymi.detection.robust_means import StabilityFilter, capped
-from bymi.detection.score_matrix import MedianDeviation
 from bymi.experiment import load
 from tests.reference import robust_means
 

@@ -98,7 +98,7 @@ def test_equal_histories_do_not_draw_the_centre() -> None:
     gram, valid = torch.from_numpy(deeds @ deeds.T)[None], torch.ones(1, 63, dtype=torch.bool)
     judged = valid.clone()
     judged[0, -1] = False
-    copies = repeats(gram, valid, judged, 1e-3)
+    copies, _ = repeats([gram], valid, judged, 1e-3)
     assert found_in(copies)[0] == set(range(1, 30))
     bound = torch.full((1, 1), 5.0, dtype=torch.float64)
     assert found_in(drift_test(gram, valid & ~copies, judged, MEDIAN, bound)[0])[0] >= set(range(30))

@@ -7,10 +7,8 @@ from bymi.detection.detection_settings import CENTRES, SCALES, THRESHOLDS, Detec
 from bymi.detection.gradients_of_halves import HalfGradientMakers, HalfGradients, ProbeMakers, QueriedHalfGradients
 from bymi.detection.hardened_detection import judge_neighbours
 from bymi.detection.identify_arrays import PANEL, identify
-from bymi.detection.products_of_halves import Centre
 from bymi.detection.published_detection import identify_neighbours, judge_replies
-from bymi.detection.score_matrix import Identity, Principal, Scale
-from bymi.detection.threshold import PublishedThreshold, Threshold, threshold
+from bymi.detection.published_score import Centre, Identity, Principal, PublishedThreshold, Scale, Threshold, threshold
 from bymi.detection.update_history import UpdateHistory
 from bymi.detection.verdict import REASONS, Suspensions, Verdict
 

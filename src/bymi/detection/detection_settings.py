@@ -11,10 +11,17 @@ from torch import Tensor
 from bymi.aggregation import ALIASES, CAF, Filtering, GeometricMedian, Mean, Median, SetRule, TrMean
 from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Checked, Table, bounded, check_fields, part_by_name
-from bymi.detection.products_of_halves import Centre
+from bymi.detection.published_score import (
+    Centre,
+    Identity,
+    MedianDeviation,
+    Principal,
+    Projected,
+    PublishedThreshold,
+    Scale,
+    Threshold,
+)
 from bymi.detection.robust_means import AgnosticFilter, BudgetFilter, NoRegret, SpectralSolver, StabilityFilter
-from bymi.detection.score_matrix import Identity, MedianDeviation, Principal, Projected, Scale
-from bymi.detection.threshold import PublishedThreshold, Threshold
 
 CENTRES: Table[Centre] = Table(
     Centre,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -21,50 +24,36 @@ def duplicates(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor]:
     """
     distance = _distances(evidence.first, evidence.valid)
     flagged, nearest = torch.zeros_like(evidence.valid), torch.full_like(distance[:, 0], torch.inf)
-    # The usual distance is at most the longest: most receivers have no close pair and need no median.
-    shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
-    candidates = (shortest < closeness**2 * longest).nonzero().flatten()
-    if len(candidates):
-        flagged[candidates], nearest[candidates] = _copies(
-            distance[candidates], evidence.valid[candidates], evidence.judged[candidates], closeness
-        )
+    some = _with_close_pairs(distance, closeness)
+    if len(some):
+        distance, judged = distance[some], evidence.judged[some]
+        own = evidence.valid[some] & ~judged
+        same, earlier, usual = _equal_pairs(distance, own, closeness)
+        nearest[some] = torch.where(distance.isnan(), torch.inf, (distance / usual).clamp_min(0.0).sqrt()).amin(2)
+        grouped = (same.sum(2) >= _CROWD - 1) | (same & own[:, None, :]).any(2)
+        flagged[some] = grouped & (same & earlier).any(2) & judged
     return flagged, nearest
 
 
-def repeated(evidence: Evidence, closeness: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows that repeat an earlier one in both halves [b, n], the row that each repeats [b, n], and copies to flag [b, n].
+def repeats(products: Sequence[Tensor], valid: Tensor, judged: Tensor, closeness: float) -> tuple[Tensor, Tensor]:
+    """Rows that repeat an earlier one by all of these products [b, n, n], and the row that each repeats, both [b, n].
 
-    A neighbour that answers each receiver separately can repeat whom it likes, and any of the two may then be called the copy:
-    so a copy adds nothing to an estimate, and shares the verdict on the row that it repeats, but is flagged for being one only
-    if it repeats the receiver's own row.
+    The own row is the earliest. A neighbour that answers each receiver separately can repeat whom it likes, and any of the two
+    may then be called the copy: so a copy should add nothing to an estimate and share the verdict on the row that it repeats,
+    but only a copy of the own row is sure to be one.
     """
-    copies, flagged = torch.zeros_like(evidence.valid), torch.zeros_like(evidence.valid)
-    original = torch.arange(copies.shape[1], device=copies.device).expand(copies.shape).clone()
-    distance = torch.maximum(*(_distances(products, evidence.valid) for products in (evidence.first, evidence.second)))
-    shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
-    candidates = (shortest < closeness**2 * longest).nonzero().flatten()
-    if not len(candidates):
-        return copies, original, flagged
-    distance, judged, valid = distance[candidates], evidence.judged[candidates], evidence.valid[candidates]
-    same, earlier, _ = _same(distance, valid, judged, closeness)
-    copies[candidates] = (same & earlier).any(2) & judged
-    rank = torch.where(valid & ~judged, -1, torch.arange(distance.shape[1], device=distance.device))
-    first = torch.where(same, rank[:, None, :], distance.shape[1]).argmin(2)
-    original[candidates] = torch.where(copies[candidates], first, original[candidates])
-    own = (same & (valid & ~judged)[:, None, :]).any(2)
-    flagged[candidates] = copies[candidates] & own
-    return copies, original, flagged
-
-
-def repeats(products: Tensor, valid: Tensor, judged: Tensor, closeness: float) -> Tensor:
-    """Rows with these products [b, n, n] that repeat an earlier one [b, n]; the own row is the earliest."""
-    distance, copies = _distances(products, valid), torch.zeros_like(valid)
-    shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
-    candidates = (shortest < closeness**2 * longest).nonzero().flatten()
-    if len(candidates):
-        same, earlier, _ = _same(distance[candidates], valid[candidates], judged[candidates], closeness)
-        copies[candidates] = (same & earlier).any(2) & judged[candidates]
-    return copies
+    copies = torch.zeros_like(valid)
+    original = torch.arange(valid.shape[1], device=valid.device).expand(valid.shape).clone()
+    distance = reduce(torch.maximum, [_distances(each, valid) for each in products])
+    some = _with_close_pairs(distance, closeness)
+    if len(some):
+        same, earlier, _ = _equal_pairs(distance[some], (valid & ~judged)[some], closeness)
+        copies[some] = (same & earlier).any(2) & judged[some]
+        # No row is earlier than the first one that equals a copy: the own row, or that with the smallest number.
+        own = same & (valid & ~judged)[some][:, None, :]
+        first = torch.where(own.any(2), own.int().argmax(2), same.int().argmax(2))
+        original[some] = torch.where(copies[some], first, original[some])
+    return copies, original
 
 
 def _distances(products: Tensor, valid: Tensor) -> Tensor:
@@ -76,17 +65,16 @@ def _distances(products: Tensor, valid: Tensor) -> Tensor:
     return distance
 
 
-def _copies(distance: Tensor, valid: Tensor, judged: Tensor, closeness: float) -> tuple[Tensor, Tensor]:
-    same, earlier, usual = _same(distance, valid, judged, closeness)
-    nearest = torch.where(distance.isnan(), torch.inf, (distance / usual).clamp_min(0.0).sqrt()).amin(2)
-    grouped = (same.sum(2) >= _CROWD - 1) | (same & (valid & ~judged)[:, None, :]).any(2)
-    return grouped & (same & earlier).any(2) & judged, nearest
+def _with_close_pairs(distance: Tensor, closeness: float) -> Tensor:
+    """Receivers that may have equal rows: the usual distance is at most the longest, and most need no median of all."""
+    shortest, longest = distance.nan_to_num(torch.inf).amin((1, 2)), distance.nan_to_num(-torch.inf).amax((1, 2))
+    return (shortest < closeness**2 * longest).nonzero().flatten()
 
 
-def _same(distance: Tensor, valid: Tensor, judged: Tensor, closeness: float) -> tuple[Tensor, Tensor, Tensor]:
+def _equal_pairs(distance: Tensor, own: Tensor, closeness: float) -> tuple[Tensor, Tensor, Tensor]:
     """Pairs of equal rows [b, n, n], pairs of which the second is earlier [b, n, n], and the usual distance [b, 1, 1]."""
     size, pairs = distance.shape[1], ~distance.isnan()
     usual = lower_median(distance.flatten(1), pairs.flatten(1))[:, None, None]
     # The receiver's own row ranks before all others: a row that repeats it is the copy.
-    rank = torch.where(valid & ~judged, -1, torch.arange(size, device=pairs.device))
+    rank = torch.where(own, -1, torch.arange(size, device=pairs.device))
     return pairs & (distance < closeness**2 * usual), rank[:, None, :] < rank[:, :, None], usual

@@ -30,7 +30,7 @@ from bymi.detection.robust_statistics import (
     uniform,
 )
 from bymi.detection.update_history import UpdateHistory, by_kind
-from bymi.detection.verdict import FIRM, HARD, Verdict, reason_code
+from bymi.detection.verdict import CODES, FIRM, HARD, Verdict, has_reason
 
 _COPY = 1e-3  # of the usual distance between update histories: the same history
 _MOSTLY = 0.5  # least share of rounds far out that counts where data differ
@@ -69,13 +69,13 @@ def judge_neighbours(
         if probed is None:
             findings = _hear(evidence, detector, quiet=True)
             code, statistic, bound, guard_acted = findings.code, findings.statistic, findings.bound, findings.guard_acted
-            code = torch.where(asked & ~evidence.judged, reason_code("not heard"), code)
+            code = torch.where(asked & ~evidence.judged, CODES["not heard"], code)
         else:
             probe_evidence = probed.before(seats, None).evidence.without(excluded)
             probe_findings = _hear(probe_evidence, detector, quiet=True)
             findings = _hear(evidence, detector, quiet=False, known_degree=probe_findings.degree)
             code, extra = (
-                torch.where(asked & ~there.judged, reason_code("not heard"), found.code)
+                torch.where(asked & ~there.judged, CODES["not heard"], found.code)
                 for there, found in ((evidence, findings), (probe_evidence, probe_findings))
             )
             new = (code == 0) & (extra != 0)
@@ -121,10 +121,7 @@ def _guard(code: Tensor, asked: Tensor, share: float | None) -> tuple[Tensor, Te
     def is_most(flagged: Tensor) -> Tensor:
         return flagged.sum(1, keepdim=True) > limit * asked.sum(1, keepdim=True)
 
-    firm, hard = (
-        torch.isin(code, torch.tensor([reason_code(name) for name in names], dtype=code.dtype, device=code.device))
-        for names in (FIRM, HARD)
-    )
+    firm, hard = (has_reason(code, names) for names in (FIRM, HARD))
     failed = is_most(code != 0)
     kept = torch.where(is_most(firm), hard, firm)
     return torch.where(failed & ~kept, torch.zeros_like(code), code), failed.squeeze(1)
@@ -198,7 +195,7 @@ class _UpdateTests:
             too_many = ((code != 0) | new).sum(1, keepdim=True) > limit
             failed = failed | (too_many & new.any(1, keepdim=True))
             new = new & (code == 0) & ~too_many
-            code, statistic = torch.where(new, reason_code(name), code), torch.where(new, z.to(statistic), statistic)
+            code, statistic = torch.where(new, CODES[name], code), torch.where(new, z.to(statistic), statistic)
             bound = bound if together is None else torch.where(z > bound, bound, together)
             bounds = torch.where(new, bound.to(bounds), bounds)
 
@@ -215,7 +212,7 @@ class _UpdateTests:
             else:
                 products, points = history_grams[kind], None
             # Attackers that send one vector have one history: many at a point would draw the centre to them.
-            alone = (asked | own) & ~repeats(products, asked | own, asked, _COPY)
+            alone = (asked | own) & ~repeats([products], asked | own, asked, _COPY)[0]
 
             def rows_of(alone: Tensor = alone) -> tuple[Tensor, Tensor]:
                 """Rows for the estimates of the next test, and rows that it judges."""

@@ -21,10 +21,8 @@ from bymi.detection.array_verdict import NOT_FINITE, TOO_LARGE, ArrayVerdict, Pr
 from bymi.detection.detection_settings import Detector, Panel
 from bymi.detection.evidence import Evidence
 from bymi.detection.panel import Findings, hear, least_cosine, noise_of
-from bymi.detection.products_of_halves import Centre, Products, multiply, weigh
+from bymi.detection.published_score import Centre, Identity, Products, Scale, multiply, threshold, weigh
 from bymi.detection.robust_statistics import median
-from bymi.detection.score_matrix import Identity, Scale
-from bymi.detection.threshold import threshold
 from bymi.detection.verdict import HARD, REASONS
 
 _FEWEST = 3  # machines needed for a comparison

@@ -12,12 +12,12 @@ from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule
 from bymi.core.linalg import ascending_among
 from bymi.detection.detection_settings import Panel
-from bymi.detection.duplicates import duplicates, repeated
+from bymi.detection.duplicates import duplicates, repeats
 from bymi.detection.evidence import Evidence
 from bymi.detection.noise_filter import Centre, NoiseEdge
+from bymi.detection.published_score import threshold
 from bymi.detection.robust_statistics import deviation, directions, log, median, robust_z, spread, uniform
-from bymi.detection.threshold import threshold
-from bymi.detection.verdict import reason_code
+from bymi.detection.verdict import CODES
 
 _SEVERE = 3.0  # times the bound of a strong score: out of reach of honest noise
 _EDGE = 1.2  # noise edge of the directional test if there is no filter
@@ -70,7 +70,7 @@ def hear(
     def note(flagged: Tensor, name: str, value: Tensor, bound: Tensor | float, together: Tensor | None = None) -> None:
         """Flags of a test, with the bound that counted: the lower one, `together`, where only that was reached."""
         new = flagged & (code == 0)
-        code.masked_fill_(new, reason_code(name))
+        code.masked_fill_(new, CODES[name])
         statistic.copy_(torch.where(new, value, statistic))
         bound = bound if together is None else torch.where(value >= bound, bound, together)
         bounds.copy_(torch.where(new, bound, bounds))
@@ -88,9 +88,10 @@ def hear(
             code.copy_(torch.where(new, code.gather(1, original), code))
 
     if panel.duplicate is not None and answers_differ:
-        copies, original, flagged = repeated(evidence.without(code != 0), panel.duplicate)
-        note(flagged, "duplicate", torch.zeros_like(statistic), torch.nan)
-        aside = copies
+        left = evidence.without(code != 0)
+        copies, original = repeats((left.first, left.second), left.valid, left.judged, panel.duplicate)
+        aside, of_own = copies, copies & ~left.judged.gather(1, original)
+        note(of_own, "duplicate", torch.zeros_like(statistic), torch.nan)
     elif panel.duplicate is not None:
         flagged, z = duplicates(evidence.without(code != 0), panel.duplicate)
         note(flagged, "duplicate", z, panel.duplicate)
@@ -149,7 +150,7 @@ def hear(
         middle = replace(middle, stretched=middle.stretched & ~different.squeeze(1))
         # Without rows of extreme score, which would raise the number of flags that the rate allows. Half the level, since the
         # direction was selected for its variance.
-        without_extreme = remaining.without(code == reason_code("extreme score"))
+        without_extreme = remaining.without(code == CODES["extreme score"])
         if panel.dimension_free:  # with more dimensions than rows, fewer rows have a larger noise edge
             middle = replace(middle, noise=NoiseEdge().noise(without_extreme))
         flagged, z = shifted(

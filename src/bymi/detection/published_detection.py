@@ -17,8 +17,8 @@ from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
 from bymi.core.size_limits import LIMITS
 from bymi.detection.detection_settings import Detector
-from bymi.detection.products_of_halves import Products, multiply, multiply_sets, weigh
-from bymi.detection.verdict import Verdict, reason_code
+from bymi.detection.published_score import Products, multiply, multiply_sets, weigh
+from bymi.detection.verdict import CODES, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ def _judge(batches: Iterable[Scored], detector: Detector, arcs: Tensor) -> Verdi
         bound = detector.threshold(batch.scores, batch.judged, fdr_level=detector.fdr_level, offset=detector.offset)
         limit[batch.receivers] = bound
         by_score = batch.judged & (batch.scores >= bound[:, None])
-        codes = torch.where(batch.judged, by_score.to(torch.int8), reason_code("not heard")).to(torch.int8)
+        codes = torch.where(batch.judged, by_score.to(torch.int8), CODES["not heard"]).to(torch.int8)
         row, place = batch.expected.nonzero(as_tuple=True)
         target = batch.receivers[row], batch.columns[row, place]
         scores[target] = torch.where(batch.judged, batch.scores, torch.nan)[row, place]

@@ -50,9 +50,13 @@ DEEDS = ("fuse", "drift", "deed", "joint update")
 """Reasons found in messages that were already used: the update history."""
 
 
-def reason_code(name: str) -> int:
-    """Index of a reason in REASONS."""
-    return REASONS.index(name)
+CODES = {name: code for code, name in enumerate(REASONS)}
+"""Code of each reason in `Verdict.reason`."""
+
+
+def has_reason(code: Tensor, names: tuple[str, ...]) -> Tensor:
+    """Mask of the codes that stand for one of these reasons."""
+    return torch.isin(code, torch.tensor([CODES[name] for name in names], dtype=code.dtype, device=code.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +93,7 @@ class Verdict:
     def keeping(self, earlier: Tensor) -> Verdict:
         """The verdict in which nodes flagged earlier [B, J] stay flagged."""
         added = earlier & ~self.flagged
-        reason = torch.where(added, reason_code(SUSPENDED), self.reason)
+        reason = torch.where(added, CODES[SUSPENDED], self.reason)
         return replace(self, flagged=self.flagged | added, reason=reason)
 
 
@@ -119,9 +123,7 @@ class Suspensions:
 
     def add(self, verdict: Verdict) -> tuple[Suspensions, Verdict]:
         """The suspensions after one more detection, and the verdict with suspended nodes flagged."""
-        severe = torch.zeros_like(verdict.flagged)
-        for name in SEVERE:
-            severe |= verdict.reason == REASONS.index(name)
+        severe = has_reason(verdict.reason, SEVERE)
         # A clean detection removes one strike.
         clean = ~verdict.flagged & ~self.suspended
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)

@@ -14,8 +14,8 @@ from torch import Tensor
 from bymi.core.random_streams import stream
 from bymi.datasets import load_images
 from bymi.detection import identify
+from bymi.detection.published_score import Projected
 from bymi.detection.robust_means import BudgetFilter
-from bymi.detection.score_matrix import Projected
 from bymi.paper.centralised_detectors import farthest_from_krum, least_by_zeno, removed_by_faba, rmdp_bh
 from bymi.paper.computed_study import ComputedStudy, paragraph
 from bymi.report.figures import COLOURS

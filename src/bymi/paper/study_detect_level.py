@@ -20,7 +20,7 @@ from bymi.core.linalg import VectorStack, inner
 from bymi.core.random_streams import stream
 from bymi.datasets import load_images
 from bymi.detection import Identity, identify, threshold
-from bymi.detection.products_of_halves import weigh
+from bymi.detection.published_score import weigh
 from bymi.problems import lenet, start_of
 
 NAME = "detect-level"

@@ -14,7 +14,7 @@ from bymi.core.random_streams import stream
 from bymi.detection import Panel
 from bymi.detection.evidence import Evidence
 from bymi.detection.panel import hear, outstanding
-from bymi.detection.threshold import threshold
+from bymi.detection.published_score import threshold
 from bymi.power_analysis.setting import Setting
 
 DIMENSIONS = 30

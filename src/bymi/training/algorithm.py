@@ -16,7 +16,7 @@ from bymi.core.network import Network
 from bymi.core.protocol_deviation import Deviation, FollowsProtocol
 from bymi.detection import Suspensions, UpdateHistory, Verdict
 from bymi.detection.clipping import shorten
-from bymi.detection.verdict import DEEDS, reason_code
+from bymi.detection.verdict import DEEDS, has_reason
 from bymi.problems import Problem
 from bymi.training.phases import apply_verdict, detect_hardened, detect_published, optimise, warm_up
 from bymi.training.plan import Plan
@@ -188,8 +188,7 @@ def to_roll_back(verdict: Verdict, used: Tensor, share: float) -> Tensor:
     A share, not a number: the influence of Byzantine nodes grows with their weight, and one honest node flagged by chance is no
     reason.
     """
-    codes = torch.tensor([reason_code(name) for name in DEEDS], dtype=verdict.reason.dtype, device=verdict.reason.device)
-    deviating = used & torch.isin(verdict.reason, codes)
+    deviating = used & has_reason(verdict.reason, DEEDS)
     return deviating.sum(1) > share * used.sum(1)
 
 
