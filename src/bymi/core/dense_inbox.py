@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
-from bymi.core.linalg import VectorStack, dist2
-from bymi.core.message_usage import Usage, of_columns
+from bymi.core.linalg import dist2
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
 from bymi.core.size_limits import LIMITS
 
@@ -64,15 +63,9 @@ class DenseInbox(Inbox):
         places = torch.arange(wanted.shape[1], device=wanted.device).expand_as(wanted)
         yield Trial(slice(None), self.rows.vectors, self._over_rows(wanted).scatter(1, own, True), places, own)
 
-    def gram_among(self, rows: VectorStack, index: Tensor) -> Tensor:
-        return rows.gram[index[:, :, None], index[:, None, :]]
-
     def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
         assert isinstance(second, DenseInbox)
         return makers.common(self, second)
-
-    def usage(self, share: Tensor) -> Usage:
-        return of_columns(self, share)
 
     def mix(self, mixture: Mixture) -> Tensor:
         dtype = self.own.dtype

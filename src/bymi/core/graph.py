@@ -97,17 +97,17 @@ class Graph(ABC):
         """[M, P] bool: arcs whose reverse is an arc, too."""
         return self.hears & self.reversed(self.hears)
 
-    @abstractmethod
     def at_places(self, values: Tensor) -> Tensor:
         """Values per node [M] at each place: [M, P], or [1, P] if equal for all rows."""
+        return values[None] if self.lists is None else self.lists.at_places(values)
 
-    @abstractmethod
     def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
         """Node numbers at places [E] of receivers [E]."""
+        return places if self.lists is None else self.lists.index[receivers, places]
 
-    @abstractmethod
     def count(self, mask: Tensor) -> Tensor:
         """Number of receivers that mark each node [M], from a mask [M, P]."""
+        return mask.sum(0) if self.lists is None else self.lists.count(mask, self.size)
 
     def neighbours(self, receivers: Tensor) -> tuple[Tensor, Tensor]:
         """Arcs to receivers [R], row by row: position of the receiver in `receivers` and number of the sender, each [E]."""
@@ -252,15 +252,6 @@ class MatrixGraph(Graph):
 
     def with_arcs(self, hears: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> MatrixGraph:
         return MatrixGraph(hears, metropolis(hears) if weights is None else weights[0] + torch.diag(weights[1]))
-
-    def at_places(self, values: Tensor) -> Tensor:
-        return values[None]
-
-    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
-        return places
-
-    def count(self, mask: Tensor) -> Tensor:
-        return mask.sum(0)
 
     def block(self, members: Tensor) -> Tensor:
         return self.mixing[members][:, members]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bymi.core.errors import is_integer, require
 from bymi.core.linalg import VectorStack, join, norms, norms_surely_below
-from bymi.core.message_usage import Usage
+from bymi.core.message_usage import Usage, of_columns, of_places
 from bymi.core.message_validity import MAX_NORM_RATIO, OVERFLOW, acceptable, heard
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
@@ -308,9 +308,9 @@ class Inbox(ABC):
     def iter_receivers(self, wanted: Tensor) -> Iterator[Trial]:
         """Vectors at the places `wanted` [B, P] and own vectors, for a batch of receivers at a time."""
 
-    @abstractmethod
     def gram_among(self, rows: VectorStack, index: Tensor) -> Tensor:
         """Inner products [b, n, n] of sets of rows [b, n], computed as for this inbox's own rows."""
+        return rows.gram[index[:, :, None], index[:, None, :]] if self.lists is None else rows.among(index)
 
     @abstractmethod
     def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
@@ -319,9 +319,14 @@ class Inbox(ABC):
         Where rows are in other processes: receiver by receiver, for those of `who` [B] only, with their neighbours' `history`.
         """
 
-    @abstractmethod
+    @property
+    def kept(self) -> Tensor:
+        """Messages whose history is stored here [K, D]."""
+        return self.messages
+
     def usage(self, share: Tensor) -> Usage:
         """How the messages whose history is stored here were used, where receivers took a share [B, P] of each."""
+        return of_columns(self, share) if self.lists is None else of_places(self, self.lists, self.kept, share)
 
     def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
         """Counts over a run, with a mask [B, P] added in place; None: start at zero."""

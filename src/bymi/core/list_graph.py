@@ -103,15 +103,6 @@ class ListGraph(Graph):
         parts = (part.to(device) for part in (self.hears, self.weight, self.self_weight))
         return ListGraph(self.lists.to(device), *parts)
 
-    def at_places(self, values: Tensor) -> Tensor:
-        return self.lists.at_places(values)
-
-    def nodes_at(self, receivers: Tensor, places: Tensor) -> Tensor:
-        return self.lists.index[receivers, places]
-
-    def count(self, mask: Tensor) -> Tensor:
-        return self.lists.count(mask, self.size)
-
     def block(self, members: Tensor) -> Tensor:
         position = torch.cumsum(members, 0) - 1
         block = torch.diag(self.self_weight[members])

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
-from bymi.core.linalg import VectorStack
-from bymi.core.message_usage import Usage, of_places
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degree, of_sets
 from bymi.core.size_limits import LIMITS
@@ -59,20 +57,9 @@ class ListInbox(Inbox):
             tried = torch.zeros(len(receivers), len(used), dtype=torch.bool, device=wanted.device).scatter(1, column, True)
             yield Trial(receivers, vectors.index_select(0, used), tried, column[:, :-1], column[:, -1:])
 
-    def gram_among(self, rows: VectorStack, index: Tensor) -> Tensor:
-        return rows.among(index)
-
     def paired(self, second: Inbox, makers: PairMakers[T], *, who: Tensor | None = None, history: Sides | None = None) -> T:
         assert isinstance(second, ListInbox)
         return makers.lists(self, second)
-
-    @property
-    def kept(self) -> Tensor:
-        """Messages whose history is stored here [K, D]."""
-        return self.messages
-
-    def usage(self, share: Tensor) -> Usage:
-        return of_places(self, self.kept, share)
 
     # PerArcLists count by message: places do not distinguish the variants of a sender.
 

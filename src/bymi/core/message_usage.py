@@ -15,9 +15,7 @@ from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_num
 from bymi.core.size_limits import LIMITS
 
 if TYPE_CHECKING:
-    from bymi.core.dense_inbox import DenseInbox
     from bymi.core.inbox import Inbox
-    from bymi.core.list_inbox import ListInbox
 
 _ARCS = 1 << 14  # arcs per gathered block of receivers' vectors
 _FAR = 3.0  # far out: beyond this times the median distance from the medoid
@@ -30,18 +28,17 @@ class Usage(NamedTuple):
     acceptable: Tensor  # [K] bool: heard by at least half of the receivers
 
 
-def of_columns(inbox: DenseInbox, share: Tensor) -> Usage:
-    """Usage of the messages of a DenseInbox, of which each receiver used a share [B, J]."""
+def of_columns(inbox: Inbox, share: Tensor) -> Usage:
+    """Usage of the messages of a dense inbox, of which each receiver used a share [B, J]."""
     usage = _ColumnUsage.of(inbox, share)
     return Usage(_as_used(inbox, usage), usage.heard)
 
 
-def of_places(inbox: ListInbox, kept: Tensor, share: Tensor) -> Usage:
-    """Usage of the messages `kept` [K, D] of a ListInbox, of which each receiver used a share [B, n]."""
-    if isinstance(inbox.lists, PerArcLists) and inbox.complete and inbox.receiver_group is None and inbox.lists.alone:
-        size = len(inbox.messages)
-        return Usage(_as_used_by_table(inbox, share, inbox.lists), inbox.lists.count(inbox.lists.mask, size) > 0)
-    places = _Places.of(inbox, share, inbox.lists)
+def of_places(inbox: Inbox, lists: NeighbourLists, kept: Tensor, share: Tensor) -> Usage:
+    """Usage of the messages `kept` [K, D] of an inbox with lists, of which each receiver used a share [B, n]."""
+    if isinstance(lists, PerArcLists) and inbox.complete and inbox.receiver_group is None and lists.alone:
+        return Usage(_as_used_by_table(inbox, share, lists), lists.count(lists.mask, len(inbox.messages)) > 0)
+    places = _Places.of(inbox, share, lists)
     if places is None:
         return Usage(kept, torch.ones_like(kept[:, 0], dtype=torch.bool))
     return Usage(_as_used_by_lists(inbox, kept, places), places.acceptable(len(kept)))
