@@ -32,12 +32,6 @@ class DenseInbox(Inbox):
         """Values per message [B, J] as values per row [B, R], zero for own vectors that were not sent."""
         return torch.nn.functional.pad(values, (0, self._row_count - values.shape[1]))
 
-    def split(self, coefficients: Tensor) -> Mixture:
-        """The Mixture from coefficients over `rows` [B, R]."""
-        own = torch.gather(coefficients, 1, self.own_row[:, None]).squeeze(1)
-        others = coefficients.scatter(1, self.own_row[:, None], 0.0)
-        return Mixture(own, others[:, : self.heard.shape[1]])
-
     def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
         if common:
             gram = None if need == "nothing" else self.rows.gram
@@ -53,7 +47,9 @@ class DenseInbox(Inbox):
         return weight if hood.index is None else weight.gather(1, hood.index)
 
     def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
-        return self.split(over_rows(found, (len(self.heard), self._row_count), self.heard.device))
+        weight = over_rows(found, (len(self.heard), self._row_count), self.heard.device)
+        own = torch.gather(weight, 1, self.own_row[:, None]).squeeze(1)
+        return Mixture(own, weight.scatter(1, self.own_row[:, None], 0.0)[:, : self.heard.shape[1]])
 
     def reduce_coordinates(self, work: Work) -> Tensor:
         return reduce_members(self.rows, self.member, work, self.own_row)

@@ -40,7 +40,8 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
         yield None
         return
     group = Group(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-    die_with_parent(lambda: _orphaned(group), RankLostError.exit_code)
+    gone = "the launcher is gone; start the same command again"
+    die_with_parent(lambda: f"bymi: rank {group.rank} stopped {group.moment}: {gone}", RankLostError.exit_code)
     keep_memory()
     _rendezvous(group, timeout or TIMEOUT, device)
 
@@ -122,7 +123,3 @@ def _use_loopback() -> None:
     loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
     if loopback is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-
-
-def _orphaned(group: Group) -> str:
-    return f"bymi: rank {group.rank} stopped {group.moment}: the launcher is gone; start the same command again"

@@ -27,7 +27,7 @@ class Told(NamedTuple):
 
     asker: int
     nodes: Tensor  # [q]
-    vectors: Mapping[Topic | str, Tensor]  # [q, D] each
+    vectors: dict[Topic | str, Tensor]  # [q, D] each
 
 
 class PointQueries:
@@ -81,7 +81,9 @@ class PointQueries:
             points = self._network.meet(self._points[mine], lambda given: self._send_points(given, numbers, questions))
         answers = self._answers(questions, points)
         if self._history is not None:
-            answers = [one._replace(vectors={**one.vectors, HISTORY: self._history_for(one)}) for one in answers]
+            for one in answers:
+                askers = torch.full_like(one.nodes, one.asker)
+                one.vectors[HISTORY] = own_or_sent(*self._history, self._network.nodes, one.nodes, askers)
         told: list[list[Told]] = self._network.meet(answers, lambda given: self._carry(given, numbers, questions))
         return map(self._read, told)
 
@@ -148,10 +150,6 @@ class PointQueries:
             Told(asker, nodes, {topic: vectors[place] for topic, vectors in parts.items()})
             for place, (asker, nodes) in enumerate(asked.items())
         ]
-
-    def _history_for(self, told: Told) -> Tensor:
-        assert self._history is not None
-        return own_or_sent(*self._history, self._network.nodes, told.nodes, torch.full_like(told.nodes, told.asker))
 
     def _carry(
         self, given: list[list[Told]], asking: list[list[int]], questions: Mapping[tuple[int, int], Tensor]

@@ -42,17 +42,8 @@ class DenseShardPlan:
         self.nodes = [sum(len(layout.shards[shard]) for shard in held) for held in layout.held]  # per rank
         self.member = hears | torch.eye(len(hears), dtype=torch.bool, device=hears.device)
         self.sizes = self.member.sum(1).to("cpu")
+        self.weights, self.products = int(self.sizes.sum()), self.member.numel()  # numbers of weights, and of all pairs
         self._crossing = sum(int(hears[nodes].any(0).index_fill(0, nodes, False).sum()) for nodes in layout.shards)
-
-    @property
-    def products(self) -> int:
-        """Number of entries in the matrix of all pairs."""
-        return self.member.numel()
-
-    @property
-    def weights(self) -> int:
-        """Number of mixing weights in a round."""
-        return int(self.sizes.sum())
 
     def pays(self, rows: Tensor, numbers: int = 0) -> bool:
         """Whether slices of `rows` (out and back) plus `numbers` float64 to all shards are less traffic than whole rows."""

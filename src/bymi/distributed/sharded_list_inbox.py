@@ -173,15 +173,14 @@ class ListShards(CoordinateShards):
         for start in range(0, max(len(nodes) for nodes in self.shards), step):
             # Shard by shard: the order of sums inside a product depends on the batch size.
             batch = [nodes[start : start + step] for nodes in self.shards]
-            made = [[self._products(part, nodes) for part in self.slices] for nodes in batch]
+            made = [
+                [inner_of_sets(part, members, part, members, part[self._origin]) for part in self.slices]
+                for members in map(self._sets, batch)
+            ]
             parts = [[torch.cat(each) for each in zip(*(made[shard] for shard in held), strict=True)] for held in self.held]
             counts = [len(batch[shard]) for shard in self.held_here]
             products.append(self.sum_over_slices(parts, sum(counts), size, size).split(counts))
         return [torch.cat(parts) for parts in zip(*products, strict=True)]
-
-    def _products(self, part: Tensor, nodes: Tensor) -> Tensor:
-        members = self._sets(nodes)
-        return inner_of_sets(part, members, part, members, part[self._origin])
 
 
 _NO_ROWS = (
