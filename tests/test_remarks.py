@@ -40,6 +40,13 @@ def test_a_bad_ending_comes_first() -> None:
     assert len(lines) == 2
 
 
+def test_a_run_that_ended_farther_off_than_it_began_says_so(tmp_path: Path) -> None:
+    words = ("nodes=12", "steps=40", "data.dim=4", "data.samples=40", "method=[dsgd,drsgd-bymi]", "attack=ipm:a=20")
+    answer = bymi("run", *words, "--jobs", 1, "--out", tmp_path / "runs")
+    assert "DSGD: all rounds done, but it ended farther from the optimum than it began: gap" in answer.words
+    assert answer.words.count("farther from the optimum") == 1
+
+
 def test_accuracy_of_the_core_says_over_whom_it_is_taken() -> None:
     (line,) = remarks(summary(acc_scc=0.098, gap=None, core_size=150, core_byzantine=30, outcome="finished"))
     assert line.endswith("Acc (scc) is of the mean model of the 150 nodes in the core, 30 of them Byzantine")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -94,7 +95,8 @@ def test_a_run_has_a_folder_metrics_a_verdict_and_a_model(profile: str, tmp_path
     assert run.summary["steps_done"] == 8
     assert [row["step"] for row in run.metrics if row["phase"] != "detection"] == [2, 4, 6, 8]
     assert run.verdict is not None
-    assert {tuple(row) for row in run.verdict} <= {("receiver", "sender", "reason", "score", "threshold")}
+    columns = ("receiver", "sender", "reason", "score", "threshold", "statistic", "bound", "round")
+    assert {tuple(row) for row in run.verdict} <= {columns}
     stored = json.loads((run.folder / "verdict.json").read_text())
     assert stored["byzantine"] == [0, 7]
     assert {(row["receiver"], row["sender"]) for row in run.verdict} == {
@@ -404,9 +406,40 @@ def test_a_suspended_neighbour_is_told_with_what_it_was_suspended_for(tmp_path: 
     for row in suspended:
         arc = senders.index((row["receiver"], row["sender"]))
         told = [line["reasons"][line["reason"][arc]] for line in lines]
-        assert row["reason"] == f"suspended, for: {[one for one in told if one not in ('suspended', 'kept')][-1]}"
+        flagging, reason = [(at, one) for at, one in enumerate(told) if one not in ("suspended", "kept")][-1]
+        assert row["reason"] == f"suspended, for: {reason}"
+        line = lines[flagging]
+        assert (row["round"], row["statistic"], row["score"]) == (line["step"], line["statistic"][arc], line["score"][arc])
+        assert row["bound"] == line["bound"][line["flagged"][:arc].count("1")]
     others = [row for row in run.verdict if row not in suspended]
     assert all(row["reason"] == stored[row["receiver"]][row["sender"]] for row in others)
+
+
+def test_a_run_says_in_one_line_whom_it_flagged(tmp_path: Path) -> None:
+    run = train(tmp_path, steps=24, attack=Push(50.0), watch={"every": 6})
+    assert run.verdict is not None
+    assert run.flagged == {node: sum(row["sender"] == node for row in run.verdict) for node in run.flagged}
+    assert set(list(run.flagged)[:2]) == {0, 7}
+    core, folder = run.summary["core_size"], str(run.folder)
+    assert repr(run) == f"TrainedRun(finished, core of {core} nodes, flagged {run.flagged}, folder={folder!r})"
+    assert "flagged" not in repr(train(tmp_path, method="rule"))
+
+
+def test_loss_on_real_data_is_that_of_the_core_and_the_page_names_who_was_cut_off(tmp_path: Path) -> None:
+    broken = [(rows if node != 3 else 100 * (rows + 1), targets) for node, (rows, targets) in enumerate(EQUAL)]
+    run = train(tmp_path, shards=broken, attack=None, byzantine=(), steps=30, watch={"every": 4})
+    assert run.summary["core_size"] == NODES - 1
+    core = [pair for node, pair in enumerate(broken) if node != 3]
+    inputs, targets = (torch.cat(part) for part in zip(*core, strict=True))
+    found = nn.functional.cross_entropy(run.model(inputs).detach().double(), targets)
+    assert run.summary["loss"] == pytest.approx(float(found), rel=1e-5)
+    write_page([run.folder], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert re.search(r"Node 3 was flagged by 9 of 9 neighbours \([a-z ]+\) and cut off\. ", text)
+    assert "loss (nodes of the core)" in text
+    headings = re.findall(r"<th[^>]*>([^<]*)</th>", text.split('id="summary-table"')[1].split("</thead>")[0])
+    assert headings == ["method", "flagged", "loss", "core", "outcome", "seconds"]
+    assert "FDP" not in text.split("<script")[0]
 
 
 def verdict_of(run: bymi.TrainedRun) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -50,12 +51,23 @@ class TrainedRun:
     metrics: RowTable
     """A row per recorded round."""
     verdict: RowTable | None
-    """A row per flag of the last detection: `receiver`, `sender`, `reason`, `score` and threshold; None without a detection.
+    """A row per flag of the last detection: `receiver`, `sender`, `reason`, `score`, `threshold`; None without a detection.
 
-    "suspended, for: deed": an earlier detection flagged the sender for its deeds, and that flag still lasts.
+    `statistic` and `bound`: of the test that gave the reason; `round`: of the detection. "suspended, for: deed": an earlier
+    detection flagged the sender for its deeds, and that flag still lasts: the numbers are those of that detection.
     """
     model: nn.Module
     """The trained module: the mean over the core, or over all honest nodes without a detection."""
+
+    @property
+    def flagged(self) -> dict[int, int]:
+        """How many neighbours flag each node at the last detection, most first; nodes that nobody flags are left out."""
+        return dict(Counter(row["sender"] for row in self.verdict or ()).most_common())
+
+    def __repr__(self) -> str:
+        core = self.summary["core_size"]
+        parts = [self.summary["outcome"], *([] if core is None else [f"core of {core} nodes", f"flagged {self.flagged}"])]
+        return f"TrainedRun({', '.join(parts)}, folder={str(self.folder)!r})"
 
 
 def train(
@@ -120,9 +132,10 @@ def train(
     }
     spec = read_spec(values)
     require(len(spec.methods) == 1, "method", spec.methods, "one method per call")
-    task = OwnTask(**content, model=model, loss=loss, shards=pairs, evaluate=evaluate)  # type: ignore[arg-type]
+    known = attack is not None
+    task = OwnTask(**content, model=model, loss=loss, shards=pairs, evaluate=evaluate, ground_truth=known)  # type: ignore[arg-type]
     own_rule = rule if isinstance(rule, aggregation.CallableRule) else None
-    given = Given(task, own, members, own_rule, ground_truth=attack is not None)
+    given = Given(task, own, members, own_rule, ground_truth=known)
     resolved = spec.resolved
     if resolved.remark is not None:
         warnings.warn(resolved.remark, stacklevel=2)
@@ -134,28 +147,30 @@ def train(
 def _read(folder: Path, summary: dict[str, Any], model: nn.Module) -> TrainedRun:
     trained = copy.deepcopy(model)
     trained.load_state_dict(load_model(folder))
-    path = folder / store.VERDICT
+    path, metrics = folder / store.VERDICT, RowTable(store.read_rows(folder / store.METRICS))
     verdict = None
     if path.exists():
-        detections = store.read_rows(folder / store.DETECTIONS) if (folder / store.DETECTIONS).exists() else []
-        verdict = _flags(store.read_json(path)["receivers"], detections)
-    return TrainedRun(folder, summary, RowTable(store.read_rows(folder / store.METRICS)), verdict, trained)
+        last = next(row["step"] for row in reversed(metrics) if row["phase"] == "detection")
+        verdict = RowTable(row for one in store.read_json(path)["receivers"] for row in _flags(one, last))
+    return TrainedRun(folder, summary, metrics, verdict, trained)
 
 
-def _flags(receivers: list[dict[str, Any]], detections: list[dict[str, Any]]) -> RowTable:
-    """A row per flag; of a suspended neighbour with the reason for which an earlier detection flagged it, if it is stored."""
-    arcs = [
-        {"receiver": one["node"], "sender": sender, "reason": reason, "score": score, "threshold": one["threshold"]}
-        for one in receivers
-        for sender, reason, score in zip(one["neighbours"], one["reasons"], one["scores"], strict=True)
-    ]
-    for arc, row in enumerate(arcs):
-        if row["reason"] == SUSPENDED:
-            earlier = (line["reasons"][line["reason"][arc]] for line in reversed(detections) if line["flagged"][arc] == "1")
-            reason = next((reason for reason in earlier if reason != SUSPENDED), None)
-            row["reason"] = SUSPENDED if reason is None else f"{SUSPENDED}, for: {reason}"
-    flagged = {one["node"]: set(one["flagged"]) for one in receivers}
-    return RowTable(row for row in arcs if row["sender"] in flagged[row["receiver"]])
+def _flags(one: dict[str, Any], last: int) -> Iterator[dict[str, Any]]:
+    """A row per flag of one receiver at round `last`; of a suspended neighbour that of the detection that flagged it."""
+    threshold, scores = one["threshold"], one["scores"]
+    statistics, bounds = one.get("statistics", scores), one.get("bounds", [threshold] * len(scores))
+    earlier = {flag["neighbour"]: flag for flag in one.get("earlier", ())}
+    for sender, reason, score, statistic, bound in zip(
+        one["neighbours"], one["reasons"], scores, statistics, bounds, strict=True
+    ):
+        if sender not in one["flagged"]:
+            continue
+        row = {"receiver": one["node"], "sender": sender, "reason": reason, "score": score, "threshold": threshold}
+        row |= {"statistic": statistic, "bound": bound, "round": last}
+        if sender in earlier:
+            row |= {key: value for key, value in earlier[sender].items() if key != "neighbour"}
+            row["reason"] = f"{SUSPENDED}, for: {row['reason']}"
+        yield row
 
 
 def _named(key: str, part: Any, table: Table[Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -17,9 +18,10 @@ from bymi.core import files
 from bymi.core.errors import BymiError, InputError, require
 from bymi.report import tables
 from bymi.report.figures import describe
-from bymi.report.page_data import PACKED, measures_of, rank, read_optional, run_data
+from bymi.report.page_data import PACKED, flags_by_node, measures_of, rank, read_optional, run_data
 from bymi.report.sweep_data import OWN, SHOWN, sweep_data, varied_settings
 from bymi.runs import run_folder as store
+from bymi.runs.metrics import DONE
 from bymi.runs.results_table import ListedRun, ResultsTable, find_runs, flatten, table_of
 
 DETAILED = 8
@@ -27,6 +29,7 @@ DETAILED = 8
 
 _SCRIPTS = ("base.js", "chart.js", "detections.js", "sweep.js")
 _SHORT = {"found": "found %", "unheard": "not heard"}
+_NAMED = 3  # flagged nodes that the first sentence names
 _REPEATED = 60  # runs whose spec is on the page
 
 
@@ -51,13 +54,15 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     ended = [run for run in runs if run.summary is not None]
     varied = [key for key in table.settings if len({repr(row[key]) for row in table}) > 1]
     detailed = ended if len(ended) <= DETAILED else []
-    is_sweep = len(runs) > DETAILED or any(key != "method" and key not in OWN for key in varied)
+    own = all("given_objects" in str((run.spec or {}).get("data")) for run in runs)  # runs of bymi.train
+    is_sweep = len(runs) > DETAILED or any(key != "method" and key not in OWN and not own for key in varied)
     if not is_sweep:
         runs = _told_apart(runs)
         ended = detailed = [run for run in runs if run.summary is not None]
     data = _data(detailed)
     main = (detailed[data["main"]] if detailed else ended[-1]) if ended else None
     data["sweep"] = sweep_data(runs, table) if is_sweep else None
+    differing = [key for key in varied_settings(table) if key != "method"]
     has_detections = any(run["detections"] for run in data["runs"])
     reasons = {name for run in data["runs"] for name in run.get("reasons_used", ())}
     has_nodes = any(run["nodes"] for run in data["runs"])
@@ -71,9 +76,13 @@ def page(runs: Sequence[ListedRun]) -> tuple[str, ListedRun | None]:
     ]
     values = {
         "version": bymi.__version__,
-        "title": _title(main, data["sweep"], [OWN[key] for key in varied if key in OWN]),
+        "title": _title(main, data["sweep"], [OWN.get(key, key) for key in differing]),
         "count": f"{len(runs)} runs" if len(runs) > 1 else "1 run",
-        "outcome": _overview(table, data["sweep"]) if is_sweep else outcome(main, ended),
+        "outcome": _overview(table, data["sweep"])
+        if is_sweep
+        else _outcomes(ended, differing)
+        if differing
+        else outcome(main, ended),
         "remarks": [line for run in detailed for line in tables.remarks(run.summary or {})],
         "tiles": [] if main is None or is_sweep else _tiles(main, ended),
         "sections": sections,
@@ -141,6 +150,16 @@ def _data(runs: Sequence[ListedRun]) -> dict[str, Any]:
     return {"runs": listed, "graphs": graphs, "measures": measures_of(listed), "main": main}
 
 
+def _outcomes(runs: Sequence[ListedRun], differing: Sequence[str]) -> str:
+    """What `outcome` says of each run, after the settings in which the runs differ."""
+    said = []
+    for run in runs:
+        values = flatten(run.spec or {})
+        settings = [f"{key} {tables.cell(key, values.get(key))}" for key in differing if key not in OWN]
+        said.append(f"{', '.join(settings)}: {outcome(run, [run])}" if settings else outcome(run, [run]))
+    return " ".join(said)
+
+
 def outcome(main: ListedRun | None, runs: Sequence[ListedRun]) -> str:
     """One sentence on the main run, with the values of the others that have the same measure."""
     if main is None or main.summary is None:
@@ -151,7 +170,7 @@ def outcome(main: ListedRun | None, runs: Sequence[ListedRun]) -> str:
         said[0] += f" ({summary['sentence']})"
     if summary.get("found") is not None:
         said.append(
-            f"at its last detection honest nodes flagged {summary['found']:.1%} of the arcs from Byzantine nodes, "
+            f"at its last detection honest nodes flagged {summary['found']:.1%} of the edges from Byzantine nodes, "
             f"and {summary['fdp']:.1%} of a node's flags were wrong on average"
         )
     elif summary.get("fdp") is not None:
@@ -159,8 +178,7 @@ def outcome(main: ListedRun | None, runs: Sequence[ListedRun]) -> str:
     elif summary.get("detections"):
         said.append("on real data nobody knows which flags are right")
     if summary.get("core_size") is not None:
-        core = f"{summary['core_size']} nodes are left in the core"
-        said.append(core if summary.get("found") is None else f"{core}, {summary['core_byzantine']} of them Byzantine")
+        said.append(_core(main, summary))
     measure = _measure(summary)
     if measure is not None:
         key, name = measure
@@ -169,7 +187,31 @@ def outcome(main: ListedRun | None, runs: Sequence[ListedRun]) -> str:
         said.append(
             f"its {name} is {_value(key, summary[key])}" + (f" ({beside})" if beside and len(others) < DETAILED else "")
         )
-    return f"{said[0]}: {'; '.join(said[1:])}." if said[1:] else f"{said[0]}."
+    sentence = f"{said[0]}: {'; '.join(said[1:])}." if said[1:] else f"{said[0]}."
+    return f"{_flagged(main)} {sentence}" if tables.is_real(summary) else sentence
+
+
+def _core(main: ListedRun, summary: dict[str, Any]) -> str:
+    """Who is in the core."""
+    spec, size, inside = main.spec or {}, summary["core_size"], summary["core_byzantine"]
+    if inside is None or "nodes" not in spec:
+        return f"{size} nodes are left in the core"
+    honest = spec["nodes"] - math.floor(spec["byzantine_ratio"] * spec["nodes"] + 1e-9)
+    return f"{size - inside} of {honest} honest nodes are in the core, and {inside} Byzantine"
+
+
+def _flagged(main: ListedRun) -> str:
+    """Which nodes were flagged by most of their neighbours, and why."""
+    found = flags_by_node(main.folder)
+    if not found:
+        return "No node was flagged by most of its neighbours."
+    core = read_optional(main.folder / store.PER_NODE).get("core") or list(found)
+    said = []
+    for node, (flags, heard, reason) in list(found.items())[:_NAMED]:
+        said.append(
+            f"Node {node} was flagged by {flags} of {heard} neighbours ({reason})" + ("" if node in core else " and cut off")
+        )
+    return "; ".join(said) + (f"; and {len(found) - _NAMED} more." if len(found) > _NAMED else ".")
 
 
 def _measure(summary: dict[str, Any]) -> tuple[str, str] | None:
@@ -177,7 +219,7 @@ def _measure(summary: dict[str, Any]) -> tuple[str, str] | None:
         ("gap", "optimality gap"),
         ("acc_scc", "accuracy (core)"),
         ("acc_normal", "accuracy (honest nodes)"),
-        ("loss", "loss"),
+        ("loss", "loss (nodes of the core)" if tables.is_real(summary) else "loss"),
     )
     return next(((key, name) for key, name in names if summary.get(key) is not None), None)
 
@@ -190,7 +232,7 @@ def _tiles(main: ListedRun, runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
     """Four figures of the main run, and up to two of an own evaluation."""
     summary, tiles = main.summary or {}, []
     if summary.get("found") is not None:
-        tiles.append((f"{summary['found']:.1%}", "of arcs from Byzantine nodes flagged"))
+        tiles.append((f"{summary['found']:.1%}", "of edges from Byzantine nodes flagged"))
     if summary.get("fdp") is not None and summary.get("found") is not None:
         tiles.append((f"{summary['fdp']:.1%}", "FDP: honest among the flagged"))
     if summary.get("core_size") is not None:
@@ -202,9 +244,13 @@ def _tiles(main: ListedRun, runs: Sequence[ListedRun]) -> list[tuple[str, str]]:
 
 
 def _table(runs: Sequence[ListedRun], main: ListedRun | None) -> dict[str, Any]:
-    summaries = [run.summary for run in runs if run.summary is not None]
-    shown = tables.columns(summaries)
-    rows = [tables.cells(run.summary, shown) if run.summary else _failed(run, len(shown)) for run in runs]
+    shown = tables.columns([run.summary for run in runs if run.summary is not None])
+    rows = [
+        tables.cells({**run.summary, "flagged": len(flags_by_node(run.folder))}, shown)
+        if run.summary
+        else _failed(run, len(shown))
+        for run in runs
+    ]
     return {
         "title": ("Against the baselines" if len({rank(run)[0] for run in runs}) > 1 else "The runs")
         if len(runs) > 1
@@ -227,12 +273,12 @@ def _sweep_table(table: ResultsTable) -> dict[str, Any]:
     shown = [*[key for key, _, _ in SHOWN if key in table.measures], *tables.own_measures(table.measures)]
     names = {key: heading for heading, key in tables.COLUMNS}
     settings = [*(varied_settings(table) or ["method"]), "seed"]
-    failed = any(row["outcome"] != "finished" for row in table)
+    reasons = ["" if row["outcome"] == "finished" and row["sentence"] == DONE else str(row["sentence"] or "") for row in table]
+    failed = any(reasons)
     rows = []
-    for row in table:
+    for row, why in zip(table, reasons, strict=True):
         cells = [tables.cell(key, row[key]) for key in settings]
         cells += [tables.cell(key, row[key]) if key in names else _plain(key, row[key]) for key in shown]
-        why = "" if row["outcome"] == "finished" else str(row["sentence"] or "")
         rows.append([*cells, str(row["outcome"]), *([why] if failed else [])])
     words = [at for at, key in enumerate(settings) if key != "seed"]
     return {

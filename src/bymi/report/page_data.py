@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,24 @@ def read_optional(path: Path) -> dict[str, Any]:
     except BymiError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def flags_by_node(folder: Path) -> dict[int, tuple[int, int, str]]:
+    """Nodes that most of their neighbours flagged at the last detection, most flags first: flags, neighbours, commonest reason.
+
+    Of a suspended node the reason for which it was suspended.
+    """
+    heard: Counter[int] = Counter()
+    reasons: dict[int, Counter[str]] = {}
+    for one in read_optional(folder / store.VERDICT).get("receivers", ()):
+        heard.update(one["neighbours"])
+        why = dict(zip(one["neighbours"], one["reasons"], strict=True))
+        why |= {flag["neighbour"]: flag["reason"] for flag in one.get("earlier", ())}
+        for sender in one["flagged"]:
+            reasons.setdefault(sender, Counter())[why[sender]] += 1
+    most = [node for node, why in reasons.items() if 2 * why.total() > heard[node]]
+    most.sort(key=lambda node: (-reasons[node].total(), node))
+    return {node: (reasons[node].total(), heard[node], reasons[node].most_common(1)[0][0]) for node in most}
 
 
 def curves(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

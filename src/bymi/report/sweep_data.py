@@ -21,7 +21,7 @@ SHOWN: tuple[tuple[str, str, str], ...] = (
     ("loss", "loss", "log"),
     ("fdp", "FDP: honest among the flagged", "share"),
     ("pa", "P_a: honest nodes that flagged all Byzantine neighbours", "share"),
-    ("found", "arcs from Byzantine nodes flagged", "share"),
+    ("found", "edges from Byzantine nodes flagged", "share"),
     ("honest_edge_loss", "edges between honest nodes lost", "share"),
     ("core_size", "nodes in the core", "count"),
     ("core_byzantine", "Byzantine nodes in the core", "count"),

@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from bymi.runs.metrics import ENDING_CODES
+from bymi.runs.metrics import DONE, ENDING_CODES
 from bymi.runs.run_folder import SUMMARY_KEYS
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("method", "method"),
+    ("flagged", "flagged"),
     ("FDP %", "fdp"),
     ("P_a %", "pa"),
     ("gap", "gap"),
@@ -30,17 +31,21 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("outcome", "outcome"),
     ("seconds", "seconds"),
 )
-"""Heading and summary key of each column. A run has a gap, accuracies or a loss; empty columns are left out."""
+"""Heading and summary key of each column. A run has a gap, accuracies or a loss; empty columns are left out.
+
+Runs on real data have `flagged` in place of what needs to know who is Byzantine.
+"""
 
 MEANINGS: dict[str, tuple[str, str]] = {
     "fdp": ("FDP", "share of honest nodes among the flagged"),
-    "pa": ("P_a", "share of honest nodes that flagged all of their Byzantine neighbours"),
+    "pa": ("P_a", "sure detection, the share of honest nodes that flagged all of their Byzantine neighbours"),
     "gap": ("gap", "excess risk of the averaged model over the honest optimum"),
-    "loss": ("loss", "mean loss of the averaged model over the samples of honest nodes"),
+    "loss": ("loss", "mean loss of the averaged model over the samples of honest nodes, on real data of the core's nodes"),
     "acc_all": ("Acc (all)", "test accuracy of the mean model of all nodes, Byzantine ones included"),
     "acc_normal": ("Acc (normal)", "test accuracy of the mean model of the honest nodes"),
     "acc_scc": ("Acc (scc)", "test accuracy of the mean model of the core"),
     "honest_edge_loss": ("honest edges lost", "share of edges between honest nodes that were cut"),
+    "flagged": ("flagged", "nodes that most of their neighbours flagged at the last detection"),
     "core_size": ("core", "nodes in the largest strongly connected component after pruning"),
 }
 """Name and meaning by key of summary.json."""
@@ -75,8 +80,9 @@ UNITS: dict[str, str] = {
 """Unit of the statistic of each test with a bound; "kept": of the score of a neighbour that no test flagged."""
 
 _WORTH = {"gap", "loss", "acc_all", "acc_normal", "acc_scc"}
-_NO_MEASURES = {"method", "seed", "digest", "theory", "loss", "grad_norm_weighted", *SUMMARY_KEYS}
+_NO_MEASURES = {"method", "seed", "digest", "theory", "loss", "grad_norm_weighted", "flagged", *SUMMARY_KEYS}
 _SHARES = {"fdp", "pa", "honest_edge_loss", "acc_all", "acc_normal", "acc_scc"}
+_TRUTHS = {"fdp", "pa", "honest_edge_loss", "core_byzantine"}  # columns that need to know who is Byzantine
 _LEGIBLE = 20  # characters below which a column of words is not worth folding
 _MANY = 0.2  # share of lost edges between honest nodes that deserves a warning
 
@@ -104,6 +110,11 @@ def own_measures(keys: Iterable[str]) -> list[str]:
     return [key for key in dict.fromkeys(keys) if key not in _NO_MEASURES]
 
 
+def is_real(summary: dict[str, Any]) -> bool:
+    """Whether a run with a detection was on real data, where nobody knows who is Byzantine."""
+    return summary.get("detections") is not None and summary.get("fdp") is None
+
+
 def columns(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     """The columns of a table of these runs."""
     filled = {key for key in _WORTH if any(summary.get(key) is not None for summary in summaries)} or {"gap"}
@@ -111,7 +122,10 @@ def columns(summaries: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
     numbers = (key for summary in summaries for key, value in summary.items() if isinstance(value, (int, float)))
     own = [(key, key) for key in own_measures(numbers)]
     place = next(at for at, (_, key) in enumerate(shown) if key == "honest_edge_loss")
-    return [*shown[:place], *own, *shown[place:]]
+    left_out = (
+        _TRUTHS if any(map(is_real, summaries)) and all(summary.get("fdp") is None for summary in summaries) else {"flagged"}
+    )
+    return [(heading, key) for heading, key in [*shown[:place], *own, *shown[place:]] if key not in left_out]
 
 
 def cells(summary: dict[str, Any], shown: Sequence[tuple[str, str]] | None = None) -> list[str]:
@@ -211,7 +225,7 @@ def remarks(summary: dict[str, Any]) -> list[str]:
     lines = []
     if summary["outcome"] != "finished":
         lines.append(f"{method}: {summary['outcome']}, {summary['sentence']}")
-    elif summary["sentence"].startswith("stopped"):
+    elif summary["sentence"] not in ("", DONE):
         lines.append(f"{method}: {summary['sentence']}")
     if (summary["honest_edge_loss"] or 0.0) > _MANY:
         lost = f"{summary['honest_edge_loss']:.1%} of the edges between honest nodes were cut"

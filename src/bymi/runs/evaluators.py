@@ -74,7 +74,7 @@ class Evaluator(ABC):
         """All measures of the models of a round, and how far apart these are; `core` is given after a detection. Collective."""
         about = None if core is None else Average(core.members, core.perron)
         averages, distances, distance = look(models, self.averages(core), ~self._byzantine, about)
-        measures = self.measure(averages) | (self.measure_farthest(models, distances) if last else {})
+        measures = self.measure(averages, core) | (self.measure_farthest(models, distances) if last else {})
         apart = {"consensus": number(distances.max()), "distance_weighted": None if distance is None else number(distance)}
         return {**measures, **apart}
 
@@ -85,8 +85,8 @@ class Evaluator(ABC):
         return [Average(core.members), Average(core.members, core.perron)]
 
     @abstractmethod
-    def measure(self, averages: Sequence[Tensor]) -> Measures:
-        """Measures of these averages [D] each."""
+    def measure(self, averages: Sequence[Tensor], core: Core | None = None) -> Measures:
+        """Measures of these averages [D] each; `core` is given after a detection."""
 
     def measure_farthest(self, models: Models, distances: Tensor) -> Measures:
         """Measures of the model farthest from the honest mean, by the distances of the honest nodes. Collective."""
@@ -95,6 +95,11 @@ class Evaluator(ABC):
     @abstractmethod
     def shared(self, group: Group, layout: ShardLayout) -> Evaluator:
         """An evaluator for all processes of a group, each doing a part of the work. Collective: all ranks must call it."""
+
+    @property
+    def start_gap(self) -> float | None:
+        """Optimality gap of the initial model, None where the optimum is unknown."""
+        return None
 
     @property
     def loss(self) -> Loss | None:
@@ -124,7 +129,7 @@ class LinearEvaluator(Evaluator):
             return self._problem.curvature(self._nodes)
         return self._sums[:, :-1] / (len(self._nodes) * self._problem.samples)
 
-    def measure(self, averages: Sequence[Tensor]) -> Measures:
+    def measure(self, averages: Sequence[Tensor], core: Core | None = None) -> Measures:
         mean, *weighted = averages
         gap = self._excess(mean)
         return {
@@ -134,6 +139,10 @@ class LinearEvaluator(Evaluator):
             "gap_population": number((mean - self._truth).square().sum() / 2),
             "grad_norm_weighted": number((self._curvature @ (weighted[0] - self._best)).norm()) if weighted else None,
         }
+
+    @property
+    def start_gap(self) -> float | None:
+        return number(self._excess(self._problem.start))
 
     @cached_property
     def loss(self) -> Loss | None:
@@ -207,7 +216,7 @@ class ImageEvaluator(Evaluator):
             averages.append(Average(core.members, core.perron))
         return averages
 
-    def measure(self, averages: Sequence[Tensor]) -> Measures:
+    def measure(self, averages: Sequence[Tensor], core: Core | None = None) -> Measures:
         models, points = averages[:3], averages[min(2, len(averages) - 1) :]
         right = torch.stack([self._right(model) for model in models])
         tested = right.new_tensor([len(self._labels)])

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bymi.aggregation import Rule
 from bymi.attacks import Attack, DataAttack
 from bymi.core.errors import InputError, is_number, require
-from bymi.core.graph import Graph
+from bymi.core.graph import Core, Graph
 from bymi.core.inbox import Inbox, Round
 from bymi.core.random_streams import stream
 from bymi.core.topology import Topology
@@ -83,12 +83,13 @@ class OwnRule(Rule):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OwnTask(OwnData):
-    """The objects behind an OwnData. `shards`: a pair of tensors [n, ...] per node."""
+    """The objects behind an OwnData. `shards`: a pair of tensors [n, ...] per node; without `ground_truth` they are real."""
 
     model: nn.Module
     loss: Loss
     shards: list[Shards]
     evaluate: Evaluate | None
+    ground_truth: bool = True
 
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
@@ -103,7 +104,8 @@ class OwnTask(OwnData):
                 if bool(byzantine[node]):
                     shards[place] = _corrupt(attack, shards[place], node, seed)
         problem = ModuleProblem(self.model, self.loss, shards, numbers=numbers, gradients=host.gradients, threads=host.threads)
-        return problem, OwnEvaluator(problem, self.model, self.evaluate, byzantine.to(device))
+        known = self.ground_truth
+        return problem, OwnEvaluator(problem, self.model, self.evaluate, byzantine.to(device), ground_truth=known)
 
 
 def _corrupt(attack: DataAttack, shard: Shards, node: int, seed: int) -> Shards:
@@ -115,18 +117,31 @@ def _corrupt(attack: DataAttack, shard: Shards, node: int, seed: int) -> Shards:
 
 
 class OwnEvaluator(Evaluator):
-    """Loss and gradient over the samples of all honest nodes, and the values of `evaluate`, at averaged models."""
+    """Loss and gradient over the samples of all honest nodes, and the values of `evaluate`, at averaged models.
 
-    def __init__(self, problem: ModuleProblem, model: nn.Module, evaluate: Evaluate | None, byzantine: Tensor) -> None:
+    Without `ground_truth` the samples are those of the core after a detection: what was cut off may be anything.
+    """
+
+    def __init__(
+        self,
+        problem: ModuleProblem,
+        model: nn.Module,
+        evaluate: Evaluate | None,
+        byzantine: Tensor,
+        *,
+        ground_truth: bool = True,
+    ) -> None:
         super().__init__(byzantine)
+        self._ground_truth = ground_truth
         self._problem, self._evaluate, self.extra = problem, evaluate, ("loss",)
         self._model = copy.deepcopy(model).to(byzantine.device)
 
-    def measure(self, averages: Sequence[Tensor]) -> Measures:
-        honest = (~self._byzantine).nonzero().flatten()
-        norms = [torch.linalg.vector_norm(self._problem.pooled_gradient(theta, honest)) for theta in averages]
+    def measure(self, averages: Sequence[Tensor], core: Core | None = None) -> Measures:
+        among = ~self._byzantine if self._ground_truth or core is None else core.members
+        nodes = among.nonzero().flatten()
+        norms = [torch.linalg.vector_norm(self._problem.pooled_gradient(theta, nodes)) for theta in averages]
         measures: Measures = {
-            "loss": number(self._problem.pooled_loss(averages[0], honest)),
+            "loss": number(self._problem.pooled_loss(averages[0], nodes)),
             "grad_norm": number(norms[0]),
             "grad_norm_weighted": number(norms[1]) if len(norms) > 1 else None,
             **self._evaluation(averages[0]),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bymi.core.graph import Core, Graph
 from bymi.detection import REASONS, Verdict
+from bymi.detection.verdict import SUSPENDED
 from bymi.distributed.gathered_rounds import Models
 from bymi.runs.convergence_theory import Look, theory_of
 from bymi.runs.evaluators import Evaluator, number
@@ -32,6 +33,9 @@ Ending = Literal["finished", "diverged", "fragmented", "isolated", "infiltrated"
 
 ENDING_CODES: dict[Ending, int] = {"diverged": 3, "fragmented": 4, "isolated": 5, "infiltrated": 8, "finished": 0}
 """Exit code per ending, the worst ending first."""
+
+DONE = "all rounds done"
+"""Sentence of a run that finished and has nothing to add."""
 
 RUNAWAY = 1e9
 """Norm from which on a parameter vector counts as diverged."""
@@ -241,10 +245,12 @@ class Recorder:
         return self._finished()
 
     def _finished(self) -> tuple[Ending, str]:
-        step = self.last.get("step", self._steps)
-        if step < self._steps:
-            return "finished", f"stopped after round {step} of {self._steps}: most nodes had come to rest"
-        return "finished", "all rounds done"
+        step, start, gap = self.last.get("step", self._steps), self._evaluator.start_gap, self.last.get("gap")
+        stopped = f"stopped after round {step} of {self._steps}: most nodes had come to rest"
+        sentence = stopped if step < self._steps else DONE
+        if start is not None and gap is not None and gap > start:
+            sentence += f", but it ended farther from the optimum than it began: gap {gap:.1e}, at the start {start:.1e}"
+        return "finished", sentence
 
     def summary(self, batch: int | None = None) -> dict[str, Any]:
         """All of SUMMARY_KEYS, and those that the evaluator adds. `batch`: size of mini-batches, None if no theorem applies."""
@@ -300,7 +306,7 @@ class Recorder:
             places = row.nonzero().flatten()
             neighbours.append(graph.nodes_at(torch.full_like(places, node), places).tolist())
         if self.verdict is not None:
-            receivers = _receivers(self.verdict, graph.hears, neighbours)
+            receivers = _receivers(self.verdict, graph.hears, neighbours, _earlier_flags(self.detections))
             files[VERDICT] = _line({"byzantine": byzantine, "receivers": receivers})
         if self.detections:
             files[DETECTIONS] = bytes(self.detections)
@@ -418,10 +424,28 @@ def detection_line(step: int, verdict: Verdict, graph: Graph, pruned: Graph) -> 
     return _line(line, separators=(",", ":"))
 
 
-def _receivers(verdict: Verdict, arcs: Tensor, neighbours: Sequence[list[int]]) -> list[dict[str, Any]]:
-    """A verdict as JSON values, an entry per receiver: who was flagged and why."""
+def _earlier_flags(detections: bytearray) -> dict[int, dict[str, Any]]:
+    """By arc of a neighbour that is suspended at the last of these detections: the one that flagged it, with its numbers."""
+    lines = [json.loads(line) for line in detections.splitlines()]
+    suspended = REASONS.index(SUSPENDED)
+    wanted = {arc for arc, code in enumerate(lines[-1]["reason"]) if code == suspended} if lines else set()
+    found: dict[int, dict[str, Any]] = {}
+    for line in lines if wanted else ():
+        flagged = (arc for arc, flag in enumerate(line["flagged"]) if flag == "1")
+        for place, arc in enumerate(flagged):
+            if arc in wanted and line["reason"][arc] != suspended:
+                numbers = {key: line[key][arc] for key in ("score", "statistic") if line[key] is not None}
+                bound = {} if line["bound"] is None else {"bound": line["bound"][place]}
+                found[arc] = {"round": line["step"], "reason": REASONS[line["reason"][arc]], **numbers, **bound}
+    return found
+
+
+def _receivers(
+    verdict: Verdict, arcs: Tensor, neighbours: Sequence[list[int]], earlier: Mapping[int, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A verdict as JSON values, an entry per receiver: who was flagged and why; `earlier`: by arc, of those suspended."""
     parts = Verdict(**{name: part.cpu() for name, part in vars(verdict).items()})
-    entries = []
+    entries, first = [], 0
     for node, (row, senders) in enumerate(zip(arcs, neighbours, strict=True)):
         entry: dict[str, Any] = {
             "node": node,
@@ -430,7 +454,11 @@ def _receivers(verdict: Verdict, arcs: Tensor, neighbours: Sequence[list[int]]) 
             "scores": [number(score) for score in parts.scores[node, row].tolist()],
             "flagged": [sender for sender, flag in zip(senders, parts.flagged[node, row].tolist(), strict=True) if flag],
             "reasons": [REASONS[code] for code in parts.reason[node, row].tolist()],
+            "earlier": [
+                {"neighbour": sender, **earlier[arc]} for arc, sender in enumerate(senders, start=first) if arc in earlier
+            ],
         }
+        first += len(senders)
         if parts.statistic.numel():  # the hardened profile
             entry["statistics"] = [number(value) for value in parts.statistic[node, row].tolist()]
             entry["bounds"] = [number(value) for value in parts.bound[node, row].tolist()]

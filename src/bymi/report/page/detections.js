@@ -2,6 +2,8 @@
 const CLASSES = {
   kept: ["kept", "--edge"], flagged: ["flagged", "--right"], right: ["Byzantine, flagged", "--right"], wrong: ["honest, flagged (wrong)", "--wrong"], missed: ["Byzantine, not flagged (missed)", "--missed"],
 };
+const truth = DATA.graphs.some((graph) => graph.byzantine !== null);
+const NUMBERED = 40;  // nodes up to which graph and matrix have their numbers
 const view = { run: null, detection: 0, node: 0, axis: null };
 
 function arcsOf(graph) {
@@ -74,6 +76,7 @@ function drawGraph(box, after) {
       { fill: inside ? colour : "var(--card)", stroke: node === view.node ? "var(--ink)" : colour, "stroke-width": node === view.node ? 2.5 : 1.8, class: "node", "data-node": node, onclick: () => select(node) });
     dot.append(svg("title", {}, `node ${node}${graph.known ? `, ${roleOf(graph, node)}` : ""}${after ? `, flagged by ${detection.by[node]} of the ${detection.heard[node]} ${receivers(graph)} that receive from it` : ""}`));
     picture.append(dot);
+    if (nodes <= NUMBERED) picture.append(svg("text", { x: point[node][0], y: point[node][1] - radius - 3, "text-anchor": "middle", "pointer-events": "none" }, node));
   }
   clear(box).append(picture);
 }
@@ -93,13 +96,23 @@ function colourOf(name) {
   probe.remove();
   return found;
 }
+const matrixCell = (nodes) => Math.max(2, Math.floor(720 / nodes));
+const matrixMargin = (nodes, cell) => (nodes <= NUMBERED ? Math.min(24, Math.max(16, cell)) : 0);  // room for numbers
 const cursor = { row: 0, column: 0 };
 function drawMatrix() {
-  const { graph, detection } = current(), nodes = graph.neighbours.length, cell = Math.max(2, Math.floor(720 / nodes));
+  const { graph, detection } = current(), nodes = graph.neighbours.length, cell = matrixCell(nodes);
   order(graph);
-  const canvas = byId("matrix"), size = nodes * cell;
-  canvas.width = canvas.height = size;
+  const canvas = byId("matrix"), size = nodes * cell, margin = matrixMargin(nodes, cell);
+  canvas.width = canvas.height = size + margin;
   const context = canvas.getContext("2d"), paint = {};
+  if (margin) {
+    context.fillStyle = `rgb(${colourOf("--ink").join(" ")})`;
+    context.font = `${Math.min(14, cell * 0.7)}px sans-serif`;
+    context.textAlign = "center";
+    context.textBaseline = "middle";
+    graph.order.forEach((node, place) => { const at = margin + (place + 0.5) * cell; context.fillText(node, at, margin / 2); context.fillText(node, margin / 2, at); });
+  }
+  context.translate(margin, margin);
   for (const [kind, [, name]] of Object.entries(CLASSES)) paint[kind] = `rgb(${colourOf(name).join(" ")})`;
   paint.kept = `rgb(${colourOf("--line").join(" ")})`;
   const gap = cell > 4 ? 1 : 0;
@@ -125,8 +138,10 @@ function arcAt(graph, receiver, sender) {
 function readMatrix(event) {
   const { run, graph, detection } = current(), nodes = graph.neighbours.length, rect = byId("matrix").getBoundingClientRect();
   if (event) {
-    cursor.row = Math.min(nodes - 1, Math.max(0, Math.floor(((event.clientY - rect.top) / rect.height) * nodes)));
-    cursor.column = Math.min(nodes - 1, Math.max(0, Math.floor(((event.clientX - rect.left) / rect.width) * nodes)));
+    const cell = matrixCell(nodes), margin = matrixMargin(nodes, cell), size = nodes * cell + margin;
+    const place = (share) => Math.min(nodes - 1, Math.max(0, Math.floor((share * size - margin) / cell)));
+    cursor.row = place((event.clientY - rect.top) / rect.height);
+    cursor.column = place((event.clientX - rect.left) / rect.width);
   }
   const receiver = order(graph)[cursor.row], sender = order(graph)[cursor.column], arc = arcAt(graph, receiver, sender);
   const what = arc < 0 ? "is no neighbour of" : detection.flags[arc] ? `is flagged (${reasonOf(run, detection, arc, firstFlag(run, detection, arc))}) by` : "is kept by";
@@ -189,7 +204,7 @@ function drawScores() {
     picture.append(svg("text", { x: (left + width) / 2, y: height - 6, "text-anchor": "middle" }, `neighbours, lowest ${axis} first`));
     box.append(picture);
     const earlier = drawn.filter((row) => row.first).length, missing = rows.length - drawn.length;
-    const said = [earlier ? `${earlier} neighbours are suspended since an earlier detection and shown with its numbers.` : "", missing ? `${missing} neighbours have no number: flagged before, or not heard.` : ""].filter(Boolean);
+    const said = [earlier ? `${earlier} ${earlier === 1 ? "neighbour is" : "neighbours are"} suspended since an earlier detection and shown with its numbers.` : "", missing ? `${missing} ${missing === 1 ? "neighbour has" : "neighbours have"} no number: flagged before, or not heard.` : ""].filter(Boolean);
     if (said.length) box.append(el("p", { class: "note" }, said.join(" ")));
   } else box.append(el("p", { class: "note" }, "No numbers at this detection: see the reasons below."));
   setRows(byId("neighbours"), rows.map((row) => {
@@ -209,7 +224,7 @@ function drawLooks() {
     if (detection) for (let arc = 0; arc < graph.count; arc++) if (!graph.bad[graph.receiver[arc]]) flags += detection.flags[arc];
     return el("tr", { class: index === undefined ? "" : "pick", tabindex: index === undefined ? null : 0, "aria-selected": String(index === view.detection),
       onclick: () => index !== undefined && setDetection(index), onkeydown: (event) => { if (event.key === "Enter" && index !== undefined) setDetection(index); } },
-      el("td", {}, look.step), el("td", {}, percent(look.fdp)), el("td", {}, percent(look.pa)), el("td", {}, percent(look.found)), el("td", {}, percent(look.honest_edge_loss)), el("td", {}, detection ? flags : "-"));
+      el("td", {}, look.step), truth ? ["fdp", "pa", "found", "honest_edge_loss"].map((key) => el("td", {}, percent(look[key]))) : [], el("td", {}, detection ? flags : "-"));
   }));
   const some = run.detections.length < run.detections_stored ? ` The page holds ${run.detections.length} of ${run.detections_stored} of them.` : "";
   byId("detections-note").textContent = `${run.looks.length} detections of ${runName(run)}; flags are those of ${receivers(graph)}. Choose a row to see that detection everywhere on this page.${some}`;
@@ -290,7 +305,6 @@ if (byId("matrix")) {
     else if (moves[event.key]) { cursor.row = Math.min(last, Math.max(0, cursor.row + moves[event.key][0])); cursor.column = Math.min(last, Math.max(0, cursor.column + moves[event.key][1])); readMatrix(null); } else return;
     event.preventDefault();
   });
-  const truth = DATA.graphs.some((graph) => graph.byzantine !== null);
   const swatch = (name) => svg("rect", { x: 5, y: 1, width: 12, height: 12, fill: `var(${name})` });
   legend(byId("matrix-legend"), !truth ? [[swatch("--line"), "kept"], [swatch("--right"), "flagged"]] : [[swatch("--line"), "honest, kept"], [swatch("--right"), CLASSES.right[0]], [swatch("--wrong"), CLASSES.wrong[0]], [swatch("--missed"), CLASSES.missed[0]], [svg("text", { x: 2, y: 11 }, "…"), "pale rows: Byzantine receivers"]]);
   const shape = (kind, name, filled = true) => mark(kind, 11, 7, 4.5, { fill: filled ? `var(${name})` : "var(--card)", stroke: `var(${name})`, "stroke-width": 1.8 });

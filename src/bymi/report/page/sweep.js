@@ -59,7 +59,7 @@ if (byId("sweep")) {
       for (const row of list) {
         const value = row.values[state.measure];
         if (!usable(value)) continue;
-        const fine = row.outcome === "finished", dot = mark(fine ? "circle" : "diamond", x(value), y, 4.2, { fill: fine ? "var(--honest)" : "var(--byzantine)", "fill-opacity": 0.75 });
+        const fine = row.outcome === "finished" && !/farther from the optimum/.test(row.sentence), dot = mark(fine ? "circle" : "diamond", x(value), y, 4.2, { fill: fine ? "var(--honest)" : "var(--byzantine)", "fill-opacity": 0.75 });
         dot.append(svg("title", {}, `${key}, seed ${row.seed}: ${show(value)}, ${row.outcome}`));
         picture.append(dot);
       }
@@ -68,7 +68,7 @@ if (byId("sweep")) {
     });
     picture.append(svg("text", { x: (names + width) / 2, y: height - 4, "text-anchor": "middle" }, measure().name));
     const list = el("ul", { class: "legend" });
-    legend(list, [[mark("circle", 11, 7, 4.2, { fill: "var(--honest)" }), "finished"], [mark("diamond", 11, 7, 4.2, { fill: "var(--byzantine)" }), "any other outcome"], [svg("path", { d: "M11 0v14", stroke: "var(--ink)", "stroke-width": 2.5 }), "median"], [svg("text", { x: 2, y: 11, class: "strong" }, "+1"), "runs without this number"]]);
+    legend(list, [[mark("circle", 11, 7, 4.2, { fill: "var(--honest)" }), "finished"], [mark("diamond", 11, 7, 4.2, { fill: "var(--byzantine)" }), "any other outcome, or farther off than at the start"], [svg("path", { d: "M11 0v14", stroke: "var(--ink)", "stroke-width": 2.5 }), "median"], [svg("text", { x: 2, y: 11, class: "strong" }, "+1"), "runs without this number"]]);
     box.append(picture, list);
   }
 
