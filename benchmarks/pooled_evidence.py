@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bymi.core.random_streams import stream
 from bymi.detection.evidence import Evidence
-from bymi.detection.noise_filter import NoiseEdge
+from bymi.detection.noise_bounded_mean import NoiseEdge
 from bymi.detection.published_score import threshold
 
 LEVEL, DETECTIONS, RUNS, DIM, SAMPLES = 0.2, 8, 100, 30, 100

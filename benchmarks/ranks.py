@@ -31,10 +31,10 @@ import torch
 from rich.console import Console
 
 from bymi.core.linalg import norms
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host
 from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.join_process_group import ranks
-from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.report.tables import print_words
 from bymi.runs import run_all

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox, LocalNetwork
-from bymi.attacks.substituted_messages import Sent, put_on_wire
+from bymi.attacks.unusable_messages import Sent, put_on_wire
 from bymi.core.inbox import Losses
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.network import Answer, NeighbourhoodReply, Outgoing

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bymi import Outgoing
 from bymi.attacks import ATTACKS, Adaptive, Adversary, Attack, DataAttack, Level, PerReceiver, VectorAttack
-from bymi.attacks.substituted_messages import put_on_wire
+from bymi.attacks.unusable_messages import put_on_wire
 from bymi.core.errors import InputError
 from bymi.core.network import LocalNetwork
 from bymi.core.random_streams import stream

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bymi.core import message_usage as usage
 from bymi.core.list_graph import ListGraph
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
-from bymi.core.size_limits import LIMITS
-from bymi.distributed.gathered_rounds import whole_rounds
+from bymi.distributed.gathered_snapshots import whole_rounds
 from bymi.experiment import load
 from bymi.runs.evaluators import Average, look
 from bymi.runs.run_setup import set_up_run

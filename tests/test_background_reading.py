@@ -10,10 +10,10 @@ import torch
 
 from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, WarmUp
 from bymi.core.linalg import inner, inner_of_both
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.detection import Panel, Watch
-from bymi.detection import gradients_of_halves as half_gradients
-from bymi.detection.gradients_of_halves import BackgroundReader
+from bymi.detection import half_gradient_products as half_gradients
+from bymi.detection.half_gradient_products import BackgroundReader
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.simulate import simulate
 from tests.modules import draw

@@ -18,7 +18,7 @@ from torch import Tensor
 import bymi
 from bymi import State
 from bymi.detection import Suspensions
-from bymi.distributed.process_group import Group
+from bymi.distributed.collectives import Group
 from bymi.runs import checkpoints
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.checkpoints import Place, Saved

@@ -15,7 +15,7 @@ from bymi.paper.computed_study import ComputedStudy
 from bymi.paper.page_grid import figure, page, worth
 from bymi.paper.study_grid import GRID_STUDIES, TOLD, build_grid
 from bymi.paper.study_optimisers import METHODS, cut_graph
-from bymi.training.optimisers import OPTIMISERS
+from bymi.training.decentralised_optimisers import OPTIMISERS
 
 
 def test_points_are_measured_once_and_kept(tmp_path: Path) -> None:

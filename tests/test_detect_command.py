@@ -20,7 +20,7 @@ import torch
 import bymi as library
 from bymi import identify
 from bymi.detection import CENTRES, SCALES
-from bymi.experiment import matrix_files
+from bymi.experiment import read_matrices
 from tests.commands import bymi, mistake
 from tests.pages import are_pictures
 
@@ -500,7 +500,7 @@ def test_bad_files_are_one_line(name: str, make: Callable[[Path], Any], expected
 @pytest.mark.parametrize("suffix", [".npz", ".pt"])
 def test_archives_that_unpack_to_too_much_are_refused_by_their_directory(suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sizes that the directory states count, before anything is unpacked."""
-    monkeypatch.setattr(matrix_files, "LIMIT", 1_000_000)
+    monkeypatch.setattr(read_matrices, "LIMIT", 1_000_000)
     packed = io.BytesIO()
     np.lib.format.write_array(packed, np.zeros((30, 5_000)))
     with zipfile.ZipFile(f"bomb{suffix}", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -514,7 +514,7 @@ def test_archives_that_unpack_to_too_much_are_refused_by_their_directory(suffix:
 
 
 def test_a_file_beyond_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix_files, "LIMIT", 1_000)
+    monkeypatch.setattr(read_matrices, "LIMIT", 1_000)
     assert mistake("detect", "first.npy", "second.npy") == "first.npy: got 1088 bytes, allowed: up to 1000"
 
 

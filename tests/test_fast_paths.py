@@ -11,14 +11,14 @@ from bymi import RULES, Adversary, ErdosRenyi, Graph, LocalNetwork, Round
 from bymi.aggregation import CAF
 from bymi.aggregation.filtering import top_eigenpair
 from bymi.attacks.gradient import Zero
-from bymi.attacks.substituted_messages import Huge, Inf, MessageAttack, NaN, Silent
+from bymi.attacks.unusable_messages import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.core import message_usage as usage
 from bymi.core.inbox import Inbox
 from bymi.core.linalg import ascending, inner_of_both, join, lower_median, norms_surely_below
 from bymi.core.named_parts import build_part, read_shorthand
 from bymi.core.neighbour_lists import PerArcLists
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import _FIRST, _SECOND, _mix, stream
-from bymi.core.size_limits import LIMITS
 from bymi.core.topic import PARAMETERS
 from bymi.detection.robust_statistics import median
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork
 from bymi.attacks import Adversary, SignFlip
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
-from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.core.topology import Complete, ErdosRenyi
 from bymi.detection import (
@@ -28,8 +28,8 @@ from bymi.detection import (
 from bymi.detection import (
     hardened_detection as tribunal,
 )
-from bymi.detection.clipping import shorten
 from bymi.detection.evidence import Evidence, NeighbourIndex
+from bymi.detection.message_clipping import shorten
 from bymi.detection.verdict import REASONS
 from bymi.runs.simulate import local_network
 from bymi.training.samples import fresh_halves

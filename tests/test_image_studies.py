@@ -290,7 +290,7 @@ def test_runs_that_cannot_be_are_counted_and_the_rest_is_drawn(small_world: tupl
     write_image_set(tmp_path / "less" / "mnist", train=60, test=20)  # too few for 6 nodes of 20
     answer = bymi(*shorter, "--only", "alone")
     assert answer.code == 2
-    assert "2 runs could not be made, the first: " in answer.out
+    assert "2 runs could not be made, the first: " in answer.err
     assert [row[2] for row in page_rows(tmp_path / "runs" / "reproduce-mnist")] == ["undefended"]
 
 

@@ -15,7 +15,7 @@ from bymi.core.errors import InputError
 from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.network import Network
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import PARAMETERS
 from bymi.core.topology import Regular
 from bymi.problems import linear_problem, linear_shard

@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from bymi.core import list_graph as sparse
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host
-from bymi.distributed.process_group import Group
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import checkpoints
 from bymi.runs import run_folder as store

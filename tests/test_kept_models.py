@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 import bymi
 from bymi.core.errors import StorageError
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host, KeepModels
-from bymi.distributed.gathered_rounds import Models
-from bymi.distributed.process_group import Group
+from bymi.distributed.gathered_snapshots import Models
 from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import run_folder as store

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from bymi.core.list_graph import ListGraph
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import PARAMETERS
 from bymi.detection.update_history import UpdateHistory
-from bymi.distributed.gathered_rounds import whole_rounds
+from bymi.distributed.gathered_snapshots import whole_rounds
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_resolved_specs
 from bymi.runs.metrics import Recorder

@@ -20,12 +20,12 @@ from bymi.core.errors import GraphError
 from bymi.core.graph import connected, perron_vector
 from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists, median_by_number
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
-from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
 from bymi.core.topology import ErdosRenyi, Regular, Ring
 from bymi.detection import CENTRES, SCALES, Detector, Suspensions, Verdict, identify_neighbours, judge_replies
-from bymi.detection.clipping import fused, shorten
+from bymi.detection.message_clipping import fused, shorten
 from bymi.detection.update_history import UpdateHistory
 from bymi.runs.simulate import local_network
 from bymi.training.phases import premix

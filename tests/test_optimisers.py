@@ -17,7 +17,7 @@ from bymi.core.random_streams import stream
 from bymi.experiment import load
 from bymi.problems import linear_problem, linear_shard
 from bymi.training.algorithm import drsgd_bymi
-from bymi.training.optimisers import OPTIMISERS
+from bymi.training.decentralised_optimisers import OPTIMISERS
 from bymi.training.phases import optimise
 from tests.reference import graphs, optimisers
 from tests.reference.scenes import draw_scene

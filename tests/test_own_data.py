@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bymi import LinearProblem
-from bymi.distributed.process_group import Group
+from bymi.distributed.collectives import Group
 from bymi.experiment import load
 from bymi.runs.evaluators import LinearEvaluator
 from bymi.runs.run_setup import RunSetup, set_up_run

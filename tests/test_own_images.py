@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from bymi import InputError
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host
-from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import tasks

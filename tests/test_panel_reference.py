@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.random_streams import stream
-from bymi.core.size_limits import LIMITS
 from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.detection.duplicates import duplicates
-from bymi.detection.noise_filter import NoiseEdge
+from bymi.detection.noise_bounded_mean import NoiseEdge
 from bymi.detection.panel import absurd, alike, inconsistent, outstanding, shifted, too_good
 from bymi.detection.robust_statistics import centred_diagonal, directions, uniform, widest
 from bymi.detection.verdict import REASONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.distributed import point_queries as inquiry
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run

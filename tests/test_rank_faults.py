@@ -149,7 +149,7 @@ def test_without_its_launcher_no_rank_is_left(tmp_path: Path) -> None:
 _FAILING = """
 import os
 from bymi import cli, runs  # what forked ranks share
-from bymi.distributed import process_group as group
+from bymi.distributed import collectives as group
 from torch.distributed.launcher.api import elastic_launch
 from torch.distributed.run import config_from_args, get_args_parser
 import sys

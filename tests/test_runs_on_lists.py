@@ -14,7 +14,7 @@ from bymi.core import list_graph as sparse
 from bymi.core.errors import InputError
 from bymi.core.graph import connected
 from bymi.core.list_graph import ListGraph
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topology import EdgeFile, ErdosRenyi, Regular, Ring
 from bymi.experiment import load
 from bymi.runs import run

@@ -13,9 +13,9 @@ from torch import Tensor
 from bymi.core.errors import InputError
 from bymi.core.graph import Graph
 from bymi.core.list_graph import ListGraph
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
+from bymi.distributed.collectives import Group
 from bymi.distributed.lockstep import Lockstep
-from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import Routes, ShardLayout, order_nodes, rows_sent
 
 

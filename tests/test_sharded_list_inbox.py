@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from bymi import LocalNetwork
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX
 from bymi.core.topology import Complete
 from bymi.detection.update_history import UpdateHistory
-from bymi.distributed.process_group import Group
+from bymi.distributed.collectives import Group
 from bymi.distributed.sharded_list_inbox import ShardedListInbox
 from bymi.distributed.sharded_run import ShardedRun, default_layout
 from bymi.experiment import Spec, load

@@ -230,6 +230,7 @@ NAMES = [
 
 # Attacks on data know one kind of it; the default attack is one on the linear problem.
 BESIDE = {"ood": ["data=mnist"], "label-flip": ["data=mnist"], **{name: ["attack=ipm"] for name in TASKS if name != "linear"}}
+BESIDE["directed"] = ["detection.pruning=directed"]  # mutual pruning needs arcs in both directions
 
 
 @pytest.mark.parametrize(("key", "name"), [(key, name) for key, table in NAMES for name in table])

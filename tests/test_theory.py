@@ -14,9 +14,9 @@ import torch
 from bymi import Complete, ErdosRenyi, Graph, Ring, simulate
 from bymi.core.graph import Core
 from bymi.core.list_graph import ListGraph
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
-from bymi.core.size_limits import LIMITS
-from bymi.distributed.process_group import Group
+from bymi.distributed.collectives import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.experiment import Spec, load, run
 from bymi.problems import linear_problem, linear_shard

@@ -14,7 +14,7 @@ from bymi import Graph, GraphError, InputError, ListGraph
 from bymi.attacks import place
 from bymi.cli import app
 from bymi.core.mixing_weights import Weights, figures_of, weighted
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topology import (
     TOPOLOGIES,
     Chain,

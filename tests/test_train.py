@@ -141,7 +141,7 @@ def test_the_same_call_reads_its_folder_and_another_one_does_not(tmp_path: Path)
 def test_a_changed_constant_of_the_loss_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train(tmp_path, loss=shifted)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
-    bymi.runs.user_code.sources_of.cache_clear()
+    bymi.runs.source_digests.sources_of.cache_clear()
     assert train(tmp_path, loss=shifted).folder != first.folder
 
 

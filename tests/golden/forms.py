@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from bymi import Snapshot, State, simulate
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host
-from bymi.distributed.process_group import Group
 from bymi.experiment import load
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup, set_up_run

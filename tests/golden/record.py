@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi import Snapshot, State
-from bymi.distributed.process_group import Group
+from bymi.distributed.collectives import Group
 from tests.golden.forms import Part, rounds
 from tests.golden.table import SHOWN, Run
 

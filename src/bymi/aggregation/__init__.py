@@ -28,9 +28,9 @@ from bymi.aggregation.clipping import Clipping
 from bymi.aggregation.faba import FABA
 from bymi.aggregation.filtering import Filtering
 from bymi.aggregation.geometric_median import GeometricMedian
-from bymi.aggregation.gradient_estimators import LocalGradient, LocalSamples, Memory
 from bymi.aggregation.ios import IOS
 from bymi.aggregation.krum import Krum
+from bymi.aggregation.local_gradients import LocalGradient, LocalSamples, Memory
 from bymi.aggregation.mda import MDA
 from bymi.aggregation.meamed import Meamed
 from bymi.aggregation.mean import Mean

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from bymi.attacks.base import PARTS, Level, PerReceiver, VectorAttack
-from bymi.attacks.common_push import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
 from bymi.attacks.detection_aware import (
     Adaptive,
@@ -21,7 +20,6 @@ from bymi.attacks.detection_aware import (
     Wobble,
     WobbleFrame,
 )
-from bymi.attacks.disagreeing_halves import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.gradient import (
     ALIE,
     Gaussian,
@@ -33,9 +31,11 @@ from bymi.attacks.gradient import (
     SignFlip,
     Zero,
 )
+from bymi.attacks.half_gradient_attacks import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.parameters import Dissensus, Isolation, Poison
-from bymi.attacks.substituted_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
+from bymi.attacks.shifted_gradients import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.tracker import TrackerPoison
+from bymi.attacks.unusable_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Table
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import first_line
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
 

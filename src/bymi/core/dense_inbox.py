@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
 from bymi.core.linalg import dist2
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

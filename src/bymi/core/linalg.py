@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import require
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 _COLUMNS = 1024  # coordinates converted to float64 at a time on a CPU: bounds temporaries and fits its cache
 _COLUMNS_AT_ONCE = 1 << 16  # the same on a GPU: few large kernels

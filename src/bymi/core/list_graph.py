@@ -14,7 +14,7 @@ from torch import Tensor
 from bymi.core.errors import GraphError, is_integer, shown
 from bymi.core.graph import Core, Graph, MatrixGraph, digraph
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 GraphLike = Any
 """A Graph, a networkx graph, or a square array whose entry [i, j] says whether i hears j."""

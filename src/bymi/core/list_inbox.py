@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, by_degree, of_sets
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.linalg import VectorStack, ascending, dist2_to_median, norms, sample_stride
 from bymi.core.message_validity import OVERFLOW
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_number
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 if TYPE_CHECKING:
     from bymi.core.inbox import Inbox

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bymi.core.linalg import VectorStack, gather_members
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 _TOGETHER = 512  # receivers per batch: their products stay in a CPU's cache
 _ENTRIES = 1 << 23  # entries of the largest temporary of a batch: 64 MB in float64

@@ -15,7 +15,7 @@ from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, fold
 from bymi.core.list_graph import GraphLike, ListGraph, as_graph
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import PREMIX, Topic
 
 

@@ -13,11 +13,11 @@ from bymi.aggregation import GeometricMedian
 from bymi.aggregation.base import SetRule, smallest
 from bymi.core.linalg import VectorStack, norms
 from bymi.core.message_validity import OVERFLOW
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.detection.detection_settings import Detector, Watch
 from bymi.detection.duplicates import repeats
 from bymi.detection.evidence import Evidence, NeighbourIndex
-from bymi.detection.gradients_of_halves import HalfGradients, groups
+from bymi.detection.half_gradient_products import HalfGradients, groups
 from bymi.detection.panel import Findings, hear
 from bymi.detection.robust_statistics import (
     centred,

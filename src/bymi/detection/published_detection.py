@@ -15,7 +15,7 @@ from bymi.core.inbox import Inbox
 from bymi.core.linalg import inner
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.detection.detection_settings import Detector
 from bymi.detection.published_score import Products, multiply, multiply_sets, weigh
 from bymi.detection.verdict import CODES, Verdict

@@ -17,9 +17,9 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from bymi.core.errors import BymiError, InputError, RankLostError
+from bymi.distributed.collectives import Group
 from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.parent_watchdog import die_with_parent
-from bymi.distributed.process_group import Group
 
 TIMEOUT = 60.0
 """Default seconds after which a rank that others wait for counts as lost."""

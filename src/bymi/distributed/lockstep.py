@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bymi.distributed.process_group import Group
+from bymi.distributed.collectives import Group
 from bymi.distributed.shard_layout import ShardLayout
 
 Item = TypeVar("Item")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bymi.core.inbox import Inbox
 from bymi.core.network import Answer, NeighbourhoodReply, Received, inboxes_of_replies
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import Topic
 
 if TYPE_CHECKING:

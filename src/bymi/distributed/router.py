@@ -15,7 +15,7 @@ from bymi.core.linalg import norms
 from bymi.core.list_graph import ListGraph
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.network import ListedVariants, MessageColumns, Messages, Outgoing, Variants, followed_by
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.shard_layout import Routes

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from bymi.core.errors import InputError
 from bymi.core.graph import Graph, MatrixGraph
-from bymi.core.size_limits import LIMITS
-from bymi.distributed.process_group import Group
+from bymi.core.performance_thresholds import LIMITS
+from bymi.distributed.collectives import Group
 
 _PAYS = 0.9  # use another order only if it sends less than this share of the rows of the plain order
 _SPARSE = 32  # average degree above which every shard receives almost all rows, whatever the order

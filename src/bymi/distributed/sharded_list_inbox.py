@@ -19,7 +19,7 @@ from bymi.core.message_validity import OVERFLOW, acceptable, heard
 from bymi.core.neighbour_lists import NeighbourLists, dist2_of_pairs
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
 from bymi.core.network import NeighbourhoodReply, Outgoing
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import Topic
 from bymi.distributed.coordinate_shards import CoordinateShards, once
 

@@ -24,9 +24,9 @@ from bymi.core.network import (
 )
 from bymi.core.protocol_deviation import Deviation
 from bymi.core.topic import Topic
+from bymi.distributed.collectives import Group
 from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.point_queries import PointQueries, own_or_sent
-from bymi.distributed.process_group import Group
 from bymi.distributed.router import Router
 from bymi.distributed.shard_layout import ShardLayout, order_nodes
 from bymi.distributed.sharded_list_inbox import ShardedListInbox

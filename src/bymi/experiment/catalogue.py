@@ -16,9 +16,9 @@ from bymi.core.mixing_weights import WEIGHTS, figures_of
 from bymi.core.named_parts import Table
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
-from bymi.experiment.spec_sections import Part
+from bymi.experiment.spec_field_types import Part
 from bymi.runs import tasks
-from bymi.training import optimisers
+from bymi.training import decentralised_optimisers
 
 Row = tuple[str, str, str]
 
@@ -39,7 +39,7 @@ def catalogue() -> dict[str, list[Row]]:
         "data.partition": _rows(datasets.PARTITIONS),
         "detection.centre": _rows(detection.CENTRES),
         "detection.scale": _rows(detection.SCALES),
-        "optimisation.method": _rows(optimisers.OPTIMISERS),
+        "optimisation.method": _rows(decentralised_optimisers.OPTIMISERS),
         "detection.threshold": _rows(detection.THRESHOLDS),
         "exit code": [(str(code), "", meaning) for code, meaning in EXIT_CODES.items()],
     }

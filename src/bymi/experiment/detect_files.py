@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bymi.core.errors import InputError
 from bymi.detection import CENTRES, SCALES, ArrayVerdict, identify
-from bymi.experiment.matrix_files import Contents, read_matrices, read_names
+from bymi.experiment.read_matrices import Contents, read_matrices, read_names
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,11 +11,11 @@ from bymi.core import topology
 from bymi.core.errors import InputError
 from bymi.core.graph import NOT_MUTUAL
 from bymi.core.mixing_weights import Weights
-from bymi.experiment.spec_sections import Off, Part, PartOf, Section, derived
+from bymi.experiment.spec_field_types import Off, Part, PartOf, Section, derived
 from bymi.experiment.validation_errors import validated
 from bymi.runs import tasks
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec
-from bymi.training import optimisers, plan
+from bymi.training import decentralised_optimisers, plan
 
 RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
@@ -23,7 +23,7 @@ ScalePart = Annotated[Part, PartOf(detection.SCALES, {})]
 ThresholdPart = Annotated[Part, PartOf(detection.THRESHOLDS, {})]
 GraphPart = Annotated[Part, PartOf(topology.TOPOLOGIES, topology.ALIASES)]
 AttackPart = Annotated[Part, PartOf(attacks.ATTACKS, attacks.ALIASES)]
-MethodPart = Annotated[Part, PartOf(optimisers.OPTIMISERS, optimisers.ALIASES)]
+MethodPart = Annotated[Part, PartOf(decentralised_optimisers.OPTIMISERS, decentralised_optimisers.ALIASES)]
 DataPart = Annotated[Part, PartOf(tasks.TASKS, tasks.ALIASES, unnamed="linear")]
 
 
@@ -170,11 +170,11 @@ class Spec(Section):
 
     def _check_optimiser(self) -> None:
         """Check what the optimiser needs of the detection and of the order of steps."""
-        method = optimisers.OPTIMISERS[self.optimisation.method.name]
+        method = decentralised_optimisers.OPTIMISERS[self.optimisation.method.name]
         if method.doubly_stochastic and self.detection.pruning != "mutual":
             allowed = "with detection.pruning = 'mutual'; frost or ab after one-sided cuts"
             raise ValueError(f"optimisation.method: got {self.optimisation.method.name!r}, allowed: {allowed}")
-        if issubclass(method, optimisers.DGDRS) and self.optimisation.order != "combine-then-adapt":
+        if issubclass(method, decentralised_optimisers.DGDRS) and self.optimisation.order != "combine-then-adapt":
             raise ValueError(f"optimisation.order: got {self.optimisation.order!r}, allowed: combine-then-adapt with dgd-rs")
 
     def _check_redrawn(self) -> None:

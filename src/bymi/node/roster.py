@@ -25,7 +25,7 @@ from bymi.core.topology import TOPOLOGIES
 from bymi.node.identity import certificate_der, fingerprint_of
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import make_plan
-from bymi.runs.user_code import refuse_imports
+from bymi.runs.source_digests import refuse_imports
 from bymi.training.plan import Plan
 
 PROTOCOL = 1

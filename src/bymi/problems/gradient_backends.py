@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 
 from bymi.core.captured import Recording, on_device
 from bymi.core.linalg import gather_members
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.threaded_work import one_torch_thread
 from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.vmap_convolution import ConvolutionsOfMany

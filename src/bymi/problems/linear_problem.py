@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bymi.core.errors import is_integer, is_number, require
 from bymi.core.linalg import check_tensor
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
-from bymi.core.size_limits import LIMITS
 from bymi.problems.problem import check_numbers, places_of
 
 _SMALL = 400  # numbers in a node's mini-batch below which numpy is faster

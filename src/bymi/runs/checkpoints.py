@@ -26,7 +26,7 @@ from torch import Tensor
 
 import bymi
 from bymi.core.files import sync_folder
-from bymi.distributed.process_group import Group
+from bymi.distributed.collectives import Group
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.safetensors_file import TensorFile, UnusableError
 from bymi.runs.state_schema import AXES, FORMER_NAMES, StateShape, TensorShapes, expected, pack, unpack

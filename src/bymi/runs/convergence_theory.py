@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import Core, Graph
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 
 _POWERS = 32  # of A - 1 v', each of which gives one pair (c, rho)
 _TINY = 1e-40  # an entry of v below this gives numbers that overflow float64

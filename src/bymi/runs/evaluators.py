@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from bymi.core.graph import Core
-from bymi.core.size_limits import LIMITS
-from bymi.distributed.gathered_rounds import Models
-from bymi.distributed.process_group import Group
+from bymi.core.performance_thresholds import LIMITS
+from bymi.distributed.collectives import Group
+from bymi.distributed.gathered_snapshots import Models
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.problems.linear_problem import solve

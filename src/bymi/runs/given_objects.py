@@ -23,15 +23,15 @@ from bymi.core.graph import Core, Graph
 from bymi.core.inbox import Inbox, Round
 from bymi.core.random_streams import stream
 from bymi.core.topology import Topology
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host
-from bymi.distributed.process_group import Group
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs.evaluators import Evaluator, Measures, number
 from bymi.runs.run_folder import SUMMARY_KEYS
+from bymi.runs.source_digests import sources_of
 from bymi.runs.tasks import Task
-from bymi.runs.user_code import sources_of
 
 Evaluate = Callable[[nn.Module], float | Mapping[str, float]]
 """Measures of a model: a number, named after the function, or several by name."""

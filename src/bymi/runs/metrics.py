@@ -19,7 +19,7 @@ from torch import Tensor
 from bymi.core.graph import Core, Graph
 from bymi.detection import REASONS, Verdict
 from bymi.detection.verdict import SUSPENDED
-from bymi.distributed.gathered_rounds import Models
+from bymi.distributed.gathered_snapshots import Models
 from bymi.runs.convergence_theory import Look, theory_of
 from bymi.runs.evaluators import Evaluator, number
 from bymi.runs.run_folder import DETECTIONS, PER_NODE, SUMMARY_KEYS, VERDICT

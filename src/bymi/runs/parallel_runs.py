@@ -24,11 +24,11 @@ import torch
 
 import bymi
 from bymi.core.errors import BymiError, InputError, OutOfMemoryError, error_of, require
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host
 from bymi.distributed.glibc_memory import keep_memory
 from bymi.distributed.join_process_group import same_everywhere
 from bymi.distributed.parent_watchdog import die_with_parent
-from bymi.distributed.process_group import Group
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import run_folder as store
 from bymi.runs.observers import RunStatus

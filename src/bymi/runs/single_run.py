@@ -18,9 +18,9 @@ import bymi
 from bymi.core.errors import system_refusal
 from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
+from bymi.distributed.collectives import Group
 from bymi.distributed.execution_settings import Host, one_thread
 from bymi.distributed.glibc_memory import let_go
-from bymi.distributed.process_group import Group
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import run_folder as store
 from bymi.runs.checkpoints import Checkpointer, Saved
@@ -30,7 +30,7 @@ from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import Given, RunSetup
 from bymi.runs.simulate import Engine, OneProcess, engine_of
 from bymi.runs.trained_models import Trained, collect, write_models
-from bymi.training.optimisers import DRSGD
+from bymi.training.decentralised_optimisers import DRSGD
 from bymi.training.phases import apply_verdict
 from bymi.training.state import State
 

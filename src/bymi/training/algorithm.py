@@ -15,7 +15,7 @@ from bymi.core.linalg import norms
 from bymi.core.network import Network
 from bymi.core.protocol_deviation import Deviation, FollowsProtocol
 from bymi.detection import Suspensions, UpdateHistory, Verdict
-from bymi.detection.clipping import shorten
+from bymi.detection.message_clipping import shorten
 from bymi.detection.verdict import DEEDS, has_reason
 from bymi.problems import Problem
 from bymi.training.phases import apply_verdict, detect_hardened, detect_published, optimise, warm_up

@@ -12,8 +12,8 @@ from bymi.aggregation import ALIASES, BALANCE, RULES, Order, Rule, as_rule
 from bymi.core.errors import InputError, is_number, require, shown
 from bymi.core.named_parts import bounded, check_fields, part_by_name
 from bymi.detection import Detector, Panel, Watch
-from bymi.training.optimisers import ALIASES as METHODS
-from bymi.training.optimisers import DGDRS, DRSGD, OPTIMISERS, Optimiser
+from bymi.training.decentralised_optimisers import ALIASES as METHODS
+from bymi.training.decentralised_optimisers import DGDRS, DRSGD, OPTIMISERS, Optimiser
 
 Schedule = Literal["constant", "sqrt", "linear", "trapezoid"]
 

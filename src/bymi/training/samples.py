@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import InputError, require
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import Stream, stream
-from bymi.core.size_limits import LIMITS
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.problems.problem import Problem
 

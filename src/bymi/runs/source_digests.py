@@ -22,7 +22,7 @@ from bymi.core import topology
 from bymi.core.errors import require
 from bymi.core.named_parts import Table, full_name, is_import, read_shorthand
 from bymi.runs.tasks import TASKS
-from bymi.training.optimisers import OPTIMISERS
+from bymi.training.decentralised_optimisers import OPTIMISERS
 
 _KNOWN = {"bymi", "torch", "numpy", "networkx", *sys.stdlib_module_names}
 _WITHOUT_SOURCE = os.urandom(16).hex()  # a part without source differs in every process: no stored result is taken for it

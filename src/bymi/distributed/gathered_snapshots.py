@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bymi.core.linalg import norms
 from bymi.core.network import LocalNetwork, Observable
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.detection import Verdict
 from bymi.distributed.router import Router
 from bymi.distributed.sharded_run import ShardedRun

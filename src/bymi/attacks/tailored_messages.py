@@ -8,8 +8,8 @@ from torch import Tensor
 from bymi.attacks.base import PerReceiver, is_finite_row
 from bymi.core.linalg import all_finite
 from bymi.core.list_graph import ListGraph
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import Stream
-from bymi.core.size_limits import LIMITS
 
 
 def tailor_by_matrices(

@@ -21,7 +21,7 @@ from bymi.core.inbox import Inbox
 from bymi.core.linalg import VectorStack, inner, inner_of_both, inner_of_sets, medoid
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
-from bymi.core.size_limits import LIMITS
+from bymi.core.performance_thresholds import LIMITS
 from bymi.detection.evidence import Evidence, NeighbourIndex
 from bymi.detection.update_history import by_kind
 
