@@ -226,6 +226,14 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) < 150
 
 
+def test_the_readme_says_what_its_table_shows() -> None:
+    (table,) = [block for block in blocks(README, "text") if "FDP" in block]
+    after = README.partition(table)[2]
+    for name in ("FDP", "P_a", "gap", "honest edges lost", "core", "Byz. in core", "cap", "floor"):
+        assert set(name.split()) <= set(table.split()), name
+        assert f"**{name}**" in after, name
+
+
 def test_the_example_with_a_model_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
