@@ -316,9 +316,19 @@ def test_wrong_words_are_one_line(words: list[object], expected: str) -> None:
     assert mistake("plan", "--nodes", 30, "--degree", 8, *words).startswith(expected)
 
 
-def test_nodes_and_degree_are_needed() -> None:
+def test_nodes_are_needed_and_a_graph_is_complete_unless_a_degree_is_given() -> None:
     assert mistake("plan", "--degree", 8).startswith("Missing option '--nodes'")
-    assert mistake("plan", "--nodes", 8).startswith("Missing option '--degree'")
+    answer = bymi("plan", "--nodes", 12)
+    assert answer.out.startswith("12 nodes, 2 of them Byzantine; 11 neighbours each (complete graph); ")
+    assert answer.out == bymi("plan", "--nodes", 12, "--degree", 11).out
+    assert "complete" not in bymi("plan", "--nodes", 12, "--degree", 10).out
+
+
+@pytest.mark.parametrize(("degree", "enough", "said"), [(14, None, True), (15, None, False), (75, 10, True), (75, 15, False)])
+def test_where_neighbours_are_few_the_rule_goes_on(degree: int, enough: int | None, said: bool) -> None:
+    outlook = replace(once(SMALL), question=Setting(150, degree), enough=enough)
+    told = "fewer than 15 neighbours (panel.few) mixes by the warm-up rule to the end" in " ".join(advice(outlook))
+    assert told == said
 
 
 @pytest.mark.usefixtures("_once")

@@ -68,7 +68,14 @@ def detect(
 
 def plan(
     nodes: Annotated[int, typer.Option("--nodes", help="Nodes in all.")],
-    degree: Annotated[int, typer.Option("--degree", help="Neighbours of a node; of the one with the fewest, to be safe.")],
+    degree: Annotated[
+        int | None,
+        typer.Option(
+            "--degree",
+            help="Neighbours of a node; of the one with the fewest, to be safe. Default: all others, a complete graph.",
+            show_default=False,
+        ),
+    ] = None,
     ratio: Annotated[float, typer.Option("--ratio", help="Share of Byzantine nodes.")] = 0.2,
     fdr_level: Annotated[float, typer.Option("--fdr-level", help="Target false discovery rate.")] = 0.2,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: the forecast and the advice.")] = False,
@@ -78,7 +85,7 @@ def plan(
     from bymi.report.power_analysis import HEADINGS, advice, outlook_cells, outlook_json, outlook_title
     from bymi.report.tables import print_numbers
 
-    outlook = forecast(Setting(nodes, degree, ratio, fdr_level))
+    outlook = forecast(Setting(nodes, nodes - 1 if degree is None else degree, ratio, fdr_level))
     if as_json:
         print(json.dumps(outlook_json(outlook)))
         return

@@ -32,8 +32,9 @@ _RARELY = 0.01  # nor is an event that some node has with a probability below th
 def outlook_title(outlook: Forecast) -> str:
     """The setting, in one line."""
     asked = outlook.question
+    complete = " (complete graph)" if asked.degree == asked.nodes - 1 else ""
     return (
-        f"{asked.nodes} nodes, {asked.byzantine} of them Byzantine; {asked.degree} neighbours each; "
+        f"{asked.nodes} nodes, {asked.byzantine} of them Byzantine; {asked.degree} neighbours each{complete}; "
         f"FDR level {asked.fdr_level:g}. Ideal data: normal noise in {DIMENSIONS} dimensions; shifts in sigma/sqrt(N)."
     )
 
@@ -124,6 +125,12 @@ def _bounds(outlook: Forecast) -> list[str]:
     if wider > 1:
         lines.append(
             f"With {asked.degree} neighbours all bounds of the hardened rule are {wider:.2f} times as wide as with many."
+        )
+    few = Panel().few
+    if few is not None and min(asked.degree, outlook.enough or asked.degree) < few:
+        lines.append(
+            f"In the hardened profile a node with fewer than {few} neighbours (panel.few) mixes by the warm-up rule to the "
+            "end, over those it has not flagged, instead of averaging."
         )
     if asked.degree > LARGEST:
         lines.append(
