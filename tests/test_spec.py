@@ -65,6 +65,7 @@ def test_an_unknown_key_that_resembles_nothing_gets_the_list_alone() -> None:
     ("word", "nearest"),
     [
         ("attack=imp", "ipm"),
+        ("attack=ipn", "ipm"),  # kin has as many letters of it, and another beginning
         ("warm_up.rule=balanc", "balance"),
         ("detection.centre=medain", "median"),
         ("detection.scale=pac", "pca"),

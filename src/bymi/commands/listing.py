@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated
 
 import typer
 
 from bymi.commands.printing import console, print_line
-from bymi.core.errors import InputError
+from bymi.core.errors import InputError, did_you_mean
 
 KINDS = {
     "keys": "key",
@@ -66,6 +65,4 @@ def heading_of(kind: str, headings: list[str]) -> str:
     names.update({heading: heading for heading in headings})
     if word in names and names[word] in headings:
         return names[word]
-    close = difflib.get_close_matches(word, KINDS, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise InputError(f"KIND: got {kind!r}{hint}; allowed: {', '.join(KINDS)}")
+    raise InputError(f"KIND: got {kind!r}{did_you_mean(word, KINDS)}; allowed: {', '.join(KINDS)}")

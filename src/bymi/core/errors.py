@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import math
 import numbers
 import re
+from collections.abc import Iterable, Mapping
 
 EXIT_CODES: dict[int, str] = {
     0: "done; after `bymi run`: every run finished",
@@ -30,6 +32,7 @@ UNHEALTHY = 11
 """Exit code of `bymi doctor` if a check fails."""
 
 _LONGEST = 120  # characters of a value in a message
+_LIKE = 0.5  # likeness, 0 to 1, from which a known name is suggested
 
 
 class BymiError(Exception):
@@ -71,6 +74,21 @@ def require(holds: bool, key: str, got: object, allowed: str) -> None:
     """Raise an InputError with the key, the value and what is allowed, unless `holds`."""
     if not holds:
         raise InputError(f"{key}: got {shown(got)}, allowed: {allowed}")
+
+
+def did_you_mean(word: str, known: Iterable[str], aliases: Mapping[str, str] | None = None) -> str:
+    """The end of a message, "; did you mean 'ipm'?", with the known name most like a word; empty if none is like it.
+
+    Of names that are equally like it, the one with the longest common beginning. An alias stands for the name it has there.
+    """
+    aliases = aliases or {}
+
+    def likeness(name: str) -> tuple[float, int, str]:
+        same = [one == other for one, other in zip(name, word, strict=False)]
+        return difflib.SequenceMatcher(None, name, word).ratio(), [*same, False].index(False), name
+
+    ratio, _, name = max(map(likeness, [*known, *aliases]), default=(0.0, 0, ""))
+    return f"; did you mean {aliases.get(name, name)!r}?" if ratio >= _LIKE else ""
 
 
 def is_number(value: object) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import importlib.metadata
 import operator
@@ -14,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bymi.core.errors import BymiError, InputError, first_line, is_integer, is_number, require
+from bymi.core.errors import BymiError, InputError, did_you_mean, first_line, is_integer, is_number, require
 
 Entry = TypeVar("Entry")
 
@@ -126,13 +125,11 @@ def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]]
         return value
     part = read_shorthand(value)
     part["name"] = name = full_name(part["name"], aliases)
-    close = difflib.get_close_matches(name, table, n=1, cutoff=0.4)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""
     try:
         known_name = name in table
     except InputError as problem:
         raise InputError(f"{key}: {problem}") from None
-    require(known_name, key, value, f"{', '.join(table)}{hint}")
+    require(known_name, key, value, f"{', '.join(table)}{did_you_mean(name, table)}")
     if dataclasses.is_dataclass(table[name]):
         known = [field.name for field in dataclasses.fields(table[name])]
         allowed = f"{name} with {', '.join(known)}" if known else f"{name}, which has no parameters"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from bymi.core.errors import InputError
+from bymi.core.errors import InputError, did_you_mean
 from bymi.datasets.data_folders import cache_folder, find_files
 from bymi.datasets.digits import load_digits
 from bymi.datasets.download import SOURCES, Progress, RemoteFile, Source, download
@@ -49,9 +48,7 @@ def load_images(name: str, folder: str | Path | None = None, progress: Progress 
     """
     known = ALIASES.get(name, name)
     if known not in DATASETS:
-        close = difflib.get_close_matches(name, [*DATASETS, *ALIASES], n=1, cutoff=0.4)
-        nearest = f"; did you mean {ALIASES.get(close[0], close[0])!r}?" if close else ""
-        raise InputError(f"dataset: got {name!r}{nearest}; allowed: {', '.join(DATASETS)}")
+        raise InputError(f"dataset: got {name!r}{did_you_mean(name, DATASETS, ALIASES)}; allowed: {', '.join(DATASETS)}")
     return DATASETS[known](folder, progress)
 
 

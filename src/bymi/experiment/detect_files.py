@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bymi.core.errors import InputError
+from bymi.core.errors import InputError, did_you_mean
 from bymi.detection import CENTRES, SCALES, ArrayVerdict, identify
 from bymi.experiment.read_matrices import Contents, read_matrices, read_names
 
@@ -100,7 +99,5 @@ def _match(one: Contents, two: Contents, paths: tuple[Path, Path]) -> Machines:
 
 def _choose(table: Mapping[str, Any], name: str, option: str) -> Any:
     if name not in table:
-        close = difflib.get_close_matches(name, table, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"{option}: got {name!r}{hint}; allowed: {', '.join(table)}")
+        raise InputError(f"{option}: got {name!r}{did_you_mean(name, table)}; allowed: {', '.join(table)}")
     return table[name]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bymi.core import files
-from bymi.core.errors import InputError, require
+from bymi.core.errors import InputError, did_you_mean, require
 from bymi.core.named_parts import read_shorthand, read_value
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, default_values, over, read_spec
@@ -68,8 +67,7 @@ def base_values(source: str | None, imports: bool = False) -> dict[str, Any]:
         return RECIPES[source]().model_dump(mode="json")
     path = Path(source)
     if path.suffix not in (".toml", ".json"):
-        close = difflib.get_close_matches(source.lower(), RECIPES, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(source.lower(), RECIPES)
         raise InputError(f"{source!r}: neither a recipe ({', '.join(RECIPES)}) nor a .toml or .json file{hint}")
     content = files.read_bytes(path, limit=_SPEC_LIMIT)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
@@ -10,7 +9,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from bymi.core.errors import InputError
+from bymi.core.errors import InputError, did_you_mean
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -38,7 +37,7 @@ def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputErro
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
         allowed = context.get("expected_tags", "a name, or a table with `name`").replace("'", "")
         name = str(context.get("tag", got))
-        line = f"{key}: got {name!r}{_nearest(name, allowed.split(', '))}; allowed: {allowed}"
+        line = f"{key}: got {name!r}{did_you_mean(name, allowed.split(', '))}; allowed: {allowed}"
     elif kind == "value_error":
         line = str(context.get("error", first["msg"]))
         if not line.startswith(key) and key != "spec":
@@ -126,7 +125,7 @@ def _suggestion(path: list[str], known: list[str], model: type[BaseModel]) -> st
     elsewhere = [key for key in _all_keys(model) if key.rpartition(".")[2] == meant and key != ".".join(path)]
     if elsewhere:
         return f"; did you mean {' or '.join(map(repr, elsewhere[:3]))}?"
-    return _nearest(word, known)
+    return did_you_mean(word, known)
 
 
 def _all_keys(model: type[BaseModel], before: str = "") -> list[str]:
@@ -138,11 +137,6 @@ def _all_keys(model: type[BaseModel], before: str = "") -> list[str]:
             if isinstance(option, type) and issubclass(option, BaseModel) and not before:
                 keys += _all_keys(option, f"{name}.")
     return keys
-
-
-def _nearest(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _short(value: Any) -> str:

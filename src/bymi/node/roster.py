@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import copy
-import difflib
 import hashlib
 import json
 import math
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bymi.core.errors import BymiError, InputError, require
+from bymi.core.errors import BymiError, InputError, did_you_mean, require
 from bymi.core.files import decode, parse_toml, read_bytes
 from bymi.core.graph import Graph, MatrixGraph, check_connected, read_edges
 from bymi.core.named_parts import Checked, bounded, build_part
@@ -332,9 +331,7 @@ def from_table(kind: type[Part], where: str, given: object, *, whole: bool = Fal
     require(isinstance(given, dict), where.rstrip(".: "), given, f"a table of {', '.join(names)}")
     table: dict[str, Any] = dict(given)  # type: ignore[call-overload]
     for key in table:
-        close = difflib.get_close_matches(key, names, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
-        require(key in names, f"{where}{key}", "an unknown key", f"{', '.join(names)}{hint}")
+        require(key in names, f"{where}{key}", "an unknown key", f"{', '.join(names)}{did_you_mean(key, names)}")
     for field in known:
         there = field.name in table or (field.default is not MISSING and not whole)
         require(there, f"{where}{field.name}", "nothing", f"{field.name} = ...")

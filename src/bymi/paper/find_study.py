@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
-from bymi.core.errors import InputError, require
+from bymi.core.errors import InputError, did_you_mean, require
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.study_default import DefaultStudy, build_default
 from bymi.paper.study_detect_level import NAME as DETECT_LEVEL
@@ -32,9 +31,7 @@ def find_study(
     known = (*STUDIES, *(each for table in _TABLES for each in table), "default")
     if name not in known:
         all_names = (*known, DETECT_LEVEL, *COMPUTED, "pages")
-        close = difflib.get_close_matches(name, all_names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"{name!r}: unknown study{hint}; allowed: {', '.join(all_names)}")
+        raise InputError(f"{name!r}: unknown study{did_you_mean(name, all_names)}; allowed: {', '.join(all_names)}")
     if name == "default":
         require(not only and mu == 5.0 and not dims, "--only, --mu or --dim", [*only, mu, *dims], "for other studies")
         return build_default(fast=fast)
