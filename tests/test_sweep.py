@@ -101,6 +101,37 @@ def test_the_level_has_one_name_in_run_and_sweep(tmp_path: Path) -> None:
     assert swept.parent.name == ran.parent.name
 
 
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [
+        (WORDS, "warm_up.rule (2) x attack (2) x method (1) x seed (2) = 8 runs"),
+        (("attack=[ipm, gradient]", "seeds=3"), "attack (2) x method (4) x seed (3) = 24 runs"),
+        (("method=dsgd",), "method (1) x seed (1) = 1 run"),
+        (
+            ("attack=[ipm, ipm]", "method=dsgd"),
+            "attack (2) x method (1) x seed (1) = 2: 1 run, others are equal or no valid spec",
+        ),
+    ],
+)
+def test_the_size_of_a_sweep_is_told_with_its_factors(words: tuple[str, ...], size: str) -> None:
+    assert load_sweep(None, words).size == size
+
+
+def test_another_sweep_in_the_folder_prints_its_own_runs_only(tmp_path: Path) -> None:
+    words = ("sweep", *FINISHES, "method=dsgd", "--jobs", 1, "--out", tmp_path)
+    first = bymi(*words, "seeds=2")
+    assert first.out.startswith("method (1) x seed (2) = 2 runs\n")
+    assert "more runs" not in first.out
+    second = bymi(*words, "attack=[ipm:a=2.0, gradient]", "seeds=[1]")
+    assert "2 runs, 1 per row" in second.words
+    assert "has 2 more runs, of other sweeps or commands: they are in the files below only" in second.words
+    assert len(package.results(tmp_path)) == 4
+    again = bymi(*words, "attack=[ipm:a=2.0, gradient]", "seeds=[1]", "--json")
+    assert [json.loads(line)["attack"] for line in again.out.splitlines()] == ["ipm:a=2.0", "gradient"]
+    with (tmp_path / "results.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 4
+
+
 def test_files_of_results(swept: Path, tmp_path: Path) -> None:
     assert bymi("results", swept, "--csv", tmp_path / "all.csv").code == 0
     with (tmp_path / "all.csv").open(encoding="utf-8", newline="") as file:

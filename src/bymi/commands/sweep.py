@@ -52,7 +52,7 @@ def sweep(
     from bymi.experiment.sweep import load_sweep
     from bymi.report.page import write_page
     from bymi.runs import run_folder as store
-    from bymi.runs.results_table import results as read_results
+    from bymi.runs.results_table import find_runs, table_of
 
     sys.path.append(os.getcwd())  # for own parts, module:Name
     source = words.pop(0) if "=" not in words[0] else None
@@ -66,19 +66,25 @@ def sweep(
         if group is None or not group.rank:
             store.prepare(out)
             plan.list_in(out)
+            if not quiet:
+                print_line(plan.size, error=as_json)
         where = {**where, "keep_models": keep_models, "track": tuple(track or ())}
         found = run_specs(plan.specs, out, jobs, where, group, apart=True, quiet=quiet)
     if group is not None and group.rank:
         return
     errors = {spec.digest: str(one) for spec, one in zip(plan.specs, found, strict=True) if isinstance(one, BymiError)}
-    plan.list_in(out, errors)
-    table = read_results(out)
-    table.to_csv(out / "results.csv")
+    names = plan.list_in(out, errors)
+    there = {run.folder.name: run for run in find_runs([out])}
+    table_of(list(there.values())).to_csv(out / "results.csv")
     write_page([out], out / "report.html")
+    table = table_of([there[name] for name in names])
     if as_json:
         _print_rows(table)
     if not quiet:
         _print_means(table, error=as_json)
+        if len(there) > len(table):
+            others = f"{len(there) - len(table)} more runs, of other sweeps or commands"
+            print_line(f"{out} has {others}: they are in the files below only", error=as_json)
         print_line(f"Results: {out / 'results.csv'}", error=as_json)
         print_line(f"Report: {out / 'report.html'}", error=as_json)
     failed = [run for run in plan.runs if run.error] + list(errors)
@@ -110,6 +116,7 @@ def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> N
     rows = [
         [run.spec.label if run.spec else "-", *[str(run.settings[key]) for key in keys], str(run.seed)] for run in plan.runs
     ]
+    print_line(plan.size)
     print_words(console(), ["method", *keys, "seed"], rows[:_LISTED])
     if len(rows) > _LISTED:
         print_line(f"... and {len(rows) - _LISTED} more")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +43,19 @@ class Sweep:
         """The specs that can be run."""
         return [run.spec for run in self.runs if run.spec is not None]
 
-    def list_in(self, out: Path, errors: Mapping[str, str] | None = None) -> None:
-        """Write the list of all runs to `out`; `errors`: messages of failed runs by digest."""
+    @property
+    def size(self) -> str:
+        """The number of runs with its factors: "attack (2) x method (4) x seed (3) = 24 runs"."""
+        methods = max(Counter((str(run.settings), run.seed) for run in self.runs).values())
+        factors = {key: len(values) for key, values in self.axes.items()}
+        factors |= {"method": methods, "seed": len({run.seed for run in self.runs})}
+        product, count = math.prod(factors.values()), len(self.runs)
+        runs = "1 run" if count == 1 else f"{count} runs"
+        text = " x ".join(f"{key} ({number})" for key, number in factors.items())
+        return f"{text} = {runs}" if product == count else f"{text} = {product}: {runs}, others are equal or no valid spec"
+
+    def list_in(self, out: Path, errors: Mapping[str, str] | None = None) -> list[str]:
+        """Write the list of all runs to `out`, and return their names there; `errors`: messages of failed runs by digest."""
         entries = {}
         for index, run in enumerate(self.runs):
             if run.spec is None:
@@ -52,6 +65,7 @@ class Sweep:
                 error = (errors or {}).get(run.spec.digest)
             entries[name] = {"method": label, "seed": run.seed, "settings": run.settings, "error": error}
         write_sweep(out, entries)
+        return list(entries)
 
 
 def load_sweep(source: str | None, words: Sequence[str] = (), *, imports: bool = False) -> Sweep:
