@@ -153,7 +153,9 @@ def test_rows_are_brought_together_by_name(halves: Pair) -> None:
         Path(f"{name}.csv").write_text("\n".join(f"{NAMES[row]},{','.join(map(repr, half[row].tolist()))}" for row in rows))
     verdict = judge("first.csv", "second.csv")
     assert by_row(verdict, "score") == identify(first, second).scores.tolist()
-    assert verdict["warnings"] == ["rows of second.csv were brought into the order of first.csv by name"]
+    note = "rows of second.csv were brought into the order of first.csv by name"
+    assert (verdict["warnings"], verdict["notes"]) == ([], [note])
+    assert bymi("detect", "first.csv", "second.csv").out.startswith(f"Note: {note}\n")
     text = Path("second.csv").read_text()
     Path("second.csv").write_text(text.replace("host-7,", "host-77,"))
     assert mistake("detect", "first.csv", "second.csv").startswith(
@@ -241,7 +243,10 @@ def test_the_help_says_what_the_exact_form_of_the_paper_costs() -> None:
 
 def test_the_answer_in_json_is_complete(halves: Pair) -> None:
     verdict = judge("first.npy", "second.npy")
-    head = {key: verdict[key] for key in ("version", "profile", "level", "n", "d", "offset", "cross_fit", "warnings", "advice")}
+    head = {
+        key: verdict[key]
+        for key in ("version", "profile", "level", "n", "d", "offset", "cross_fit", "warnings", "notes", "advice")
+    }
     assert head == {
         "version": library.__version__,
         "profile": "hardened",
@@ -251,6 +256,7 @@ def test_the_answer_in_json_is_complete(halves: Pair) -> None:
         "offset": None,
         "cross_fit": None,
         "warnings": [],
+        "notes": [],
         "advice": [],
     }
     assert len(verdict["machines"]) == 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import statistics
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,12 @@ def test_the_level_has_one_name_in_run_and_sweep(tmp_path: Path) -> None:
 )
 def test_the_size_of_a_sweep_is_told_with_its_factors(words: tuple[str, ...], size: str) -> None:
     assert load_sweep(None, words).size == size
+
+
+def test_the_page_on_sweeps_says_how_many_runs_its_first_line_makes() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "sweep.md").read_text()
+    line = page.partition("```sh\nbymi sweep ")[2].partition(" --out")[0]
+    assert f"`{load_sweep(None, shlex.split(line)).size}`" in page
 
 
 def test_another_sweep_in_the_folder_prints_its_own_runs_only(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ class ArrayVerdict:
     cross_fit: bool | None = None
     bounds: dict[str, float] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was done with the input; nothing to worry about
 
     @property
     def title(self) -> str:
@@ -124,7 +125,7 @@ class ArrayVerdict:
         ]
 
     def table(self, *, flagged_only: bool = False, advice: Sequence[str] = (), width: int | None = None) -> str:
-        """The verdict as plain text: warnings and advice first, then one line per machine.
+        """The verdict as plain text: warnings, notes and advice first, then one line per machine.
 
         `width`: characters that a line may have. Where that is too few for a machine, it has several lines.
         """
@@ -138,12 +139,13 @@ class ArrayVerdict:
         for machine, verdict, units, tail, reason in lines:
             figures = f"{units:>{widths[2]}}  {tail:>{widths[3]}}"
             body.append(f"{machine:<{widths[0]}}  {verdict:<{widths[1]}}  {figures}  {reason}".rstrip())
-        notes = [f"Warning: {text}" for text in self.warnings] + [f"Advice: {text}" for text in advice]
+        said = {"Warning": self.warnings, "Note": self.notes, "Advice": advice}
+        remarks = [f"{kind}: {text}" for kind, texts in said.items() for text in texts]
         if width is not None and max(map(len, body)) > width:
             body = [line for row in lines[1:] for line in _block(row, width)]
-            before, after = [*notes, self.title], [self.resolution]
+            before, after = [*remarks, self.title], [self.resolution]
             return "\n".join([*_wrapped(before, width), *body, *_wrapped(after, width)])
-        return "\n".join([*notes, self.title, *body, self.resolution])
+        return "\n".join([*remarks, self.title, *body, self.resolution])
 
 
 def student_tail(value: Tensor, freedom: float) -> Tensor:

@@ -44,7 +44,7 @@ def judge_files(
     }
     machines = read_machines(first, second, names)
     verdict = identify(machines.first, machines.second, names=machines.names, **parts, **how)
-    return replace(verdict, warnings=(*verdict.warnings, *machines.notes))
+    return replace(verdict, notes=machines.notes)
 
 
 def read_machines(first: Path, second: Path | None, names: Path | None = None) -> Machines:

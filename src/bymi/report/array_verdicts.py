@@ -27,7 +27,7 @@ _KINDS = (("kept", COLOURS[0], "o"), ("kept, borderline", COLOURS[1], "s"), ("fl
 
 
 def verdict_json(verdict: ArrayVerdict, hints: list[str], *, flagged_only: bool = False) -> dict[str, Any]:
-    """Settings, warnings and a record per machine as JSON values; null for what does not apply."""
+    """Settings, warnings, notes and a record per machine as JSON values; null for what does not apply."""
     names = verdict.names
     return {
         "version": bymi.__version__,
@@ -38,6 +38,7 @@ def verdict_json(verdict: ArrayVerdict, hints: list[str], *, flagged_only: bool 
         "n": len(names),
         "d": verdict.dim,
         "warnings": list(verdict.warnings),
+        "notes": list(verdict.notes),
         "advice": hints,
         "flagged": verdict.flagged.nonzero().flatten().tolist(),
         "flagged_names": [names[row] for row in verdict.flagged.nonzero().flatten().tolist()],
