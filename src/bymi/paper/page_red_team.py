@@ -122,6 +122,16 @@ def harmless(calm: float, honest: int) -> float:
     return max(_TIMES * calm, 3 * DIM / (2 * honest * SAMPLES))
 
 
+def meanings(harmless_gap: float) -> str:
+    """What the words of `verdict` mean, in a sentence for pages."""
+    return (
+        f"*Stopped*: P_a of at least {100 * _SURE:g} %, and at most {100 * _LOST:g} % of honest edges lost at any detection. "
+        f"*Harmless*: not so, but a gap of at most {harmless_gap:.1e} ({_TIMES} times that without attackers, or three times "
+        "the statistical error); Byzantine nodes may be left in the core, as *infiltrated* says. *Edges lost*: such a gap, "
+        "and more edges lost. *Through*: a larger gap."
+    )
+
+
 def page(name: str, values: dict[str, Any]) -> str:
     """The Markdown page of a study called `name` (as its JSON file is), from its JSON."""
     runs = read_cells(values)

@@ -238,14 +238,18 @@ def red_team_ends(results: Results) -> str:
     rows = []
     for column in DEFENCES:
         count = Counter(ends[row, column] for row in attacks if (row, column) in ends)
-        rows.append([column, *(str(count[word]) for word in words)])
+        rows.append([column, str(count.total()), *(str(count[word]) for word in words)])
     lines = [f"{len(attacks)} attacks; without attackers the hardened run ends at a gap of {small(calm or 0)}.", ""]
-    lines += [markdown_table(["defence", *words], rows), "Not stopped by the hardened profile:", ""]
+    honest = min(run["honest"] for found in runs.values() for run in found)
+    lines += [red_team.meanings(red_team.harmless(calm or 0, honest)), ""]
+    lines += [markdown_table(["defence", "attacks", *words], rows), "Not stopped by the hardened profile:", ""]
     for row in attacks:
         if ends.get((row, "hardened"), "stopped") != "stopped":
             found = runs[row, "hardened"]
             pa, gap = average(found, "pa"), average(found, "gap")
-            lines.append(f"* {row}: {ends[row, 'hardened']}, P_a {_or(pa, percent)}, gap {_or(gap, small)}")
+            inside = of(bool(run["core_byzantine"]) for run in found)
+            figures = f"P_a {_or(pa, percent)}, gap {_or(gap, small)}, infiltrated in {inside} runs"
+            lines.append(f"* {row}: {ends[row, 'hardened']}, {figures}")
     every = list(dict.fromkeys(row for row, _ in runs))
     lines.append("")
     for column, who in (("nobody", "Plain averaging"), ("BALANCE", "BALANCE alone")):
