@@ -67,7 +67,7 @@ def sweep(
             store.prepare(out)
             plan.list_in(out)
             if not quiet:
-                print_line(plan.size, error=as_json)
+                console(error=as_json).print(plan.size, markup=False, highlight=False)
         where = {**where, "keep_models": keep_models, "track": tuple(track or ())}
         found = run_specs(plan.specs, out, jobs, where, group, apart=True, quiet=quiet)
     if group is not None and group.rank:
@@ -116,7 +116,7 @@ def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> N
     rows = [
         [run.spec.label if run.spec else "-", *[str(run.settings[key]) for key in keys], str(run.seed)] for run in plan.runs
     ]
-    print_line(plan.size)
+    console().print(plan.size, markup=False, highlight=False)
     print_words(console(), ["method", *keys, "seed"], rows[:_LISTED])
     if len(rows) > _LISTED:
         print_line(f"... and {len(rows) - _LISTED} more")
