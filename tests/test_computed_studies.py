@@ -96,5 +96,5 @@ def test_a_diverged_run_is_no_small_gap() -> None:
     infiltrated = {**good, "core_byzantine": 2}
     cells = [{"row": "ios 0", "column": "IPM", "runs": [lost]}, {"row": "hardened", "column": "IPM", "runs": [infiltrated]}]
     text = page({"study": "misspecified", "command": "bymi reproduce misspecified", "cells": cells})
-    assert "| ios 0 | diverged |" in text
-    assert "| hardened | 1.0e-04 (1 of 1 infiltrated) |" in text
+    assert "| ios 0 | diverged (1 diverged of 1) |" in text
+    assert "| hardened | 1.0e-04 (1 infiltrated of 1) |" in text

@@ -115,6 +115,16 @@ def test_the_command_names_pages_and_writes_them(checkout: Path, monkeypatch: py
     assert pages.check(checkout) == []
 
 
+def test_a_new_page_and_its_line_in_the_index_are_written_by_one_call(checkout: Path) -> None:
+    page, index = (checkout / "docs" / "results" / name for name in ("rules/few-neighbours.md", "README.md"))
+    before = index.read_text()
+    page.unlink()
+    pages.write(checkout)  # the index differs from before if it was written while the page was not there
+    assert page.exists()
+    assert index.read_text() == before
+    assert "few-neighbours.md" in before
+
+
 def test_pages_are_written_in_a_checkout_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = bymi("reproduce", "pages")

@@ -115,7 +115,7 @@ def check(root: Path) -> list[str]:
     """A line for each page that differs from what its JSON says, and for each figure not drawn with the JSON beside it."""
     results, lines = Results(root), []
     for path, text in expected(root).items():
-        if not path.exists() or path.read_bytes() != text.encode():
+        if _differs(path, text):
             lines.append(f"{path.relative_to(root)} differs from its JSON: bymi reproduce pages")
     for path in sorted(results.folder.rglob("*.json")):
         values = results.json(str(path.relative_to(results.folder))) or {}
@@ -130,10 +130,18 @@ def check(root: Path) -> list[str]:
 
 def write(root: Path) -> list[Path]:
     """Write all pages that differ from what their JSON says; the pages written."""
-    written = []
-    for path, text in expected(root).items():
-        if not path.exists() or path.read_bytes() != text.encode():
+    written: list[Path] = []
+    # Again while pages are new: the index lists the files that are there.
+    while differing := {path: text for path, text in expected(root).items() if _differs(path, text)}:
+        is_new = any(not path.exists() for path in differing)
+        for path, text in differing.items():
             write_bytes(path, text.encode())
-            written.append(path)
+        written += [path for path in differing if path not in written]
+        if not is_new:
+            break
     results = Results(root)
     return [*written, *(evidence.draw(results) if evidence.differs(results) else [])]
+
+
+def _differs(path: Path, text: str) -> bool:
+    return not path.exists() or path.read_bytes() != text.encode()

@@ -167,6 +167,7 @@ _FINDINGS: dict[str, Callable[[dict[str, Any]], str]] = {
     "rules-linear/rules-linear": rules_linear.finding,
     "rules/rules": lambda values: " ".join(grid.endings(values)),
     "rules/rules-mnist": lambda values: " ".join(grid.endings(values)),
+    "rules/few-neighbours": lambda values: " ".join(grid.endings(values)),
     "rules/misspecified": _misspecified,
     "centralised/centralised": _centralised,
     "optimisers/optimisers": _optimisers,

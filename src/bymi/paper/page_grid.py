@@ -16,6 +16,7 @@ from bymi.paper.computed_study import paragraph
 from bymi.paper.provenance import fingerprints, origin
 from bymi.paper.study_grid import ATTACKS, GRID_STUDIES, NODES, RATIO, STEPS, TOLD, TOLD_RULES, UNTOLD, GridStudy
 from bymi.report.figures import COLOURS, save
+from bymi.report.tables import endings as bad_endings
 from bymi.report.tables import markdown_table
 from bymi.runs import run_folder as store
 
@@ -54,22 +55,22 @@ def worth(runs: list[dict[str, Any]]) -> float:
 
 
 def _said(runs: list[dict[str, Any]]) -> str:
-    """A cell: the median, and how many runs ended with Byzantine nodes in the core."""
+    """A cell: the median, and how many runs ended badly, and how."""
     value = worth(runs)
     images = any(run["acc_normal"] is not None or run["acc_scc"] is not None for run in runs)
     text = f"{100 * value:.1f}" if images else "diverged" if math.isinf(value) else f"{value:.1e}"
-    inside = sum(bool(run["core_byzantine"]) for run in runs)
     detecting = [run["pa"] for run in runs if images and run["pa"] is not None and run["core_byzantine"] is not None]
     text += f", P_a {100 * mean(detecting):.0f}" if detecting else ""
-    return text + (f" ({inside} of {len(runs)} infiltrated)" if inside else "")
+    badly = bad_endings(runs)
+    return text + (f" ({badly} of {len(runs)})" if badly else "")
 
 
 def page(data: dict[str, Any]) -> str:
     """A study as a Markdown page, from what its JSON file holds."""
     name = data["study"].removesuffix("-fast")
     runs = [run for cell in data["cells"] for run in cell["runs"]]
-    count = len({run["seed"] for run in runs})
-    seeds = "one seed" if count == 1 else f"{count} seeds"
+    counts = sorted({len(cell["runs"]) for cell in data["cells"]})
+    seeds = "one seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds per cell"
     lines = [
         f"# {data['study']}",
         "",
@@ -97,7 +98,8 @@ _SETTINGS = {
     in percent, and P_a.""",
     "few-neighbours": """LeNet, 500 rounds, settings of the hardened column of the image tables with BALANCE as warm-up; a fifth
     of the nodes are Byzantine, two of twelve. Entries are median accuracies of the honest nodes' averaged model, in percent,
-    and P_a. A node with fewer than 15 neighbours keeps the warm-up rule as its mixing.""",
+    and P_a; in the figure x marks Byzantine nodes in a core alone, not nodes that were isolated. A node with fewer than 15
+    neighbours keeps the warm-up rule as its mixing.""",
 }
 
 
@@ -118,14 +120,12 @@ def table(data: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def endings(data: dict[str, Any]) -> list[str]:
-    """How many runs of each method ended with Byzantine nodes in the core, or diverged."""
+    """How many runs of each method, or network, ended badly, and how."""
     lines = []
     cells = data["cells"]
     for name in dict.fromkeys(cell["column"].rpartition(", ")[2] if ", " in cell["column"] else cell["row"] for cell in cells):
         runs = [run for cell in cells if name in (cell["row"], cell["column"].rpartition(", ")[2]) for run in cell["runs"]]
-        diverged = sum(run["outcome"] == "diverged" for run in runs)
-        inside = sum(bool(run["core_byzantine"]) for run in runs)
-        lines.append(f"{name}: {len(runs)} runs, {diverged} diverged, {inside} infiltrated.")
+        lines.append(f"{name}: {len(runs)} runs, {bad_endings(runs) or 'all finished'}.")
     return lines
 
 
