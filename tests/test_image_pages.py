@@ -254,8 +254,10 @@ def test_curves_follow_the_rows_of_the_runs(tmp_path: Path) -> None:
     values = image_curves.document(study, tmp_path, "bymi reproduce curves-mnist")
     figure = image_curves.figure(values, "mnist", "ood", "OOD")
     norms, accuracies = figure.axes[0], figure.axes[3]
-    labels = ["UBAR-DRSGD-ByMI, published (2 seeds)", "the same, OOD nodes average (2 seeds)", "UBAR alone (2 seeds)"]
+    labels = ["DRSGD-ByMI, published", "the same, OOD nodes average", "the rule alone"]
     assert [line.get_label() for line in norms.lines] == labels
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == labels
+    assert "over 2 seeds" in figure.get_suptitle()
     assert [list(line.get_xdata()) for line in norms.lines] == [[10, 500]] * 3
     assert [list(line.get_ydata()) for line in norms.lines] == [[1.0, 0.5]] * 3, "the median of 0.25 and 0.75"
     assert [list(line.get_ydata()) for line in accuracies.lines] == [[0.3, 0.3]] * 3, "of honest nodes"

@@ -21,11 +21,11 @@ from bymi.runs import run_folder as store
 
 METRICS = {"grad_norm": "norm of the pooled gradient", "acc_normal": "accuracy of the mean of honest nodes"}
 _LABELS = {
-    "published": "{}-DRSGD-ByMI, published",
+    "published": "DRSGD-ByMI, published",
     "published-averaging": "the same, OOD nodes average",
-    "receiver": "{}-DRSGD-ByMI, receiver's point",
-    "hardened": "{}-hardened-ByMI",
-    "alone": "{} alone",
+    "receiver": "DRSGD-ByMI, receiver's point",
+    "hardened": "hardened-ByMI",
+    "alone": "the rule alone",
 }
 
 
@@ -104,24 +104,24 @@ def figure(values: dict[str, Any], data: str, attack: str, name: str) -> Figure:
             if key == "grad_norm":
                 axes.set_yscale("log")
                 axes.set_title(rule.upper())
-                if axes.lines:
-                    axes.legend(frameon=False, fontsize=8, loc="best")
             else:
                 axes.set(xlabel="round", ylim=(0, 1))
+    lines = {line.get_label(): line for axes in grid.flat for line in axes.lines if not str(line.get_label()).startswith("_")}
+    made.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines), frameon=False)
+    seeds = " or ".join(map(str, sorted({len(curve["seeds"]) for curve in drawn.values()})))
     averaging = "" if attack != "ood" else "; OOD nodes average nobody unless the legend says so"
     made.suptitle(
         f"{data}, {name} attack, 20 % Byzantine{averaging}\n"
-        "median and range over seeds; vertical line: first detection, ticks: later ones (hardened)"
+        f"median and range over {seeds} seeds; vertical line: first detection, ticks: later ones (hardened)"
     )
     return made
 
 
 def _curve(axes: Axes, curve: dict[str, Any], key: str, colour: str) -> None:
     points = curve[key]
-    label = f"{_LABELS[curve['column']].format(curve['rule'].upper())} ({len(curve['seeds'])} seeds)"
     steps = [point[0] for point in points]
-    alone = curve["column"] == "alone"
-    axes.plot(steps, [p[2] for p in points], color=colour, linestyle="--" if alone else "-", linewidth=1.6, label=label)
+    line = "--" if curve["column"] == "alone" else "-"
+    axes.plot(steps, [p[2] for p in points], line, color=colour, linewidth=1.6, label=_LABELS[curve["column"]])
     axes.fill_between(steps, [p[1] for p in points], [p[3] for p in points], color=colour, alpha=0.2, linewidth=0)
     if curve["column"] == "published" and curve["detections"]:
         axes.axvline(curve["detections"][0], color="0.4", linestyle=":", linewidth=1)
