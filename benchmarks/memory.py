@@ -20,9 +20,9 @@ from typing import Any
 
 from rich.console import Console
 
-from bymi.distributed.execution_settings import Host
-from bymi.distributed.glibc_memory import keep_memory
+from bymi.distributed.host_settings import Host
 from bymi.distributed.join_process_group import ranks
+from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.experiment import load
 from bymi.report.tables import print_words
 from bymi.runs import run, run_all

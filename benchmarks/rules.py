@@ -39,7 +39,7 @@ from bymi import RULES, LocalNetwork, ModuleProblem, Round, Shards  # noqa: E402
 from bymi.aggregation import Rule, WeightedRule  # noqa: E402
 from bymi.core.topic import PARAMETERS  # noqa: E402
 from bymi.core.topology import ErdosRenyi  # noqa: E402
-from bymi.problems.models import lenet  # noqa: E402
+from bymi.problems.lenet import lenet  # noqa: E402
 from bymi.runs.run_folder import environment  # noqa: E402
 
 NODES, DIM, BATCH = 150, 61_706, 32

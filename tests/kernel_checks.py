@@ -16,7 +16,7 @@ from torch.func import vmap
 from torch.nn import functional as nnf
 from torch.nn import grad as nn_grad
 
-from bymi.problems import triton_kernels as kernels
+from bymi.problems import triton_convolution as kernels
 from bymi.problems.vmap_convolution import KernelConvolution, KernelMaxPool
 
 # models, samples, channels, height, width, outputs, kernel, padding

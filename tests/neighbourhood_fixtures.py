@@ -15,7 +15,7 @@ from bymi import Filtering
 from bymi.core.linalg import VectorStack
 from bymi.detection import Panel
 from bymi.detection.evidence import Evidence
-from bymi.detection.panel import Findings, hear
+from bymi.detection.half_gradient_tests import Findings, hear
 from bymi.detection.verdict import REASONS
 
 Vector = NDArray[np.float64]

@@ -17,7 +17,7 @@ ROWS = [
     {"aggregation", "problems", "datasets"},
     {"detection", "attacks"},
     {"training"},
-    {"distributed", "testing"},
+    {"distributed", "network_conformance"},
     {"runs", "power_analysis"},
     {"experiment", "report", "node", "flower"},
     {"paper", "netdemo"},
@@ -117,7 +117,9 @@ def test_every_package_has_a_row() -> None:
 
 # Whether a round is by matrices, by lists or sharded over ranks is known here alone; others use operations of Graph and Inbox.
 FORMS = {"core", "distributed"}
-APART = {"attacks/adversary.py"}  # messages per receiver are computed by matrices or by lists, and so are their columns
+APART = {
+    "attacks/simulated_adversary.py"
+}  # messages per receiver are computed by matrices or by lists, and so are their columns
 KINDS = {
     *("Inbox", "DenseInbox", "ListInbox", "ShardedDenseInbox", "ShardedListInbox"),
     *("NeighbourLists", "PerArcLists", "MatrixGraph", "ListGraph"),

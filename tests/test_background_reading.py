@@ -12,8 +12,8 @@ from bymi import BALANCE, Detector, ErdosRenyi, Optimisation, Plan, StepSize, Wa
 from bymi.core.linalg import inner, inner_of_both
 from bymi.core.performance_thresholds import LIMITS
 from bymi.detection import Panel, Watch
-from bymi.detection import half_gradient_products as half_gradients
-from bymi.detection.half_gradient_products import BackgroundReader
+from bymi.detection import neighbour_half_gradients as half_gradients
+from bymi.detection.neighbour_half_gradients import BackgroundReader
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.simulate import simulate
 from tests.modules import draw

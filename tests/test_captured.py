@@ -12,8 +12,8 @@ from torch import Tensor
 
 from bymi import RULES, LocalNetwork, Round
 from bymi.aggregation import Krum, MultiKrum
-from bymi.core import captured as module
-from bymi.core.captured import captured
+from bymi.core import cuda_graphs as module
+from bymi.core.cuda_graphs import captured
 from bymi.core.neighbourhoods import Neighbourhoods
 from bymi.core.topic import PARAMETERS
 from bymi.core.topology import ErdosRenyi

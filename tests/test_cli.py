@@ -20,7 +20,7 @@ from bymi.core.topology import TOPOLOGIES
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, load
 from bymi.experiment.spec import Spec
-from bymi.paper import study_scenarios as studies
+from bymi.paper import study_scenarios_a_b as studies
 from bymi.report.tables import cells, columns
 from bymi.runs import run_folder as store
 from bymi.runs.run_folder import SUMMARY_KEYS

@@ -25,7 +25,7 @@ from bymi.commands.options import complete_words
 from bymi.commands.progress_display import Display, clock
 from bymi.core.errors import EXIT_CODES, UNHEALTHY, InputError
 from bymi.experiment import RECIPES, load
-from bymi.experiment.catalogue import catalogue, topology_rows
+from bymi.experiment.list_named_parts import catalogue, topology_rows
 from bymi.experiment.spec import read_spec
 from bymi.paper.find_study import study_rows
 from bymi.power_analysis import Setting, forecast

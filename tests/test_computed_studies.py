@@ -12,9 +12,9 @@ from bymi import RULES, InputError
 from bymi.paper import study_centres
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.computed_study import ComputedStudy
-from bymi.paper.page_grid import figure, page, worth
-from bymi.paper.study_grid import GRID_STUDIES, TOLD, build_grid
+from bymi.paper.page_rule_tables import figure, page, worth
 from bymi.paper.study_optimisers import METHODS, cut_graph
+from bymi.paper.study_rule_tables import GRID_STUDIES, TOLD, build_grid
 from bymi.training.decentralised_optimisers import OPTIMISERS
 
 

@@ -16,8 +16,8 @@ from bymi.attacks import SimulatedAdversary
 from bymi.core.network import Network, Outgoing
 from bymi.core.topic import Topic
 from bymi.distributed.sharded_run import ShardedRun
+from bymi.network_conformance import check_network
 from bymi.problems import linear_problem, linear_shard
-from bymi.testing import check_network
 from tests.queue_network import QueueNetwork, queue_networks
 
 

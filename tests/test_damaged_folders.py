@@ -15,10 +15,10 @@ import pytest
 
 from bymi.core import files
 from bymi.core.errors import InputError, StorageError
-from bymi.distributed.execution_settings import Host
+from bymi.distributed.host_settings import Host
 from bymi.experiment import Spec, load, run
-from bymi.paper import study_scenarios as studies
-from bymi.paper.page_scenarios import draw
+from bymi.paper import study_scenarios_a_b as studies
+from bymi.paper.page_scenarios_a_b import draw
 from bymi.report import figures
 from bymi.runs import checkpoints
 from bymi.runs import run_folder as store

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from bymi import identify
-from bymi.paper import page_detect_level as report
-from bymi.paper import study_detect_level as detect_level
-from bymi.paper.study_detect_level import DETECTORS, Setting, cause, draws_of, measure, settings, symmetric
+from bymi.paper import page_array_detection as report
+from bymi.paper import study_array_detection as detect_level
+from bymi.paper.study_array_detection import DETECTORS, Setting, cause, draws_of, measure, settings, symmetric
 from tests.commands import bymi, mistake
 from tests.idx_files import write_image_set
 from tests.pages import are_pictures

@@ -25,7 +25,7 @@ from bymi.cli import app
 from bymi.experiment import Spec, load, read_spec
 from bymi.experiment.sweep import load_sweep
 from bymi.paper import study_images as images
-from bymi.paper import study_scenarios as studies
+from bymi.paper import study_scenarios_a_b as studies
 from bymi.report import figures
 from tests.commands import TINY, bymi
 from tests.idx_files import write_image_set

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bymi import RULES, Adversary, ErdosRenyi, Graph, LocalNetwork, Round
 from bymi.aggregation import CAF
-from bymi.aggregation.filtering import top_eigenpair
+from bymi.aggregation.spectral_filtering import top_eigenpair
 from bymi.attacks.gradient import Zero
 from bymi.attacks.unusable_messages import Huge, Inf, MessageAttack, NaN, Silent
 from bymi.core import message_usage as usage

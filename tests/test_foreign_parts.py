@@ -18,10 +18,10 @@ from bymi import ATTACKS, RULES, TOPOLOGIES
 from bymi.datasets import PARTITIONS
 from bymi.detection import CENTRES, SCALES
 from bymi.experiment import RECIPES, load
+from bymi.runs import foreign_source_digests as foreign
 from bymi.runs import run
-from bymi.runs import source_digests as foreign
+from bymi.runs.foreign_source_digests import foreign_source
 from bymi.runs.resolved_spec import ResolvedSpec
-from bymi.runs.source_digests import foreign_source
 from bymi.runs.tasks import TASKS
 
 SMALL = ("profile=paper", "method=rule", "nodes=12", "steps=12", "data.dim=3", "data.samples=20")

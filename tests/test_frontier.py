@@ -11,9 +11,9 @@ import pytest
 from bymi.core.errors import InputError
 from bymi.experiment import run_all
 from bymi.experiment.spec import read_spec
-from bymi.paper import page_frontier as frontier
+from bymi.paper import page_attack_search as frontier
 from bymi.paper.find_study import find_study
-from bymi.paper.study_frontier import FAMILIES, RUNS, Frontier, attack_of, build_frontier
+from bymi.paper.study_attack_search import FAMILIES, RUNS, Frontier, attack_of, build_frontier
 
 
 def test_draws_are_the_same_in_every_search_and_differ_from_each_other() -> None:

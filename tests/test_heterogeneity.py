@@ -8,8 +8,8 @@ import torch
 
 from bymi.aggregation import GeometricMedian
 from bymi.detection import Panel
+from bymi.detection.half_gradient_tests import backward, farther, heterogeneity, usual_distance
 from bymi.detection.noise_bounded_mean import NoiseEdge
-from bymi.detection.panel import backward, farther, heterogeneity, usual_distance
 from bymi.detection.robust_statistics import uniform
 from tests.neighbourhood_fixtures import LEVEL, Hall, draw_hall, evidence_of, found_in, heard, reasons_of
 from tests.reference import panel as by_definition

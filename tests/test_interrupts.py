@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import bymi as package
-from bymi.core import interrupts
+from bymi.core import exit_on_ctrl_c as interrupts
 from tests.commands import TINY
 
 LONG = ["run", *TINY, "steps=100000", "record_every=1"]

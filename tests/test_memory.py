@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from bymi import Inbox
-from bymi.distributed import glibc_memory as memory
+from bymi.distributed import keep_freed_memory as memory
 
 PROGRAM = """
 import json, torch
-from bymi.distributed.glibc_memory import keep_memory, let_go
+from bymi.distributed.keep_freed_memory import keep_memory, let_go
 
 def held():
     lines = open("/proc/self/status").read().splitlines()

@@ -14,8 +14,8 @@ from torch.nn import functional as nnf
 
 from bymi import Graph, LocalNetwork, Plan, Snapshot, drsgd_bymi
 from bymi.core.network import Network
+from bymi.network_conformance import check_network
 from bymi.problems import LinearProblem, ModuleProblem, Shards, linear_problem, linear_shard, start_of
-from bymi.testing import check_network
 from bymi.training.plan import Optimisation, StepSize, WarmUp
 from tests.peer_networks import Nodes
 

@@ -22,9 +22,9 @@ from bymi.detection import THRESHOLDS, PublishedThreshold
 from bymi.experiment import load, read_spec
 from bymi.runs import read_resolved_specs, run, write_resolved_specs
 from bymi.runs import run_folder as store
+from bymi.runs.foreign_source_digests import foreign_source, refuse_imports
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import check_resolved_spec, set_up_run
-from bymi.runs.source_digests import foreign_source, refuse_imports
 from tests.commands import bymi, mistake
 
 ROOT = Path(__file__).parents[1]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from bymi import Filtering, InputError
 from bymi.core.random_streams import stream
 from bymi.detection import Detector, Panel
+from bymi.detection.half_gradient_tests import noise_of
 from bymi.detection.noise_bounded_mean import NoiseEdge
-from bymi.detection.panel import noise_of
 from bymi.detection.verdict import HARD, REASONS, SEVERE
 from tests.neighbourhood_fixtures import MIXED, Hall, draw_hall, evidence_of, heard, reasons_of
 

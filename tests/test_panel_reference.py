@@ -13,8 +13,8 @@ from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.detection.duplicates import duplicates
+from bymi.detection.half_gradient_tests import absurd, alike, inconsistent, outstanding, shifted, too_good
 from bymi.detection.noise_bounded_mean import NoiseEdge
-from bymi.detection.panel import absurd, alike, inconsistent, outstanding, shifted, too_good
 from bymi.detection.robust_statistics import centred_diagonal, directions, uniform, widest
 from bymi.detection.verdict import REASONS
 from bymi.problems import linear_problem, linear_shard

@@ -10,10 +10,10 @@ import pytest
 
 from bymi.core.errors import InputError
 from bymi.experiment import read_spec, run_all
-from bymi.paper import page_published_step as report
-from bymi.paper import study_published_step as published_step
+from bymi.paper import page_step_cap_and_floor as report
+from bymi.paper import study_step_cap_and_floor as published_step
 from bymi.paper.find_study import find_study
-from bymi.paper.study_published_step import SETTINGS, StepStudy, build_step_study
+from bymi.paper.study_step_cap_and_floor import SETTINGS, StepStudy, build_step_study
 from bymi.runs.run_folder import folder_of
 from tests.commands import bymi
 

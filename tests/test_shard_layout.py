@@ -15,8 +15,8 @@ from bymi.core.graph import Graph
 from bymi.core.list_graph import ListGraph
 from bymi.core.performance_thresholds import LIMITS
 from bymi.distributed.collectives import Group
-from bymi.distributed.lockstep import Lockstep
 from bymi.distributed.shard_layout import Routes, ShardLayout, order_nodes, rows_sent
+from bymi.distributed.shards_of_one_process import Lockstep
 
 
 class Post:

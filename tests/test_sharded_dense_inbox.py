@@ -17,7 +17,7 @@ from bymi.core.inbox import Mixture, Round
 from bymi.core.network import Network
 from bymi.core.topic import PARAMETERS, TRACKER, Topic
 from bymi.core.topology import Complete, ErdosRenyi, Ring
-from bymi.distributed.sharded_dense_inbox import DenseShardPlan, ShardedDenseInbox
+from bymi.distributed.coordinate_sharded_dense_inbox import DenseShardPlan, ShardedDenseInbox
 from bymi.distributed.sharded_run import ShardedRun
 from bymi.experiment import load
 from bymi.problems import linear_problem, linear_shard

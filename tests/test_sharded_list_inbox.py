@@ -16,7 +16,7 @@ from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX
 from bymi.core.topology import Complete
 from bymi.detection.update_history import UpdateHistory
 from bymi.distributed.collectives import Group
-from bymi.distributed.sharded_list_inbox import ShardedListInbox
+from bymi.distributed.coordinate_sharded_list_inbox import ShardedListInbox
 from bymi.distributed.sharded_run import ShardedRun, default_layout
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_resolved_specs

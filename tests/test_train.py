@@ -21,7 +21,7 @@ import bymi
 from bymi import InputError, datasets
 from bymi.attacks import SignFlip, VectorAttack
 from bymi.core.random_streams import stream
-from bymi.distributed.execution_settings import Host
+from bymi.distributed.host_settings import Host
 from bymi.experiment import load
 from bymi.problems import lenet, start_of
 from bymi.report.page import write_page
@@ -141,7 +141,7 @@ def test_the_same_call_reads_its_folder_and_another_one_does_not(tmp_path: Path)
 def test_a_changed_constant_of_the_loss_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train(tmp_path, loss=shifted)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
-    bymi.runs.source_digests.sources_of.cache_clear()
+    bymi.runs.foreign_source_digests.sources_of.cache_clear()
     assert train(tmp_path, loss=shifted).folder != first.folder
 
 

@@ -22,7 +22,7 @@ from bymi.problems import (
     lenet,
 )
 from bymi.problems import (
-    triton_kernels as kernels,
+    triton_convolution as kernels,
 )
 from bymi.problems import (
     vmap_convolution as convolution,

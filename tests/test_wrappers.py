@@ -14,7 +14,7 @@ from torch import Tensor
 import bymi
 from bymi import RULES, Detector, Graph, InputError, LocalNetwork, Plan, Round, StepSize, WarmUp
 from bymi.aggregation import NNM, WRAPPERS, Bucketing, Chain, Clipping, Krum, LocalSamples, Median, Momentum, TrMean
-from bymi.aggregation.local_gradients import LSVRG, SAGA
+from bymi.aggregation.gradient_estimators import LSVRG, SAGA
 from bymi.core.random_streams import stream
 from bymi.core.topic import PARAMETERS
 from bymi.experiment import load

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bymi.core.interrupts import end_at_once
+from bymi.core.exit_on_ctrl_c import end_at_once
 
 
 def main() -> None:

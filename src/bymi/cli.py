@@ -19,8 +19,8 @@ from bymi.commands.reproduce import reproduce
 from bymi.commands.run import run
 from bymi.commands.sweep import results, sweep
 from bymi.core.errors import BymiError, InputError, StorageError, system_refusal
-from bymi.core.interrupts import INTERRUPTED, SENTENCE
-from bymi.distributed.glibc_memory import keep_memory
+from bymi.core.exit_on_ctrl_c import INTERRUPTED, SENTENCE
+from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.node_cli import net_app, node_app
 
 app = typer.Typer(

@@ -8,7 +8,7 @@ from bymi.experiment.recipes import RECIPES
 from bymi.paper.find_study import find_study
 from bymi.paper.study_images import IMAGE_STUDIES
 from bymi.paper.study_red_team import RED_TEAM_STUDIES
-from bymi.paper.study_scenarios import STUDIES
+from bymi.paper.study_scenarios_a_b import STUDIES
 
 
 def spec_digests() -> dict[str, dict[str, str]]:

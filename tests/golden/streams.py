@@ -15,7 +15,7 @@ from bymi.datasets.partition import PARTITIONS
 from bymi.power_analysis import Setting
 from bymi.power_analysis import ideal_neighbourhoods as ideal
 from bymi.problems import linear_shard
-from bymi.problems.models import lenet, start_of
+from bymi.problems.lenet import lenet, start_of
 from bymi.runs.tasks import Images
 
 

@@ -24,13 +24,12 @@ from bymi.aggregation.callables import CallableRule, as_rule
 from bymi.aggregation.centered_clipping import CenteredClipping
 from bymi.aggregation.cge import CGE
 from bymi.aggregation.chain import WRAPPERS, Chain, RuleTable
-from bymi.aggregation.clipping import Clipping
+from bymi.aggregation.clipping_about_own import Clipping
 from bymi.aggregation.faba import FABA
-from bymi.aggregation.filtering import Filtering
 from bymi.aggregation.geometric_median import GeometricMedian
+from bymi.aggregation.gradient_estimators import LocalGradient, LocalSamples, Memory
 from bymi.aggregation.ios import IOS
 from bymi.aggregation.krum import Krum
-from bymi.aggregation.local_gradients import LocalGradient, LocalSamples, Memory
 from bymi.aggregation.mda import MDA
 from bymi.aggregation.meamed import Meamed
 from bymi.aggregation.mean import Mean
@@ -42,6 +41,7 @@ from bymi.aggregation.multi_krum import MultiKrum
 from bymi.aggregation.nnm import NNM
 from bymi.aggregation.rtc import RTC
 from bymi.aggregation.scclip import SCCLIP
+from bymi.aggregation.spectral_filtering import Filtering
 from bymi.aggregation.trimmed_mean import TrMean
 from bymi.aggregation.tv_norm import DRSA, RSA
 from bymi.aggregation.ubar import UBAR

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bymi.aggregation.local_gradients import LocalGradient, MiniBatch
-from bymi.core.captured import captured
+from bymi.aggregation.gradient_estimators import LocalGradient, MiniBatch
+from bymi.core.cuda_graphs import captured
 from bymi.core.errors import InputError, require
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.linalg import VectorStack, ascending, on_host

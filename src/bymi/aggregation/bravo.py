@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bymi.aggregation.local_gradients import LSVRG, SAGA, LocalGradient
+from bymi.aggregation.gradient_estimators import LSVRG, SAGA, LocalGradient
 from bymi.aggregation.tv_norm import DRSA
 from bymi.core.named_parts import bounded
 

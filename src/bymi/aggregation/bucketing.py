@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.wrapper import Points, Wrapper
-from bymi.core.captured import captured
+from bymi.core.cuda_graphs import captured
 from bymi.core.inbox import Round
 from bymi.core.named_parts import bounded
 from bymi.core.random_streams import stream

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule, Tolerant, iterate
-from bymi.aggregation.filtering import Spread, by_size, spread_of_points, spread_of_products
+from bymi.aggregation.spectral_filtering import Spread, by_size, spread_of_points, spread_of_products
 from bymi.core.named_parts import bounded
 from bymi.core.neighbourhoods import Need, Neighbourhoods
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import NeighbourhoodRule, dist2_to_mean
-from bymi.core.captured import captured
+from bymi.core.cuda_graphs import captured
 from bymi.core.inbox import Round
 from bymi.core.linalg import lower_median
 from bymi.core.named_parts import bounded

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule, dist2_to_mean, others, squared_distances
-from bymi.core.captured import captured
+from bymi.core.cuda_graphs import captured
 from bymi.core.linalg import lower_median, on_host
 from bymi.core.named_parts import bounded
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import NeighbourhoodRule, Tolerant
-from bymi.core.captured import captured
+from bymi.core.cuda_graphs import captured
 from bymi.core.inbox import Round
 from bymi.core.linalg import on_host
 from bymi.core.neighbourhoods import Neighbourhoods

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bymi.aggregation.local_gradients import LocalGradient, WithMomentum
+from bymi.aggregation.gradient_estimators import LocalGradient, WithMomentum
 from bymi.aggregation.wrapper import Points, Wrapper
 from bymi.core.inbox import Round
 from bymi.core.named_parts import bounded

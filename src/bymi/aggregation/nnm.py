@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bymi.aggregation.base import Tolerant, smallest, squared_distances
 from bymi.aggregation.wrapper import Points, Wrapper
-from bymi.core.captured import captured
+from bymi.core.cuda_graphs import captured
 from bymi.core.inbox import Round
 
 

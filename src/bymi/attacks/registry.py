@@ -32,9 +32,9 @@ from bymi.attacks.gradient import (
     Zero,
 )
 from bymi.attacks.half_gradient_attacks import Decorrelated, Decoy, NegativeInjection
-from bymi.attacks.parameters import Dissensus, Isolation, Poison
+from bymi.attacks.parameter_poisoning import Dissensus, Isolation, Poison
+from bymi.attacks.perron_tracker import TrackerPoison
 from bymi.attacks.shifted_gradients import Shift, Steer, TrainingShift, Victim
-from bymi.attacks.tracker import TrackerPoison
 from bymi.attacks.unusable_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Table

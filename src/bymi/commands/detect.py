@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bymi.commands.printing import console, print_line
+from bymi.commands.console_lines import console, print_line
 from bymi.core.errors import FLAGGED
 
 
@@ -52,7 +52,7 @@ def detect(
 ) -> None:
     """Find Byzantine machines from two half-batch gradients each: row j of both arrays belongs to machine j."""
     from bymi.experiment.detect_files import judge_files
-    from bymi.report.array_verdicts import advice, draw_scores, verdict_json
+    from bymi.report.detect_output import advice, draw_scores, verdict_json
 
     how: dict[str, Any] = {"offset": offset, "cross_fit": cross_fit, "centre": centre, "scale": scale}
     verdict = judge_files(first, second, names=names, profile=profile, fdr_level=fdr_level, **how)

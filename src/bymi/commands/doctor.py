@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bymi.commands.printing import print_line
+from bymi.commands.console_lines import print_line
 from bymi.core.errors import UNHEALTHY, BymiError
 
 REQUIRED = ("torch", "numpy", "networkx", "pydantic", "typer", "rich", "matplotlib", "jinja2")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bymi.commands.printing import own_command, print_line
+from bymi.commands.console_lines import own_command, print_line
 from bymi.core.errors import require
 
 TEMPLATE = """\

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from bymi.commands.printing import console, print_line
+from bymi.commands.console_lines import console, print_line
 from bymi.core.errors import InputError, did_you_mean
 
 KINDS = {
@@ -43,7 +43,7 @@ def list_parts(
 
     `bymi list topologies --nodes 64` draws every topology: degree, spectral gap, diameter.
     """
-    from bymi.experiment.catalogue import catalogue, rule_note, topology_rows
+    from bymi.experiment.list_named_parts import catalogue, rule_note, topology_rows
     from bymi.paper.find_study import study_rows
     from bymi.report.tables import print_words
 

@@ -10,7 +10,7 @@ import typer
 
 def complete_words(text: str) -> list[str]:
     """Completions of a word of `bymi run` or `bymi sweep`: recipes and keys, after KEY= the parts that it can name."""
-    from bymi.experiment.catalogue import catalogue
+    from bymi.experiment.list_named_parts import catalogue
 
     tables = catalogue()
     key, equals, _ = text.partition("=")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from bymi.commands.printing import print_line
+from bymi.commands.console_lines import print_line
 
 
 def report(

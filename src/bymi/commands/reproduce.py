@@ -11,7 +11,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bymi.commands import options
-from bymi.commands.printing import console, print_line
+from bymi.commands.console_lines import console, print_line
 from bymi.commands.run import bar, run_specs
 from bymi.core.errors import BymiError, InputError, require
 from bymi.core.files import refuse_link
@@ -56,7 +56,7 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures and tables, and the red-team tables. Resumes where it stopped."""
     from bymi.distributed.join_process_group import ranks
-    from bymi.paper import study_detect_level as detect_level
+    from bymi.paper import study_array_detection as detect_level
     from bymi.paper.computed_studies import COMPUTED
     from bymi.paper.find_study import find_study
     from bymi.paper.write_study import show
@@ -126,7 +126,7 @@ def _computed(study: Any, folder: Path, *, fast: bool, data: Path | None, jobs: 
 
 def _detect_level(folder: Path, fast: bool, data: Path | None, quiet: bool) -> None:
     """The study without runs: draws with a progress bar, then its files."""
-    from bymi.paper.page_detect_level import draw, draws, run
+    from bymi.paper.page_array_detection import draw, draws, run
     from bymi.runs.tasks import fetch
 
     if not fast:

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bymi.commands import options
-from bymi.commands.printing import console, own_command
+from bymi.commands.console_lines import console, own_command
 from bymi.commands.progress_display import Display
 from bymi.core.errors import BymiError
-from bymi.core.interrupts import raise_again
+from bymi.core.exit_on_ctrl_c import raise_again
 
 FEW = 8
 """Neighbours below which a node can hardly tell who is Byzantine."""
@@ -132,7 +132,7 @@ def run_specs(
     quiet: bool = False,
 ) -> list[Any]:
     """Results of specs, as `bymi.runs.run_all` returns them; `where`: execution settings."""
-    from bymi.distributed.execution_settings import Host
+    from bymi.distributed.host_settings import Host
     from bymi.runs import run_all
 
     raise_again()

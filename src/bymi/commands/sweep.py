@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from bymi.commands import options
-from bymi.commands.printing import console, print_line
+from bymi.commands.console_lines import console, print_line
 from bymi.commands.progress_display import clock
 from bymi.commands.run import run_specs
 from bymi.core.errors import BymiError
@@ -97,7 +97,7 @@ def sweep(
 
 def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> None:
     """Print how many runs there are, which are done, and how long the others may take."""
-    from bymi.distributed.execution_settings import Host
+    from bymi.distributed.host_settings import Host
     from bymi.report.tables import print_words
     from bymi.runs import run_folder as store
     from bymi.runs.time_estimate import estimate_seconds

@@ -17,8 +17,8 @@ from bymi.core.performance_thresholds import LIMITS
 from bymi.detection.detection_settings import Detector, Watch
 from bymi.detection.duplicates import repeats
 from bymi.detection.evidence import Evidence, NeighbourIndex
-from bymi.detection.half_gradient_products import HalfGradients, groups
-from bymi.detection.panel import Findings, hear
+from bymi.detection.half_gradient_tests import Findings, hear
+from bymi.detection.neighbour_half_gradients import HalfGradients, groups
 from bymi.detection.robust_statistics import (
     centred,
     centred_diagonal,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule
-from bymi.aggregation.filtering import spread_of_products
+from bymi.aggregation.spectral_filtering import spread_of_products
 from bymi.core.named_parts import bounded
 
 _EMPTY = 1e-18  # weights below count as zero

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bymi.aggregation.filtering import top_eigenpair
+from bymi.aggregation.spectral_filtering import top_eigenpair
 from bymi.core.linalg import ascending_among, on_host
 
 _NORMAL = 1.4826  # median absolute deviation -> standard deviation of a normal variable

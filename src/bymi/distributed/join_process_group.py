@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from bymi.core.errors import BymiError, InputError, RankLostError
 from bymi.distributed.collectives import Group
-from bymi.distributed.glibc_memory import keep_memory
+from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.distributed.parent_watchdog import die_with_parent
 
 TIMEOUT = 60.0

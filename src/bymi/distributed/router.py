@@ -17,10 +17,10 @@ from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.network import ListedVariants, MessageColumns, Messages, Outgoing, Variants, followed_by
 from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
-from bymi.distributed.lockstep import Lockstep
+from bymi.distributed.coordinate_sharded_dense_inbox import DenseShardPlan, DenseShards, ShardedDenseInbox, acceptable
+from bymi.distributed.coordinate_sharded_list_inbox import sharded_list_inbox
 from bymi.distributed.shard_layout import Routes
-from bymi.distributed.sharded_dense_inbox import DenseShardPlan, DenseShards, ShardedDenseInbox, acceptable
-from bymi.distributed.sharded_list_inbox import sharded_list_inbox
+from bymi.distributed.shards_of_one_process import Lockstep
 
 SHARDED_TOPICS = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may be sharded by coordinate
 _SLICES = 3  # shards from which on slices pay: with two, sending them and returning results is as many bytes as rows

@@ -25,11 +25,11 @@ from bymi.core.network import (
 from bymi.core.protocol_deviation import Deviation
 from bymi.core.topic import Topic
 from bymi.distributed.collectives import Group
-from bymi.distributed.lockstep import Lockstep
-from bymi.distributed.point_queries import PointQueries, own_or_sent
+from bymi.distributed.coordinate_sharded_list_inbox import ShardedListInbox
+from bymi.distributed.queries_between_ranks import PointQueries, own_or_sent
 from bymi.distributed.router import Router
 from bymi.distributed.shard_layout import ShardLayout, order_nodes
-from bymi.distributed.sharded_list_inbox import ShardedListInbox
+from bymi.distributed.shards_of_one_process import Lockstep
 from bymi.problems import Problem
 from bymi.training.algorithm import drsgd_bymi
 from bymi.training.plan import Plan

@@ -12,7 +12,7 @@ from bymi.core.named_parts import read_shorthand, read_value
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec, default_values, over, read_spec
 from bymi.runs import run_folder as store
-from bymi.runs.source_digests import refuse_imports
+from bymi.runs.foreign_source_digests import refuse_imports
 
 _SPEC_LIMIT = files.MEBIBYTE
 _DEFAULT = "scenario-a"

@@ -11,7 +11,7 @@ from bymi.core import topology
 from bymi.core.errors import InputError
 from bymi.core.graph import NOT_MUTUAL
 from bymi.core.mixing_weights import Weights
-from bymi.experiment.spec_field_types import Off, Part, PartOf, Section, derived
+from bymi.experiment.derived_spec_sections import Off, Part, PartOf, Section, derived
 from bymi.experiment.validation_errors import validated
 from bymi.runs import tasks
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec

@@ -17,8 +17,8 @@ import torch
 from bymi.core.graph import MatrixGraph
 from bymi.node import wire
 from bymi.node.identity import HOST_NAME, Identity, pem_of
-from bymi.node.outbox import GoneError, Outbox
 from bymi.node.peer_record import Peer
+from bymi.node.recent_messages import GoneError, Outbox
 from bymi.node.roster import Limits, Member
 from bymi.node.tls_proxy import HANDSHAKE, TLSProxy
 from bymi.node.wire import ASK, GET, PIECE, SERVICE, Body, Refused, Request, Tag, join_pieces, pieces

@@ -18,8 +18,8 @@ from torch import Tensor
 from bymi.node import wire
 from bymi.node.event_loop_thread import LoopThread
 from bymi.node.grpc_transport import Answer, Miss, NetworkConfig, Tell, Transport
-from bymi.node.outbox import KEPT, GoneError
 from bymi.node.peer_record import Peer
+from bymi.node.recent_messages import KEPT, GoneError
 from bymi.node.wire import ASK, GET, NONCE, Body, Expected, Refused, Request, Tag, encode
 
 QUESTION, ANSWER, COMMIT, REACHED = "question", "answer", "commitment of ", "reached "

@@ -22,9 +22,9 @@ from bymi.core.graph import Graph, MatrixGraph, check_connected, read_edges
 from bymi.core.named_parts import Checked, bounded, build_part
 from bymi.core.topology import TOPOLOGIES
 from bymi.node.identity import certificate_der, fingerprint_of
+from bymi.runs.foreign_source_digests import refuse_imports
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import make_plan
-from bymi.runs.source_digests import refuse_imports
 from bymi.training.plan import Plan
 
 PROTOCOL = 1

@@ -15,16 +15,16 @@ from typing import Any
 from bymi.core.errors import InputError
 from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
 from bymi.paper import evidence
-from bymi.paper import page_detect_level as detect_level
-from bymi.paper import page_frontier as frontier
-from bymi.paper import page_grid as grid
+from bymi.paper import page_array_detection as detect_level
+from bymi.paper import page_attack_search as frontier
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
-from bymi.paper import page_published_step as published_step
 from bymi.paper import page_red_team as red_team
+from bymi.paper import page_rule_tables as grid
 from bymi.paper import page_rules_linear as rules_linear
-from bymi.paper import page_scenarios as studies
+from bymi.paper import page_scenarios_a_b as studies
+from bymi.paper import page_step_cap_and_floor as published_step
 from bymi.paper import page_theory as theory
 from bymi.paper import summary_blocks as overview
 from bymi.paper.claims import claims

@@ -14,7 +14,7 @@ from bymi.core.errors import InputError
 from bymi.core.files import MEBIBYTE, read_bytes
 from bymi.paper import page_images as images
 from bymi.paper import page_red_team as red_team
-from bymi.paper import page_scenarios as studies
+from bymi.paper import page_scenarios_a_b as studies
 
 Run = dict[str, Any]
 

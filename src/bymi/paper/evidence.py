@@ -12,16 +12,16 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bymi.core.files import write_bytes
-from bymi.paper import page_grid as grid
 from bymi.paper import page_optimisers as optimisers
+from bymi.paper import page_rule_tables as grid
 from bymi.paper import page_rules_linear as rules_linear
 from bymi.paper.committed_results import NOT_MEASURED, Results, Run, mean_or_infinite, of, percent, span
 from bymi.paper.page_red_team import on_common_seeds
 from bymi.paper.provenance import fingerprints
 from bymi.paper.published_tables import WITH_DETECTION
-from bymi.paper.study_grid import TOLD, TOLD_RULES
 from bymi.paper.study_images import ATTACKS, DATA, RULES
 from bymi.paper.study_red_team import COLUMNS as DEFENCES
+from bymi.paper.study_rule_tables import TOLD, TOLD_RULES
 from bymi.report.figures import save
 from bymi.report.tables import markdown_table
 

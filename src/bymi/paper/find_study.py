@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from bymi.core.errors import InputError, did_you_mean, require
 from bymi.paper.computed_studies import COMPUTED
+from bymi.paper.study_array_detection import NAME as DETECT_LEVEL
+from bymi.paper.study_attack_search import FRONTIER_STUDIES, Frontier, build_frontier
 from bymi.paper.study_default import DefaultStudy, build_default
-from bymi.paper.study_detect_level import NAME as DETECT_LEVEL
-from bymi.paper.study_frontier import FRONTIER_STUDIES, Frontier, build_frontier
-from bymi.paper.study_grid import GRID_STUDIES, GridStudy, build_grid
 from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.paper.study_non_iid import NON_IID_STUDIES, NonIidStudy, build_non_iid
-from bymi.paper.study_published_step import STEP_STUDIES, StepStudy, build_step_study
 from bymi.paper.study_red_team import RED_TEAM_STUDIES, RedTeam, build_red_team
+from bymi.paper.study_rule_tables import GRID_STUDIES, GridStudy, build_grid
 from bymi.paper.study_rules_linear import RULES_LINEAR, RulesStudy, build_rules_linear
-from bymi.paper.study_scenarios import STUDIES, Study, build_study
+from bymi.paper.study_scenarios_a_b import STUDIES, Study, build_study
+from bymi.paper.study_step_cap_and_floor import STEP_STUDIES, StepStudy, build_step_study
 from bymi.paper.study_theory import THEORY_STUDIES, TheoryStudy, build_theory
 
 _TABLES: tuple[dict[str, str], ...] = (

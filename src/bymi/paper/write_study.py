@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bymi.paper import page_attack_search as frontier
 from bymi.paper import page_default as default
-from bymi.paper import page_frontier as frontier
-from bymi.paper import page_grid as grid
 from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
-from bymi.paper import page_published_step as published_step
 from bymi.paper import page_red_team as red_team
+from bymi.paper import page_rule_tables as grid
 from bymi.paper import page_rules_linear as rules_linear
-from bymi.paper import page_scenarios as studies
+from bymi.paper import page_scenarios_a_b as studies
+from bymi.paper import page_step_cap_and_floor as published_step
 from bymi.paper import page_theory as theory
+from bymi.paper.study_attack_search import Frontier
 from bymi.paper.study_default import DefaultStudy
-from bymi.paper.study_frontier import Frontier
-from bymi.paper.study_grid import GridStudy
 from bymi.paper.study_images import ImageStudy
 from bymi.paper.study_non_iid import NonIidStudy
-from bymi.paper.study_published_step import StepStudy
 from bymi.paper.study_red_team import RedTeam
+from bymi.paper.study_rule_tables import GridStudy
 from bymi.paper.study_rules_linear import RulesStudy
-from bymi.paper.study_scenarios import Study
+from bymi.paper.study_scenarios_a_b import Study
+from bymi.paper.study_step_cap_and_floor import StepStudy
 from bymi.paper.study_theory import TheoryStudy
 
 AnyStudy = (

@@ -13,9 +13,9 @@ from bymi.aggregation import Filtering
 from bymi.core.random_streams import stream
 from bymi.detection import Panel
 from bymi.detection.evidence import Evidence
-from bymi.detection.panel import hear, outstanding
+from bymi.detection.half_gradient_tests import hear, outstanding
 from bymi.detection.published_score import threshold
-from bymi.power_analysis.setting import Setting
+from bymi.power_analysis.byzantine_neighbour_counts import Setting
 
 DIMENSIONS = 30
 LARGEST = 120  # neighbours simulated; with more, the shares hardly change

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bymi.problems.lenet import lenet, start_of
 from bymi.problems.linear_problem import LinearProblem, LinearShard, linear_problem, linear_shard
-from bymi.problems.models import lenet, start_of
 from bymi.problems.module_problem import ModuleProblem, Shards
 from bymi.problems.problem import Problem
 

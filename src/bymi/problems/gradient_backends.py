@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from bymi.core.captured import Recording, on_device
+from bymi.core.cuda_graphs import Recording, on_device
 from bymi.core.linalg import gather_members
 from bymi.core.performance_thresholds import LIMITS
 from bymi.core.threaded_work import one_torch_thread

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torch.overrides import TorchFunctionMode
 
-from bymi.problems import triton_kernels as kernels
+from bymi.problems import triton_convolution as kernels
 
 Pair = tuple[int, int]
 _IGNORED = -100  # the default of torch

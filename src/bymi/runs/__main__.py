@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 from bymi.core.errors import BymiError
-from bymi.core.interrupts import INTERRUPTED, SENTENCE
-from bymi.distributed.execution_settings import Host
-from bymi.distributed.glibc_memory import keep_memory
+from bymi.core.exit_on_ctrl_c import INTERRUPTED, SENTENCE
+from bymi.distributed.host_settings import Host
 from bymi.distributed.join_process_group import ranks
+from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.runs import read_resolved_specs, run_all
 from bymi.runs.observers import RunStatus
 from bymi.runs.run_setup import check_resolved_spec

@@ -24,13 +24,13 @@ from bymi.core.inbox import Inbox, Round
 from bymi.core.random_streams import stream
 from bymi.core.topology import Topology
 from bymi.distributed.collectives import Group
-from bymi.distributed.execution_settings import Host
+from bymi.distributed.host_settings import Host
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs.evaluators import Evaluator, Measures, number
+from bymi.runs.foreign_source_digests import sources_of
 from bymi.runs.run_folder import SUMMARY_KEYS
-from bymi.runs.source_digests import sources_of
 from bymi.runs.tasks import Task
 
 Evaluate = Callable[[nn.Module], float | Mapping[str, float]]

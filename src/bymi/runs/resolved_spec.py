@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from bymi.core import files
 from bymi.core.errors import InputError
 from bymi.core.graph import EDGE_FILE_LIMIT
-from bymi.runs.source_digests import foreign_source
+from bymi.runs.foreign_source_digests import foreign_source
 
 LARGEST_INTEGER, LARGEST_NUMBER, LARGEST_SEED = 10**9, 1e100, 2**63 - 1
 """Bounds of all integers and numbers in a spec that have no closer ones, and of the seed; their squares are finite."""

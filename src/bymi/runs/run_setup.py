@@ -20,14 +20,14 @@ from bymi.core.named_parts import build_part
 from bymi.core.random_streams import stream
 from bymi.core.time_varying_graph import RedrawnGraph
 from bymi.distributed.collectives import Group
-from bymi.distributed.execution_settings import Host
+from bymi.distributed.host_settings import Host
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import default_layout
 from bymi.problems import Problem
 from bymi.runs import memory_estimate as footprint
 from bymi.runs.evaluators import Evaluator
+from bymi.runs.foreign_source_digests import refuse_imports
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec, make, require_types
-from bymi.runs.source_digests import refuse_imports
 from bymi.runs.tasks import TASKS, Task
 from bymi.training.decentralised_optimisers import OPTIMISERS
 from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp, theorem_step

@@ -15,8 +15,8 @@ from bymi.core.network import LocalNetwork, Observable
 from bymi.core.time_varying_graph import RedrawnGraph, RedrawnNetwork
 from bymi.core.topic import PARAMETERS
 from bymi.distributed.collectives import Group
-from bymi.distributed.execution_settings import Host
 from bymi.distributed.gathered_snapshots import Due, GatheredRound, Models, whole_rounds
+from bymi.distributed.host_settings import Host
 from bymi.distributed.router import SHARDED_TOPICS
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import SHARDS, ShardedRun

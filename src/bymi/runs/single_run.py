@@ -19,8 +19,8 @@ from bymi.core.errors import system_refusal
 from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
 from bymi.distributed.collectives import Group
-from bymi.distributed.execution_settings import Host, one_thread
-from bymi.distributed.glibc_memory import let_go
+from bymi.distributed.host_settings import Host, one_thread
+from bymi.distributed.keep_freed_memory import let_go
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import run_folder as store
 from bymi.runs.checkpoints import Checkpointer, Saved

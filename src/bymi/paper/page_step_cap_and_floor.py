@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bymi.core.files import write_bytes
-from bymi.paper.study_published_step import SETTINGS, StepStudy
+from bymi.paper.study_step_cap_and_floor import SETTINGS, StepStudy
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import run_folder as store
 

@@ -14,9 +14,9 @@ from bymi.core import topology
 from bymi.core.errors import EXIT_CODES, InputError
 from bymi.core.mixing_weights import WEIGHTS, figures_of
 from bymi.core.named_parts import Table
+from bymi.experiment.derived_spec_sections import Part
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
-from bymi.experiment.spec_field_types import Part
 from bymi.runs import tasks
 from bymi.training import decentralised_optimisers
 

@@ -8,7 +8,7 @@ from typing import Any
 from bymi.core.files import write_bytes
 from bymi.paper.page_red_team import harmless
 from bymi.paper.provenance import fingerprints, origin
-from bymi.paper.study_frontier import FAMILIES, RUNS, Frontier
+from bymi.paper.study_attack_search import FAMILIES, RUNS, Frontier
 from bymi.report.tables import markdown_table
 from bymi.runs import run_folder as store
 

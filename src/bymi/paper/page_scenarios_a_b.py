@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from bymi.core.files import write_bytes
 from bymi.paper.provenance import fingerprints, origin
-from bymi.paper.study_scenarios import Study
+from bymi.paper.study_scenarios_a_b import Study
 from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import cell, endings, markdown_table
 from bymi.runs import run_folder as store

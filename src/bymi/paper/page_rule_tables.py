@@ -14,7 +14,7 @@ from bymi.aggregation import RULES
 from bymi.core.files import write_bytes
 from bymi.paper.computed_study import paragraph
 from bymi.paper.provenance import fingerprints, origin
-from bymi.paper.study_grid import ATTACKS, GRID_STUDIES, NODES, RATIO, STEPS, TOLD, TOLD_RULES, UNTOLD, GridStudy
+from bymi.paper.study_rule_tables import ATTACKS, GRID_STUDIES, NODES, RATIO, STEPS, TOLD, TOLD_RULES, UNTOLD, GridStudy
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import endings as bad_endings
 from bymi.report.tables import markdown_table

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 import bymi
 from bymi.core.files import MEBIBYTE, read_bytes, write_bytes
 from bymi.paper.computed_study import paragraph
-from bymi.paper.study_detect_level import DETECTORS, LEVEL, NAME, Setting, cause, measure, settings, symmetric
+from bymi.paper.study_array_detection import DETECTORS, LEVEL, NAME, Setting, cause, measure, settings, symmetric
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import markdown_table
 from bymi.runs import run_folder as store
