@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from bymi import BALANCE, IOS, UBAR, Detector, ErdosRenyi, LocalNetwork, Optimisation, Plan, Round, StepSize, WarmUp  # noqa: E402
-from bymi.core.protocol_deviation import FollowsProtocol  # noqa: E402
+from bymi.core.byzantine_hooks import FollowsProtocol  # noqa: E402
 from bymi.core.random_streams import stream  # noqa: E402
 from bymi.core.topic import PARAMETERS  # noqa: E402
 from bymi.detection import Panel, Suspensions, UpdateHistory, Watch  # noqa: E402

@@ -32,9 +32,9 @@ from bymi.netdemo.demo import free_ports, prepare, run_demo
 from bymi.node.event_loop_thread import LoopThread
 from bymi.node.grpc_transport import NetworkConfig
 from bymi.node.identity import certificate_der, read_identity, write_identity
-from bymi.node.neighbour_rounds import Session
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.roster import Limits, Member
+from bymi.node.round_session import Session
 from bymi.report.tables import print_words
 from bymi.runs.run_folder import environment
 

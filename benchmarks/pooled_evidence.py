@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.random_streams import stream
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.noise_bounded_mean import NoiseEdge
 from bymi.detection.published_score import threshold
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from bymi import Filtering
 from bymi.core.linalg import VectorStack
 from bymi.detection import Panel
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.half_gradient_tests import Findings, hear
 from bymi.detection.verdict import REASONS
 

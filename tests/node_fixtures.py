@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from bymi.netdemo import demo
-from bymi.node.neighbour_rounds import Session
 from bymi.node.roster import Limits
+from bymi.node.round_session import Session
 from bymi.node.run_node import NodeRun
 from tests.peer_networks import loop_thread
 

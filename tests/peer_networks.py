@@ -16,9 +16,9 @@ from bymi.core.graph import Graph, MatrixGraph
 from bymi.node.event_loop_thread import LoopThread
 from bymi.node.grpc_transport import NetworkConfig
 from bymi.node.identity import Identity, certificate_der, new_identity
-from bymi.node.neighbour_rounds import Session
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.roster import Limits, Member
+from bymi.node.round_session import Session
 
 LIMITS = Limits(deadline=20.0, start_wait=20.0)
 

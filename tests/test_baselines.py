@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bymi import Average, Complete, Detector, LocalNetwork, Optimisation, Plan, StepSize, Watch, drsgd_bymi
-from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.detection import Panel
 from bymi.experiment import Spec, load, run
 from bymi.experiment.recipes import RECIPES

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bymi import Graph, LocalNetwork, Plan, WarmUp
-from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.detection import Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.experiment.loading import load
 from bymi.problems import linear_problem, linear_shard

@@ -25,7 +25,7 @@ from bymi import (
     simulate,
 )
 from bymi.attacks import ATTACKS
-from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.detection import Detector, Panel, Verdict, Watch

@@ -23,8 +23,8 @@ from bymi import Adversary, Graph, LocalNetwork, Plan, Snapshot, drsgd_bymi
 from bymi.attacks import SimulatedAdversary
 from bymi.node import tls_proxy, wire
 from bymi.node.identity import HOST_NAME, fingerprint_of, new_identity
-from bymi.node.neighbour_rounds import COMMIT
 from bymi.node.roster import Limits
+from bymi.node.round_session import COMMIT
 from bymi.node.tls_proxy import TLSProxy
 from bymi.node.wire import ASK, GET, NONCE, PIECE, SERVICE, Refused, Tag, commitment, encode, join_pieces
 from bymi.problems import LinearProblem, linear_problem, linear_shard

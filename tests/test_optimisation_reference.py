@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi import Detector, Graph, LocalNetwork, Optimisation, Plan, StepSize
-from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.training.phases import local_steps, optimise, premix
 from tests.reference import graphs, optimisation
 from tests.reference.scenes import RunSetup, draw_scene

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bymi import Detector, Graph, InputError, LinearProblem, ListGraph, LocalNetwork, Optimisation, Panel, Plan, StepSize, Watch
-from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.experiment import load
 from bymi.problems import linear_problem, linear_shard

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, LocalNetwork, Plan
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.core.performance_thresholds import LIMITS
-from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.detection import PANEL, Detector, Panel, Suspensions, UpdateHistory, Watch
 from bymi.detection.duplicates import duplicates

@@ -26,7 +26,7 @@ from bymi import (
     WarmUp,
     drsgd_bymi,
 )
-from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.core.topic import TRACKER
 from bymi.problems import linear_problem, linear_shard

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bymi.core.performance_thresholds import LIMITS
-from bymi.distributed import queries_between_ranks as inquiry
+from bymi.distributed import gradient_queries as inquiry
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import sharded_run, simulate

@@ -26,7 +26,7 @@ from bymi import (
 )
 from bymi.aggregation import BALANCE
 from bymi.attacks import ATTACKS
-from bymi.core.protocol_deviation import FollowsProtocol
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.core.topic import Topic
 from bymi.problems import LinearProblem, linear_problem, linear_shard

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from bymi import Adversary, Detector, Graph, Identity, LocalNetwork, Plan, Principal
 from bymi.attacks import ATTACKS, GradientAttack, InnerProductManipulation, SimulatedAdversary
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.core.network import NeighbourhoodReply
 from bymi.core.performance_thresholds import LIMITS
-from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.topic import FIRST_HALF, SECOND_HALF, Topic
 from bymi.detection import CENTRES, REASONS, SCALES, Verdict, identify, identify_neighbours, judge_replies
 from bymi.detection.published_score import weigh

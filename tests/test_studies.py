@@ -12,11 +12,11 @@ from rich.console import Console
 from bymi import InputError
 from bymi.commands.run import steps_to_do
 from bymi.experiment import load, run_all
-from bymi.paper import page_default as default
+from bymi.paper import page_default_experiment as default
 from bymi.paper import page_scenarios_a_b as report
 from bymi.paper.find_study import find_study
 from bymi.paper.provenance import fingerprints
-from bymi.paper.study_default import DefaultStudy
+from bymi.paper.study_default_experiment import DefaultStudy
 from bymi.paper.study_scenarios_a_b import Study, build_study
 from bymi.paper.write_study import show
 from bymi.report.tables import terminal_table

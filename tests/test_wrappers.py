@@ -245,7 +245,7 @@ def test_the_order_of_gradient_and_mixing_is_an_option(name: str) -> None:
         def losses(self, vectors: Tensor, nodes: Tensor, chosen: Tensor, wanted: Tensor) -> Tensor:
             return (vectors - 1).square().sum(-1).expand_as(wanted)
 
-    from bymi.core.protocol_deviation import FollowsProtocol
+    from bymi.core.byzantine_hooks import FollowsProtocol
     from bymi.training.phases import round_of, warm_up
 
     rule, network, pool = RULES[name](), LocalNetwork(graph), torch.arange(10).expand(9, -1)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
         WeightedRule,
     )
     from bymi.attacks import ATTACKS, Adversary, SimulatedAdversary
+    from bymi.core.byzantine_hooks import Deviation
     from bymi.core.errors import BymiError, GraphError, InputError
     from bymi.core.graph import Core, Graph, MatrixGraph
     from bymi.core.inbox import Inbox, Mixture, Round
     from bymi.core.list_graph import ListGraph
     from bymi.core.network import LocalNetwork, Network, Outgoing
-    from bymi.core.protocol_deviation import Deviation
     from bymi.core.random_streams import Stream, stream
     from bymi.core.time_varying_graph import RedrawnGraph
     from bymi.core.topic import Topic

@@ -33,8 +33,8 @@ from bymi.attacks.gradient import (
 )
 from bymi.attacks.half_gradient_attacks import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.parameter_poisoning import Dissensus, Isolation, Poison
-from bymi.attacks.perron_tracker import TrackerPoison
 from bymi.attacks.shifted_gradients import Shift, Steer, TrainingShift, Victim
+from bymi.attacks.tracker_poisoning import TrackerPoison
 from bymi.attacks.unusable_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Table

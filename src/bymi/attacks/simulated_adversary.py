@@ -13,8 +13,8 @@ from torch import Tensor
 
 from bymi.attacks.base import PARTS, AttackContext, Level, PerReceiver, Timetable, VectorAttack, is_finite_row
 from bymi.attacks.data import DataAttack
-from bymi.attacks.per_receiver_messages import tailor_by_lists, tailor_by_matrices
 from bymi.attacks.registry import ALIASES, ATTACKS, Mixing, Pruning, Shown, check_options
+from bymi.attacks.tailor_messages import tailor_by_lists, tailor_by_matrices
 from bymi.attacks.unusable_messages import MessageAttack, Sent, put_on_wire
 from bymi.core.errors import InputError, require, shown
 from bymi.core.graph import Graph

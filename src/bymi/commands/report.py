@@ -24,7 +24,7 @@ def report(
     write_page(runs, output)
     print_line(f"Report: {output}")
     if figures is not None:
-        from bymi.report.paper_figures import write_figures
+        from bymi.report.publication_figures import write_figures
 
         print_line(f"Figures: {len(write_figures(runs, figures))} files in {figures}")
     if show:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.linalg import lower_median
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 
 _CROWD = 5  # smallest group of copies that is flagged by itself
 

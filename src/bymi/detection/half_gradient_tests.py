@@ -13,7 +13,7 @@ from bymi.aggregation.base import SetRule
 from bymi.core.linalg import ascending_among
 from bymi.detection.detection_settings import Panel
 from bymi.detection.duplicates import duplicates, repeats
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.noise_bounded_mean import Centre, NoiseEdge
 from bymi.detection.published_score import threshold
 from bymi.detection.robust_statistics import deviation, directions, log, median, robust_z, spread, uniform

@@ -16,7 +16,7 @@ from bymi.core.message_validity import OVERFLOW
 from bymi.core.performance_thresholds import LIMITS
 from bymi.detection.detection_settings import Detector, Watch
 from bymi.detection.duplicates import repeats
-from bymi.detection.evidence import Evidence, NeighbourIndex
+from bymi.detection.half_gradient_products import Evidence, NeighbourIndex
 from bymi.detection.half_gradient_tests import Findings, hear
 from bymi.detection.neighbour_half_gradients import HalfGradients, groups
 from bymi.detection.robust_statistics import (

@@ -19,7 +19,7 @@ from bymi.core.linalg import VectorStack, inner_of_both, norms
 from bymi.core.message_validity import OVERFLOW
 from bymi.detection.array_verdict import NOT_FINITE, TOO_LARGE, ArrayVerdict, Profile, student_tail
 from bymi.detection.detection_settings import Detector, Panel
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.half_gradient_tests import Findings, hear, least_cosine, noise_of
 from bymi.detection.published_score import Centre, Identity, Products, Scale, multiply, threshold, weigh
 from bymi.detection.robust_statistics import median

@@ -22,7 +22,7 @@ from bymi.core.linalg import VectorStack, inner, inner_of_both, inner_of_sets, m
 from bymi.core.list_inbox import ListInbox
 from bymi.core.network import NeighbourhoodReply
 from bymi.core.performance_thresholds import LIMITS
-from bymi.detection.evidence import Evidence, NeighbourIndex
+from bymi.detection.half_gradient_products import Evidence, NeighbourIndex
 from bymi.detection.update_history import by_kind
 
 _BEHIND = 2  # tasks and threads

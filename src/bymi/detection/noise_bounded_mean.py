@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import require
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.robust_statistics import median, uniform, variance, widest
 
 _EMPTY = 1e-9  # share of a row's initial weight that counts as zero

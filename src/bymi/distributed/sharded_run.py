@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bymi.core.byzantine_hooks import Deviation
 from bymi.core.graph import Graph, check_connected
 from bymi.core.inbox import Inbox
 from bymi.core.network import (
@@ -22,11 +23,10 @@ from bymi.core.network import (
     Received,
     Variants,
 )
-from bymi.core.protocol_deviation import Deviation
 from bymi.core.topic import Topic
 from bymi.distributed.collectives import Group
 from bymi.distributed.coordinate_sharded_list_inbox import ShardedListInbox
-from bymi.distributed.queries_between_ranks import PointQueries, own_or_sent
+from bymi.distributed.gradient_queries import PointQueries, own_or_sent
 from bymi.distributed.router import Router
 from bymi.distributed.shard_layout import ShardLayout, order_nodes
 from bymi.distributed.shards_of_one_process import Lockstep

@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.core.inbox import Inbox
 from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, inboxes_of_replies
 from bymi.core.topic import Topic
-from bymi.node.neighbour_rounds import QUESTION, Session
+from bymi.node.round_session import QUESTION, Session
 from bymi.node.wire import encode
 
 _HALVES = ("first half", "second half")

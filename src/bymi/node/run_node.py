@@ -28,11 +28,11 @@ from bymi.node.event_log import LOG, Journal
 from bymi.node.event_loop_thread import LoopThread
 from bymi.node.grpc_transport import NetworkConfig
 from bymi.node.identity import read_identity
-from bymi.node.neighbour_rounds import BehindError, Session
 from bymi.node.node_file import NodeFile, read_node_file
 from bymi.node.own_data import OwnProblem, load_loss, load_model, load_samples, signature_of
 from bymi.node.peer_network import PeerNetwork
 from bymi.node.roster import Roster, read_roster
+from bymi.node.round_session import BehindError, Session
 from bymi.node.status_server import StatusServer
 from bymi.problems import Shards
 from bymi.runs.state_schema import StateShape

@@ -8,7 +8,7 @@ from bymi.core.errors import InputError, did_you_mean, require
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.study_array_detection import NAME as DETECT_LEVEL
 from bymi.paper.study_attack_search import FRONTIER_STUDIES, Frontier, build_frontier
-from bymi.paper.study_default import DefaultStudy, build_default
+from bymi.paper.study_default_experiment import DefaultStudy, build_default
 from bymi.paper.study_images import IMAGE_STUDIES, ImageStudy, build_image_study
 from bymi.paper.study_non_iid import NON_IID_STUDIES, NonIidStudy, build_non_iid
 from bymi.paper.study_red_team import RED_TEAM_STUDIES, RedTeam, build_red_team

@@ -13,7 +13,7 @@ from bymi.aggregation.base import SetRule
 from bymi.core.linalg import VectorStack
 from bymi.core.random_streams import stream
 from bymi.detection import CENTRES
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.noise_bounded_mean import NoiseEdge
 from bymi.paper.computed_study import ComputedStudy, paragraph
 from bymi.report.tables import markdown_table

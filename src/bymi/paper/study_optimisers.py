@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bymi.core.byzantine_hooks import FollowsProtocol
 from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
-from bymi.core.protocol_deviation import FollowsProtocol
 from bymi.core.random_streams import stream
 from bymi.core.topology import ErdosRenyi
 from bymi.detection import Detector, Panel, Watch

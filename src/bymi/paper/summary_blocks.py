@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from bymi.paper import page_array_detection as detect_level
-from bymi.paper import page_default as default
+from bymi.paper import page_default_experiment as default
 from bymi.paper import page_images as images
 from bymi.paper import page_red_team as red_team
 from bymi.paper.committed_results import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bymi.paper import page_attack_search as frontier
-from bymi.paper import page_default as default
+from bymi.paper import page_default_experiment as default
 from bymi.paper import page_images as images
 from bymi.paper import page_non_iid as non_iid
 from bymi.paper import page_red_team as red_team
@@ -15,7 +15,7 @@ from bymi.paper import page_scenarios_a_b as studies
 from bymi.paper import page_step_cap_and_floor as published_step
 from bymi.paper import page_theory as theory
 from bymi.paper.study_attack_search import Frontier
-from bymi.paper.study_default import DefaultStudy
+from bymi.paper.study_default_experiment import DefaultStudy
 from bymi.paper.study_images import ImageStudy
 from bymi.paper.study_non_iid import NonIidStudy
 from bymi.paper.study_red_team import RedTeam

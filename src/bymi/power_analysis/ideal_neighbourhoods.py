@@ -12,7 +12,7 @@ from torch import Tensor
 from bymi.aggregation import Filtering
 from bymi.core.random_streams import stream
 from bymi.detection import Panel
-from bymi.detection.evidence import Evidence
+from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.half_gradient_tests import hear, outstanding
 from bymi.detection.published_score import threshold
 from bymi.power_analysis.byzantine_neighbour_counts import Setting

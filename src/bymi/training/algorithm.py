@@ -9,13 +9,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from bymi.core.byzantine_hooks import Deviation, FollowsProtocol
 from bymi.core.errors import GraphError, require
 from bymi.core.graph import NOT_MUTUAL, Graph, check_connected
 from bymi.core.linalg import norms
 from bymi.core.network import Network
-from bymi.core.protocol_deviation import Deviation, FollowsProtocol
 from bymi.detection import Suspensions, UpdateHistory, Verdict
-from bymi.detection.message_clipping import shorten
+from bymi.detection.self_centred_clipping import shorten
 from bymi.detection.verdict import DEEDS, has_reason
 from bymi.problems import Problem
 from bymi.training.phases import apply_verdict, detect_hardened, detect_published, optimise, warm_up

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation import LocalSamples, Memory
+from bymi.core.byzantine_hooks import Deviation
 from bymi.core.errors import require
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, Mixture, Round
 from bymi.core.network import NeighbourhoodReply, Network, tracker_limit
-from bymi.core.protocol_deviation import Deviation
 from bymi.core.random_streams import stream
 from bymi.core.topic import DIRECTION, GRADIENT, PARAMETERS, PREMIX, TRACKER, Topic
 from bymi.detection import (
@@ -31,7 +31,7 @@ from bymi.detection import (
     judge_neighbours,
     judge_replies,
 )
-from bymi.detection.message_clipping import SelfCentredClipping, fused
+from bymi.detection.self_centred_clipping import SelfCentredClipping, fused
 from bymi.problems import Problem
 from bymi.training.plan import Optimisation, Plan
 from bymi.training.samples import Split, all_samples, draw_batches, fresh_halves, sizes_of

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from bymi.paper.provenance import fingerprints, origin
-from bymi.paper.study_default import DefaultStudy
+from bymi.paper.study_default_experiment import DefaultStudy
 from bymi.report.figures import describe, draw_comparison
 from bymi.report.tables import remarks, terminal_table
 from bymi.runs import run_folder as store
