@@ -155,7 +155,8 @@ def test_a_crowd_of_two_fifths_whose_updates_are_not_what_it_claims() -> None:
 def test_where_data_differ_attackers_that_train_alone_are_a_crowd_by_their_long_updates(attackers: int) -> None:
     """Honest claims differ widely in length, and none is flagged; nine that go their own ways are, three are not.
 
-    Long claims that no update follows, as those of nodes for whose data the receiver's model is bad, harm nobody.
+    Long claims that no update follows, as those of nodes for whose data the receiver's model is bad, harm nobody. Where data
+    are alike, the nine are a crowd since their updates do not follow their claims.
     """
     random = np.random.default_rng(4)
     claims = random.standard_normal((60, 200)) * random.uniform(0.8, 1.2, (60, 1))
@@ -170,8 +171,7 @@ def test_where_data_differ_attackers_that_train_alone_are_a_crowd_by_their_long_
         matrices = q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid
         return found_in(claim_mismatch(*matrices, MEDIAN, *bounds, different=torch.tensor([[different]]))[0])[0]
 
-    assert found(False) == set()
-    assert found(True) == (set(range(9)) if attackers == 9 else set())
+    assert found(False) == found(True) == (set(range(9)) if attackers == 9 else set())
 
 
 def test_honest_nodes_led_astray_one_by_one_are_no_crowd() -> None:
@@ -200,6 +200,30 @@ def test_a_node_whose_messages_were_clipped_does_what_it_claims() -> None:
     valid, noise = torch.ones(1, 60, dtype=torch.bool), torch.zeros(1, 60, dtype=torch.float64)
     found, _ = claim_mismatch(q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid, MEDIAN, 5 * ONE, 3.25 * ONE)
     assert not bool(found.any())
+
+
+@pytest.mark.parametrize("different", [False, True])
+@pytest.mark.parametrize(("idlers", "followed"), [(12, True), (3, True), (12, False)])
+def test_nodes_that_claim_gradients_and_do_nothing(idlers: int, followed: bool, different: bool) -> None:
+    """They are a crowd at the centre, where others do follow their claims and have the same data; three are too few for one."""
+    random = np.random.default_rng(6)
+    claims = random.standard_normal((60, 80))
+    deeds = -claims * (1.0 if followed else 0.1) + 0.3 * random.standard_normal((60, 80))
+    deeds[:idlers] = 0.1 * random.standard_normal((idlers, 80))
+    q, g = (torch.from_numpy(rows)[None] for rows in (deeds, claims))
+    valid, noise = torch.ones(1, 60, dtype=torch.bool), torch.zeros(1, 60, dtype=torch.float64)
+    matrices, bounds = (q @ q.mT, g @ g.mT, q @ g.mT, noise, valid, valid), (12 * ONE, 3.25 * ONE)
+    found = found_in(claim_mismatch(*matrices, MEDIAN, *bounds, different=torch.tensor([[different]]))[0])[0]
+    assert found == (set(range(12)) if idlers == 12 and followed and not different else set())
+    _, centre = centre_by("geometric-median")
+
+    def weigh(points: np.ndarray) -> np.ndarray:
+        return weights_of(list(points), centre(points))
+
+    everybody, levels = set(range(60)), (12.0, 3.25)
+    assert found == by_definition.claim_mismatch(
+        deeds, claims, noise[0].numpy(), everybody, weigh, *levels, different=different
+    )
 
 
 @pytest.mark.parametrize("points", [True, False], ids=["points", "products"])

@@ -502,18 +502,27 @@ def claim_mismatch(
 
     Nobody leaves whose residual is less than four times what the noise of its claim makes of it. Before that a crowd leaves
     that is beyond its own bound about the majority, by whose spread it is measured, if more than half of what its members
-    are off by is common to all. Where data are `different`, half of the bound is enough for a crowd whose deeds are 1.6 times
-    as long as usual.
+    are off by is common to all; and one whose members show too little of their claims, where most nodes follow theirs: less
+    than 0.7 of the claim, or of one of the usual length if that is shorter. Where data are `different`, nobody has to show
+    anything, and half of the bound is enough for a crowd whose deeds are 1.6 times as long as usual.
     """
     lengths: dict[int, float] = {}
+    detached: set[int] = set()
 
     def values_about(left: list[int], weights: Vector, usual: list[int]) -> tuple[dict[int, float], set[int]]:
         q0, g0 = mean_of(deeds[left], weights), mean_of(claims[left], weights)
+        best = {row: -float((deeds[row] - q0) @ (claims[row] - g0)) / float(np.sum((claims[row] - g0) ** 2)) for row in left}
+        usual_claim = math.sqrt(median([float(np.sum((claims[row] - g0) ** 2)) for row in left]))
+        followed = not different and median(list(best.values())) > 0.5
         values, explained = {}, set()
+        detached.clear()
         for row in left:
             q, g = deeds[row] - q0, claims[row] - g0
             lengths[row] = float(np.linalg.norm(q))
-            kappa = min(2.0, max(0.0, -float(q @ g) / float(g @ g)))
+            least = 0.7 * min(1.0, usual_claim / float(np.linalg.norm(g))) if followed else 0.0
+            if followed and best[row] < least:
+                detached.add(row)
+            kappa = min(2.0, max(least, best[row]))
             residual = float(np.sum((q + kappa * g) ** 2))
             values[row] = log(residual)
             explained |= {row} if residual <= 4 * kappa**2 * float(noise[row]) else set()
@@ -525,7 +534,7 @@ def claim_mismatch(
     weights = majority(deeds, claims, weigh)
     off, explained = values_about(everybody, weights, [row for row in everybody if weights[row] > 0])
     crowd = {row for row, value in off.items() if value > crowd_bound} - explained
-    gone: set[int] = set()
+    gone = crowd & detached if len(crowd & detached) >= max(4.0, 0.1 * len(judged)) else set()
     if len(crowd) >= max(4.0, 0.1 * len(judged)):
         away = (deeds + claims)[sorted(crowd)] - mean_of(deeds + claims, weights)
         if np.sum(np.mean(away, 0) ** 2) > 0.5 * np.mean(np.sum(away**2, 1)):

@@ -267,7 +267,8 @@ _FEW = 15  # neighbours below which a crowd cannot be told from chance
 _JOINT = 2.5  # deviations from which on a row may belong to a crowd, and by which one side must outnumber the other
 _LONG_CROWD, _LONG_UPDATE = 0.5, 1.6  # where data differ: share of the bound for a crowd with updates so many times the usual
 _IN_COMMON = 0.5  # share of the squared residuals of a crowd that is their mean's
-_MOST_ANSWER = 2.0  # largest multiple of its claimed gradient by which a node may differ from the others
+_LEAST_ANSWER, _MOST_ANSWER = 0.7, 2.0  # multiples of its claimed gradient by which a node differs from the others
+_FOLLOWED = 0.5  # usual multiple from which on nodes follow their claims
 
 
 def drift_test(
@@ -309,37 +310,49 @@ def claim_mismatch(
 
     A node that uses the gradient g_j it claims is off by about -g_j (less the mean), or by less where its messages were
     clipped. `claims`: products of the g_j; `both`: products <q_r, g_s>. Residual: q_j + kappa g_j about the centres, with the
-    best kappa from 0 to `_MOST_ANSWER`. `noise` [b, n]: error of |g_j|^2 where g_j covers part of the samples only; a residual
+    best kappa up to `_MOST_ANSWER`. `noise` [b, n]: error of |g_j|^2 where g_j covers part of the samples only; a residual
     that it explains is not flagged.
+
+    kappa |g_j| is at least 0.7 of |g_j|, or of the usual claim's length if g_j is longer: clipping leaves an update as long as
+    usual. A row whose best kappa is less is detached from its claim; many of them at the centre narrow the spread by which
+    `joint_test` measures all others. Where data are `different` [b, 1], or the usual kappa is at most a half, kappa is from 0:
+    claims about few samples are mostly noise, and nobody follows them.
 
     First a crowd that pushes together: a tenth of all rows and at least four, beyond `crowd_bound` [b, 1], with more than half
     of their residuals in common. They are measured about the majority of the q_j + g_j, and by its spread, which a minority
-    does not change. Honest nodes that attackers have led astray are many, too, but each goes its own way. Then single rows
-    beyond `bound` [b, 1], about the centre of the q_j: about a sharper centre misled nodes would stand out.
+    does not change. Honest nodes that attackers have led astray are many, too, but each goes its own way, and follows its
+    gradient as well; so as many detached rows are also a crowd. Then single rows beyond `bound` [b, 1], about the centre of
+    the q_j: about a sharper centre misled nodes would stand out.
 
-    Where data are `different` [b, 1], attackers need not push together to be a crowd: half of the bound is enough for a tenth
-    of all rows, at least four, whose updates are 1.6 times as long as usual. Honest updates are hardly ever so long in numbers.
+    Where data are different, attackers need not push together to be a crowd: half of the bound is enough for a tenth of all
+    rows, at least four, whose updates are 1.6 times as long as usual. Honest updates are hardly ever so long in numbers.
     """
 
-    def residuals(weights: Tensor, among: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z of residuals, whether the noise of a claim does not explain them, and squared lengths of updates [b, n]."""
+    def residuals(weights: Tensor, among: Tensor, usual: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """z of residuals, whether the noise of a claim does not explain them, which rows are detached, and |q_j|^2 [b, n]."""
         update, claim, pair = (centred_diagonal(matrix, weights) for matrix in (history_gram, claims, both))
-        kappa = (-pair / claim.clamp_min(1e-300)).clamp(0.0, _MOST_ANSWER)
+        square = claim.clamp_min(1e-300)
+        best, least = -pair / square, _LEAST_ANSWER * (median(square, among) / square).clamp_max(1.0).sqrt()
+        followed = median(best, among) > _FOLLOWED
+        if different is not None:
+            followed = followed & ~different
+        kappa = torch.maximum(best, torch.where(followed, least, 0.0)).clamp_max(_MOST_ANSWER)
         residual = update + 2 * kappa * pair + kappa.square() * claim
         z = robust_z_above(log(residual), among, usual, _LEAST)
-        return z, judged & among & (residual > _EXPLAINED * kappa.square() * noise), update
+        unexplained = judged & among & (residual > _EXPLAINED * kappa.square() * noise)
+        return z, unexplained, unexplained & followed & (best < least), update
 
     weights = centre.weights(history_gram, valid)
     majority = _majority(history_gram, claims, both, valid, weights)
-    z, unexplained, _ = residuals(majority, valid, majority > 0)
-    crowd = unexplained & (z > crowd_bound)
-    together = (crowd.sum(1, keepdim=True) >= _least_crowd(judged)) & _one_way(history_gram, claims, both, majority, crowd)
-    flagged = _up_to(most, torch.zeros_like(valid), crowd & together)
+    z, unexplained, detached, _ = residuals(majority, valid, majority > 0)
+    crowd, detached = (_if_many(rows & (z > crowd_bound), judged) for rows in (unexplained, detached))
+    crowd = crowd & _one_way(history_gram, claims, both, majority, crowd)
+    flagged = _up_to(most, torch.zeros_like(valid), crowd | detached)
     for number in range(_PASSES):
         if number or bool(flagged.any()):
             weights = centre.weights(history_gram, valid & ~flagged)
         among = valid & ~flagged
-        now, unexplained, update = residuals(weights, among, among)
+        now, unexplained, _, update = residuals(weights, among, among)
         z = torch.where(flagged, z, now)
         off = unexplained & (now > bound)
         if different is not None:
@@ -424,6 +437,11 @@ def _lowered(z: Tensor, judged: Tensor, bound: Tensor) -> Tensor:
     """The bound [b, 1], lower where many rows are off: these widen the spread by which each is measured."""
     beyond = (judged & (z > _LOWER * bound)).sum(1, keepdim=True)
     return torch.where(beyond >= _least_crowd(judged), _LOWER * bound, bound)
+
+
+def _if_many(rows: Tensor, judged: Tensor) -> Tensor:
+    """Rows [b, n], none where they are no crowd."""
+    return rows & (rows.sum(1, keepdim=True) >= _least_crowd(judged))
 
 
 def _least_crowd(judged: Tensor) -> Tensor:
