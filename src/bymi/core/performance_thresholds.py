@@ -21,7 +21,8 @@ class Limits:
     points_dim: int = 64  # coordinates up to which detection decomposes d x d covariances, not n x n products
     rule_points_dim: int = 128  # the same for rules
     direct_dim: int = 64  # coordinates up to which distances come from differences: as fast, and without cancellation
-    hardened_receivers: int = 128  # receivers whose products the hardened detection holds at a time
+    hardened_receivers: int = 64  # receivers whose products the hardened detection holds at a time
+    hardened_receivers_cuda: int = 128  # the same on a GPU, whose kernels are started one by one
     published_receivers: int = 256  # the same for the published detection
     tried_receivers: int = 32  # receivers per batch of trials, over lists
     tailored_receivers: int = 256  # receivers for which messages of their own are made at a time

@@ -44,10 +44,12 @@ def repeats(products: Sequence[Tensor], valid: Tensor, judged: Tensor, closeness
     """
     copies = torch.zeros_like(valid)
     original = torch.arange(valid.shape[1], device=valid.device).expand(valid.shape).clone()
-    distance = reduce(torch.maximum, [_distances(each, valid) for each in products])
-    some = _with_close_pairs(distance, closeness)
+    some = _with_near_pairs(products, valid, closeness)
     if len(some):
-        same, earlier, _ = _equal_pairs(distance[some], (valid & ~judged)[some], closeness)
+        distance = reduce(torch.maximum, [_distances(each[some], valid[some]) for each in products])
+        close = _with_close_pairs(distance, closeness)
+        some = some[close]
+        same, earlier, _ = _equal_pairs(distance[close], (valid & ~judged)[some], closeness)
         copies[some] = (same & earlier).any(2) & judged[some]
         # No row is earlier than the first one that equals a copy: the own row, or that with the smallest number.
         own = same & (valid & ~judged)[some][:, None, :]
@@ -63,6 +65,16 @@ def _distances(products: Tensor, valid: Tensor) -> Tensor:
     distance = torch.add(square[:, :, None], square[:, None, :]).sub_(products, alpha=2)
     distance.diagonal(dim1=1, dim2=2).fill_(torch.nan)
     return distance
+
+
+def _with_near_pairs(products: Sequence[Tensor], valid: Tensor, closeness: float) -> Tensor:
+    """Receivers that may have close pairs, by the first products alone: no distance is above twice the longest row."""
+    lengths = [torch.where(valid, each.diagonal(dim1=1, dim2=2), 0.0) for each in products]
+    longest = torch.stack(lengths).amax((0, 2))
+    square = torch.where(valid, lengths[0], torch.inf)
+    distance = torch.add(square[:, :, None], square[:, None, :]).sub_(products[0], alpha=2)
+    distance.diagonal(dim1=1, dim2=2).fill_(torch.inf)
+    return (~(distance.amin((1, 2)) >= 5 * closeness**2 * longest)).nonzero().flatten()  # NaN: perhaps
 
 
 def _with_close_pairs(distance: Tensor, closeness: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Evidence:
     @property
     def difference(self) -> Tensor:
         """Products of x1 - x2, which is noise alone for honest nodes, whatever their mean."""
-        return self.first + self.second - self.cross - self.cross.mT
+        return (self.first + self.second).sub_(self.cross).sub_(self.cross.mT)
 
     @property
     def difference2(self) -> Tensor:
@@ -51,13 +52,13 @@ class Evidence:
         first, second, cross = (part.diagonal(dim1=1, dim2=2) for part in (self.first, self.second, self.cross))
         return first + second - 2 * cross
 
-    @property
+    @cached_property
     def middle(self) -> Tensor:
         """Products of (x1 + x2) / 2."""
         if self.points is not None:
             points = (self.points[0] + self.points[1]) / 2
             return points @ points.mT
-        return (self.first + self.second + self.cross + self.cross.mT) / 4
+        return (self.first + self.second).add_(self.cross).add_(self.cross.mT).div_(4)
 
     @property
     def count(self) -> Tensor:

@@ -227,10 +227,10 @@ def alike(evidence: Evidence, high: Tensor) -> tuple[Tensor, Tensor]:
     them. The statistic is the sum of squared cosines with all others, each at most `_MOST_ALIKE`, and must exceed the median by
     `_EXCESS`: a few Byzantine nodes that copy the difference of an honest node must not get it flagged with them.
     """
-    products = evidence.difference
+    products = evidence.difference  # a new tensor, which may be overwritten
     # Roots first: for equal halves, or padding, a product of squares would underflow to zero.
     length = products.diagonal(dim1=1, dim2=2).clamp_min(_TINY).sqrt()
-    square = (products / (length[:, :, None] * length[:, None, :])).square().clamp_max(_MOST_ALIKE)
+    square = products.div_(length[:, :, None] * length[:, None, :]).square_().clamp_max_(_MOST_ALIKE)
     flagged = torch.zeros_like(evidence.valid)
     z = torch.zeros_like(length)
     for _ in range(_PASSES):

@@ -346,7 +346,8 @@ def claim_mismatch(
     majority = _majority(history_gram, claims, both, valid, weights)
     z, unexplained, detached, _ = residuals(majority, valid, majority > 0)
     crowd, detached = (_if_many(rows & (z > crowd_bound), judged) for rows in (unexplained, detached))
-    crowd = crowd & _one_way(history_gram, claims, both, majority, crowd)
+    if bool(crowd.any()):
+        crowd = crowd & _one_way(history_gram, claims, both, majority, crowd)
     flagged = _up_to(most, torch.zeros_like(valid), crowd | detached)
     for number in range(_PASSES):
         if number or bool(flagged.any()):
@@ -367,10 +368,15 @@ def claim_mismatch(
 
 def _one_way(history_gram: Tensor, claims: Tensor, both: Tensor, centre: Tensor, rows: Tensor) -> Tensor:
     """Whether the q_j + g_j of `rows` [b, n], about a centre with these weights, are for the most part their mean [b, 1]."""
-    products = centred(history_gram + both + both.mT + claims, centre)
+    products = centred(_answered(history_gram, claims, both), centre)
     share = uniform(rows)
     mean = (share * (products @ share[:, :, None]).squeeze(2)).sum(1, keepdim=True)
     return mean > _IN_COMMON * (share * products.diagonal(dim1=1, dim2=2)).sum(1, keepdim=True)
+
+
+def _answered(history_gram: Tensor, claims: Tensor, both: Tensor) -> Tensor:
+    """Products of the q_j + g_j [b, n, n]."""
+    return (history_gram + both).add_(both.mT).add_(claims)
 
 
 def _majority(history_gram: Tensor, claims: Tensor, both: Tensor, valid: Tensor, weights: Tensor) -> Tensor:
@@ -379,7 +385,7 @@ def _majority(history_gram: Tensor, claims: Tensor, both: Tensor, valid: Tensor,
     Rows are the q_j + g_j or, where these lie closer together, the q_j. A minority that lies elsewhere pulls a geometric median
     as long as it outweighs the noise of the others; this mean it does not enter.
     """
-    residuals, half = history_gram + both + both.mT + claims, valid.sum(1, keepdim=True) // 2 + 1
+    residuals, half = _answered(history_gram, claims, both), valid.sum(1, keepdim=True) // 2 + 1
     usual = [median(centred_diagonal(cloud, uniform(valid)), valid) for cloud in (history_gram, residuals)]
     cloud = torch.where((usual[1] < usual[0])[:, :, None], residuals, history_gram)
     for _ in range(_STEPS):
@@ -421,6 +427,8 @@ def joint_test(
 def _bounded(gram: Tensor, points: Tensor | None, valid: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
     """Products and points with finite squares: rows that overflow are not valid and zero, long clouds are scaled down."""
     lengths = gram.diagonal(dim1=1, dim2=2)
+    if bool((lengths <= _LONG).all()):  # nearly always
+        return gram, points, valid
     valid = valid & lengths.isfinite()
     longest = torch.where(valid, lengths, 0.0).amax(1, keepdim=True)
     factor = torch.where(longest > _LONG, longest, 1.0)

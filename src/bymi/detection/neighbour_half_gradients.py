@@ -318,7 +318,8 @@ class _ZeroProducts(NamedTuple):
 
 def groups(receivers: Tensor) -> tuple[Tensor, ...]:
     """Receivers in groups whose products are held at a time."""
-    return receivers.split(LIMITS.hardened_receivers) if len(receivers) else ()
+    at_a_time = LIMITS.hardened_receivers if receivers.device.type == "cpu" else LIMITS.hardened_receivers_cuda
+    return receivers.split(at_a_time) if len(receivers) else ()
 
 
 def _from_points(one: Tensor, two: Tensor, valid: Tensor, seats: NeighbourIndex) -> Evidence:
