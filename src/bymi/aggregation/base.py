@@ -260,7 +260,7 @@ def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) ->
     """
     count = count.minimum(among.sum(1, keepdim=True))
     masked = torch.where(among, values, torch.inf)
-    last = masked.sort(1).values.gather(1, (count - 1).clamp_min(0))
+    last = ascending(masked).gather(1, (count - 1).clamp_min(0))
     room = tie * last.abs()
     below = masked < last - room
     tied = among & ~below & (masked <= last + room)

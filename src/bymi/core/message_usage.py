@@ -66,7 +66,8 @@ class _ColumnUsage:
             expected, heard = expected > 0, heard > 0
         receiver_count = expected.sum(0)
         median_share = _median_share(share, expected, receiver_count)
-        acceptable = (2 * heard.sum(0) >= receiver_count) & (receiver_count > 0)
+        heard_by = receiver_count if heard is expected else heard.sum(0)
+        acceptable = (2 * heard_by >= receiver_count) & (receiver_count > 0)
         any_clipped = bool((median_share < 1).any())
         if receiver_group is None:
             return _ColumnUsage(median_share, acceptable, expected, any_clipped)

@@ -27,7 +27,7 @@ class UpdateHistory:
     own: Tensor | None = None  # [B, K, D]
     times: Tensor | None = None  # [J, K] sums of the weights of the rounds in which the message was valid
     refused: Tensor | None = None  # [B, P] rounds in which it was not heard or far out; [B, J] with PerArcLists
-    inbox: Inbox | None = field(default=None, repr=False)  # the last one, without vectors: which column is at which place
+    inbox: Inbox | None = field(default=None, repr=False)  # the first one, without vectors: which column is at which place
 
     def copy(self) -> UpdateHistory:
         """An independent copy."""
@@ -64,7 +64,8 @@ class UpdateHistory:
         for mask in (far_out,) if inbox.complete else (inbox.unheard, far_out):
             self.refused = inbox.tally(self.refused, mask)
         self.rounds += 1
-        self.inbox = inbox.metadata_only()
+        if self.inbox is None:
+            self.inbox = inbox.metadata_only()
 
     def vectors(self) -> Tensor:
         """q of every column, then of every receiver [J + B, K D], kind after kind."""

@@ -324,11 +324,10 @@ class _Mixer:
 
     def mix(self, theta: Tensor) -> Tensor:
         self.inbox, self.tracker, _ = self._exchange(theta, None)
-        mixture = self.inbox.average()
-        if self._clipping is not None:
-            self.share, self.far_out = self._clipping[0](self.inbox)
-            mixture = fused(self.inbox, self.share)
-        return self._kept(self.inbox, mixture)
+        if self._clipping is None:
+            return self._kept(self.inbox, self.inbox.average())
+        self.share, self.far_out = self._clipping[0](self.inbox)
+        return self._kept(self.inbox, fused(self.inbox, self.share))
 
     def mix_both(self, theta: Tensor, directions: Tensor, *, push: bool = False) -> tuple[Tensor, Tensor]:
         sent = directions / (1 + self._pushed[1])[:, None].to(directions) if push else directions
