@@ -94,8 +94,8 @@ _SETTINGS = {
     "misspecified": f"{_LINEAR.format(nodes=NODES['misspecified'])} In the figure a diverged run is at {_LOST:g}.",
     "rules": f"""{_LINEAR.format(nodes=NODES["rules"])} *Different*: node optima theta* + 0.3 z_i. Every rule has its default
     parameters, but for MDA: f = 3 on a regular graph of degree 14, where all subsets can be looked at.""",
-    "rules-mnist": """Settings of the recipe mnist. Entries are median accuracies of the honest nodes' averaged model,
-    in percent, and P_a.""",
+    "rules-mnist": """Settings of the recipe mnist; the published method has its step sizes, too, not those of the image
+    tables. Entries are median accuracies of the honest nodes' averaged model, in percent, and P_a.""",
     "few-neighbours": """LeNet, 500 rounds, settings of the hardened column of the image tables with BALANCE as warm-up; a fifth
     of the nodes are Byzantine, two of twelve. Entries are median accuracies of the honest nodes' averaged model, in percent,
     and P_a; in the figure x marks Byzantine nodes in a core alone, not nodes that were isolated. A node with fewer than 15
@@ -173,5 +173,6 @@ def _heat_map(data: dict[str, Any]) -> Figure:
     panel.set_yticks(range(len(rows)), rows, fontsize=8)
     panel.grid(False)
     picture.colorbar(shown, label="accuracy" if images else "log10 gap")
-    panel.set_title("x: Byzantine nodes in the core of a run", fontsize=9)
+    absent = "; white: not run" if np.isnan(grid).any() else ""
+    panel.set_title(f"x: Byzantine nodes in the core of a run{absent}", fontsize=9)
     return picture
