@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.join_process_group import ranks
 from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.experiment import load

@@ -32,7 +32,7 @@ from rich.console import Console
 
 from bymi.core.linalg import norms
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.join_process_group import ranks
 from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.experiment import load

@@ -9,9 +9,9 @@ import torch
 
 from bymi import Snapshot, State, simulate
 from bymi.experiment import load
+from bymi.runs.pack_state import StateShape
 from bymi.runs.run_setup import RunSetup, set_up_run
 from bymi.runs.simulate import local_network
-from bymi.runs.state_schema import StateShape
 
 SMALL = ("nodes=16", "steps=40", "data.dim=4", "data.samples=40")
 WATCHED = ("method=drsgd-bymi", "watch.every=10", "warm_up.steps=6")

@@ -36,7 +36,7 @@ import bymi.experiment
 import bymi.report.figures
 from bymi.core.errors import BymiError
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host, one_thread
+from bymi.distributed.device_and_thread_settings import Host, one_thread
 from bymi.distributed.join_process_group import ranks
 from bymi.runs import read_resolved_specs, run_all
 from bymi.runs import safetensors_file as tensorfile

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import Spec, load, run_all
 from bymi.runs import ResolvedSpec, __main__, read_resolved_specs, write_resolved_specs
 from bymi.runs import run_folder as store

@@ -11,7 +11,7 @@ import pytest
 
 from bymi import BymiError, InputError, aggregation, attacks, detection
 from bymi.core import topology
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import Spec, load, read_spec
 from bymi.experiment import spec as sections
 from bymi.runs import run, tasks

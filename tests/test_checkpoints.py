@@ -22,8 +22,8 @@ from bymi.distributed.collectives import Group
 from bymi.runs import checkpoints
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.checkpoints import Place, Saved
+from bymi.runs.pack_state import StateShape, pack
 from bymi.runs.safetensors_file import TensorFile, UnusableError
-from bymi.runs.state_schema import StateShape, pack
 from bymi.training.state import KeptStates
 from tests.interruption_fixtures import RUNS, assert_same_state, frame_of, state_at, undisturbed
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from bymi.paper import findings
+from bymi.paper import claim_verdicts as findings
+from bymi.paper.claim_verdicts import CONFIRMED, NOT_CONFIRMED, NOTHING, PARTLY
 from bymi.paper.claims import CLAIMS, claims
 from bymi.paper.committed_results import NOT_MEASURED, Results, count_runs, middle, of, span
-from bymi.paper.findings import CONFIRMED, NOT_CONFIRMED, NOTHING, PARTLY
 from bymi.paper.summary_blocks import published_step
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ import pytest
 
 from bymi.core import files
 from bymi.core.errors import InputError, StorageError
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import Spec, load, run
 from bymi.paper import study_scenarios_a_b as studies
 from bymi.paper.page_scenarios_a_b import draw

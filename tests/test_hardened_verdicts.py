@@ -28,8 +28,8 @@ from bymi.detection import (
 from bymi.detection import (
     hardened_detection as tribunal,
 )
+from bymi.detection.clip_parameter_messages import shorten
 from bymi.detection.half_gradient_products import Evidence, NeighbourIndex
-from bymi.detection.self_centred_clipping import shorten
 from bymi.detection.verdict import REASONS
 from bymi.runs.simulate import local_network
 from bymi.training.samples import fresh_halves

@@ -8,7 +8,7 @@ import torch
 from bymi import InputError
 from bymi.attacks import ATTACKS
 from bymi.datasets import shift_features
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment.spec import read_spec
 from bymi.problems import linear_problem, linear_shard
 from bymi.runs.evaluators import LinearEvaluator

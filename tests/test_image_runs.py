@@ -20,7 +20,7 @@ from bymi.attacks import GradientAttack, OutOfDistribution
 from bymi.core.message_validity import MAX_NORM_RATIO
 from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, GRADIENT, SECOND_HALF, Topic
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import run_folder as store

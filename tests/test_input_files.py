@@ -18,7 +18,7 @@ from bymi import InputError
 from bymi.core import files, graph
 from bymi.datasets import idx_files as idx
 from bymi.datasets import read_idx
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load
 from bymi.runs import ResolvedSpec, __main__, read_resolved_specs
 from bymi.runs import safetensors_file as tensorfile

@@ -21,7 +21,7 @@ import torch
 from bymi.core import list_graph as sparse
 from bymi.core.performance_thresholds import LIMITS
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import checkpoints
 from bymi.runs import run_folder as store

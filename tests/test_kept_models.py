@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import bymi
 from bymi.core.errors import StorageError
 from bymi.distributed.collectives import Group
+from bymi.distributed.device_and_thread_settings import Host, KeepModels
 from bymi.distributed.gathered_snapshots import Models
-from bymi.distributed.host_settings import Host, KeepModels
 from bymi.experiment import Spec, load, run
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import run_folder as store

@@ -25,7 +25,7 @@ from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS, PREMIX, SECOND_HALF, Topic
 from bymi.core.topology import ErdosRenyi, Regular, Ring
 from bymi.detection import CENTRES, SCALES, Detector, Suspensions, Verdict, identify_neighbours, judge_replies
-from bymi.detection.self_centred_clipping import fused, shorten
+from bymi.detection.clip_parameter_messages import fused, shorten
 from bymi.detection.update_history import UpdateHistory
 from bymi.runs.simulate import local_network
 from bymi.training.phases import premix

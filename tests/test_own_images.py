@@ -9,7 +9,7 @@ import torch
 
 from bymi import InputError
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load
 from bymi.problems import ModuleProblem, Shards, lenet
 from bymi.runs import tasks

@@ -14,7 +14,7 @@ from bymi.core.random_streams import stream
 from bymi.core.time_varying_graph import RedrawnGraph, RedrawnNetwork
 from bymi.core.topic import PARAMETERS
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load
 from bymi.experiment.train import train
 from bymi.node.roster import edges_of

@@ -22,7 +22,7 @@ import torch
 from bymi import BymiError, InputError
 from bymi.core.errors import EXIT_CODES, OutOfMemoryError, RankLostError, StorageError, error_of, system_refusal
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import Spec, load, run, run_all
 from bymi.runs import memory_estimate as footprint
 from bymi.runs import parallel_runs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bymi.commands.run import steps_to_do
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load, run, run_all
 from bymi.runs import __main__ as runs_command
 from bymi.runs import run_folder as store

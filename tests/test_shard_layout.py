@@ -16,7 +16,7 @@ from bymi.core.list_graph import ListGraph
 from bymi.core.performance_thresholds import LIMITS
 from bymi.distributed.collectives import Group
 from bymi.distributed.shard_layout import Routes, ShardLayout, order_nodes, rows_sent
-from bymi.distributed.shards_of_one_process import Lockstep
+from bymi.distributed.shard_lockstep import Lockstep
 
 
 class Post:

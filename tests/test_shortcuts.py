@@ -17,7 +17,7 @@ from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_num
 from bymi.core.random_streams import Stream, stream
 from bymi.core.topic import PARAMETERS
 from bymi.core.topology import ErdosRenyi
-from bymi.detection.self_centred_clipping import SelfCentredClipping, shorten
+from bymi.detection.clip_parameter_messages import SelfCentredClipping, shorten
 from bymi.runs.simulate import local_network
 from tests.inbox_fixtures import narrow, wide
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bymi import Average, Complete, InputError, Plan, Snapshot, StepSize, Stop, WarmUp, drsgd_bymi, simulate
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load, run
 from bymi.runs import run_folder as store
 from bymi.runs.observers import RunStatus

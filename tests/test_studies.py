@@ -16,9 +16,9 @@ from bymi.paper import page_default_experiment as default
 from bymi.paper import page_scenarios_a_b as report
 from bymi.paper.find_study import find_study
 from bymi.paper.provenance import fingerprints
+from bymi.paper.show_study import show
 from bymi.paper.study_default_experiment import DefaultStudy
 from bymi.paper.study_scenarios_a_b import Study, build_study
-from bymi.paper.write_study import show
 from bymi.report.tables import terminal_table
 from bymi.runs import run_folder as store
 from tests.commands import FINISHES

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import bymi as package
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load
 from bymi.experiment.sweep import load_sweep, read_list
 from bymi.report.sweep_data import means_text

@@ -14,8 +14,8 @@ from bymi.experiment import run_all
 from bymi.experiment.spec import read_spec
 from bymi.paper import page_theory as report
 from bymi.paper.find_study import find_study
+from bymi.paper.show_study import show
 from bymi.paper.study_theory import KINDS, LEVELS, THEORY_STUDIES, TheoryStudy, Trial, build_theory
-from bymi.paper.write_study import show
 from bymi.runs import run_folder as store
 from tests.pages import are_pictures, rows_of
 

@@ -21,7 +21,7 @@ import bymi
 from bymi import InputError, datasets
 from bymi.attacks import SignFlip, VectorAttack
 from bymi.core.random_streams import stream
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load
 from bymi.problems import lenet, start_of
 from bymi.report.page import write_page

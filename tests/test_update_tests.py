@@ -14,9 +14,9 @@ from bymi.core.random_streams import stream
 from bymi.core.topic import PARAMETERS, Topic
 from bymi.core.topology import Complete
 from bymi.detection import Suspensions, UpdateHistory, Verdict
+from bymi.detection.clip_parameter_messages import fused, shorten
 from bymi.detection.duplicates import repeats
 from bymi.detection.hardened_detection import claim_mismatch, drift_test, joint_test
-from bymi.detection.self_centred_clipping import fused, shorten
 from bymi.detection.update_history import by_kind
 from bymi.detection.verdict import REASONS, SEVERE
 from tests.detection_fixtures import halves_of, parameters, verdict_of

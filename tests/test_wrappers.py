@@ -211,7 +211,7 @@ def test_a_run_resumes_with_its_memory(rule: str) -> None:
 
 def test_checkpoints_hold_the_memory(tmp_path: Path) -> None:
     from bymi.runs.checkpoints import Place, newest, save
-    from bymi.runs.state_schema import StateShape
+    from bymi.runs.pack_state import StateShape
 
     (spec,) = load(None, [*SMALL, "warm_up.rule=bravo-saga"]).expand()
     made = set_up_run(spec.resolved)

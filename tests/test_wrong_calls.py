@@ -21,7 +21,7 @@ from bymi.attacks import Adversary
 from bymi.core.errors import BymiError, GraphError, InputError, is_integer, is_number, shown
 from bymi.core.named_parts import Checked, check_fields, read_value
 from bymi.core.neighbour_lists import NeighbourLists
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.problems import LinearShard, linear_problem, linear_shard
 from bymi.runs import tasks
 

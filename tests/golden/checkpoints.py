@@ -12,9 +12,9 @@ import torch
 from bymi import State
 from bymi.runs import checkpoints
 from bymi.runs.checkpoints import Place
+from bymi.runs.pack_state import StateShape
 from bymi.runs.safetensors_file import TensorFile
 from bymi.runs.simulate import local_network
-from bymi.runs.state_schema import StateShape
 from tests.golden.forms import forced, resolved_spec_of, rounds, scene_of
 from tests.golden.record import Record, join, play
 from tests.golden.stored import CHECKPOINTS

@@ -15,7 +15,7 @@ from torch import Tensor
 from bymi import Snapshot, State, simulate
 from bymi.core.performance_thresholds import LIMITS
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment import load
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import RunSetup, set_up_run

@@ -24,7 +24,7 @@ from bymi.aggregation.callables import CallableRule, as_rule
 from bymi.aggregation.centered_clipping import CenteredClipping
 from bymi.aggregation.cge import CGE
 from bymi.aggregation.chain import WRAPPERS, Chain, RuleTable
-from bymi.aggregation.clipping_about_own import Clipping
+from bymi.aggregation.clip_before_rule import Clipping
 from bymi.aggregation.faba import FABA
 from bymi.aggregation.geometric_median import GeometricMedian
 from bymi.aggregation.gradient_estimators import LocalGradient, LocalSamples, Memory

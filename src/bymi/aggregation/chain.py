@@ -14,7 +14,7 @@ from torch import Tensor
 from bymi.aggregation.base import NeighbourhoodRule, Order, Rule
 from bymi.aggregation.bucketing import Bucketing
 from bymi.aggregation.callables import wrapped
-from bymi.aggregation.clipping_about_own import Clipping
+from bymi.aggregation.clip_before_rule import Clipping
 from bymi.aggregation.each_receiver import each_receiver
 from bymi.aggregation.gradient_estimators import LocalGradient
 from bymi.aggregation.momentum import Momentum

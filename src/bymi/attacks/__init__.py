@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bymi.attacks.base import AttackContext, Level, PerReceiver, RoleAttack, Timetable, VectorAttack
+from bymi.attacks.common_small_shift import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
 from bymi.attacks.detection_aware import Adaptive
 from bymi.attacks.gradient import (
@@ -18,11 +19,10 @@ from bymi.attacks.gradient import (
 )
 from bymi.attacks.half_gradient_attacks import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.parameter_poisoning import Dissensus, Isolation, Poison
+from bymi.attacks.perron_tracker_poisoning import TrackerPoison
 from bymi.attacks.placement import PLACEMENTS, Placement, place
 from bymi.attacks.registry import ALIASES, ATTACKS, Attack, Shown, check_options
-from bymi.attacks.shifted_gradients import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.simulated_adversary import Adversary, SimulatedAdversary, SimulatedDeviation
-from bymi.attacks.tracker_poisoning import TrackerPoison
 from bymi.attacks.unusable_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from bymi.attacks.base import PARTS, Level, PerReceiver, VectorAttack
+from bymi.attacks.common_small_shift import Shift, Steer, TrainingShift, Victim
 from bymi.attacks.data import CovariateAttack, DataAttack, LabelFlip, OutOfDistribution, ParameterAttack, ResponseFlip
 from bymi.attacks.detection_aware import (
     Adaptive,
@@ -33,8 +34,7 @@ from bymi.attacks.gradient import (
 )
 from bymi.attacks.half_gradient_attacks import Decorrelated, Decoy, NegativeInjection
 from bymi.attacks.parameter_poisoning import Dissensus, Isolation, Poison
-from bymi.attacks.shifted_gradients import Shift, Steer, TrainingShift, Victim
-from bymi.attacks.tracker_poisoning import TrackerPoison
+from bymi.attacks.perron_tracker_poisoning import TrackerPoison
 from bymi.attacks.unusable_messages import Huge, Inf, MessageAttack, Misshapen, NaN, Silent
 from bymi.core.errors import is_integer, require
 from bymi.core.named_parts import Table

@@ -59,7 +59,7 @@ def reproduce(
     from bymi.paper import study_array_detection as detect_level
     from bymi.paper.computed_studies import COMPUTED
     from bymi.paper.find_study import find_study
-    from bymi.paper.write_study import show
+    from bymi.paper.show_study import show
     from bymi.report.tables import print_words
     from bymi.runs import write_resolved_specs
 

@@ -132,7 +132,7 @@ def run_specs(
     quiet: bool = False,
 ) -> list[Any]:
     """Results of specs, as `bymi.runs.run_all` returns them; `where`: execution settings."""
-    from bymi.distributed.host_settings import Host
+    from bymi.distributed.device_and_thread_settings import Host
     from bymi.runs import run_all
 
     raise_again()

@@ -97,7 +97,7 @@ def sweep(
 
 def _dry_run(plan: Any, out: Path, jobs: int | None, where: dict[str, Any]) -> None:
     """Print how many runs there are, which are done, and how long the others may take."""
-    from bymi.distributed.host_settings import Host
+    from bymi.distributed.device_and_thread_settings import Host
     from bymi.report.tables import print_words
     from bymi.runs import run_folder as store
     from bymi.runs.time_estimate import estimate_seconds

@@ -20,7 +20,7 @@ from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
 from bymi.distributed.coordinate_sharded_dense_inbox import DenseShardPlan, DenseShards, ShardedDenseInbox, acceptable
 from bymi.distributed.coordinate_sharded_list_inbox import sharded_list_inbox
 from bymi.distributed.shard_layout import Routes
-from bymi.distributed.shards_of_one_process import Lockstep
+from bymi.distributed.shard_lockstep import Lockstep
 
 SHARDED_TOPICS = (PARAMETERS, FIRST_HALF, SECOND_HALF)  # topics whose rows may be sharded by coordinate
 _SLICES = 3  # shards from which on slices pay: with two, sending them and returning results is as many bytes as rows

@@ -29,7 +29,7 @@ from bymi.distributed.coordinate_sharded_list_inbox import ShardedListInbox
 from bymi.distributed.gradient_queries import PointQueries, own_or_sent
 from bymi.distributed.router import Router
 from bymi.distributed.shard_layout import ShardLayout, order_nodes
-from bymi.distributed.shards_of_one_process import Lockstep
+from bymi.distributed.shard_lockstep import Lockstep
 from bymi.problems import Problem
 from bymi.training.algorithm import drsgd_bymi
 from bymi.training.plan import Plan

@@ -10,7 +10,7 @@ from typing import Any
 from bymi import runs
 from bymi.core.errors import is_integer, require
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment.spec import Spec
 from bymi.runs.observers import RunStatus
 from bymi.runs.parallel_runs import Result, Watch

@@ -24,7 +24,7 @@ from bymi.core.list_graph import GraphLike, as_graph
 from bymi.core.named_parts import Table, part_by_name
 from bymi.datasets import Partition
 from bymi.detection.verdict import SUSPENDED
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.experiment.spec import read_spec
 from bymi.problems import Shards
 from bymi.problems.gradient_backends import Loss

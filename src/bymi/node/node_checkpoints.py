@@ -12,8 +12,8 @@ import torch
 from bymi.detection import Suspensions, UpdateHistory
 from bymi.problems import Problem
 from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.pack_state import StateShape, expected, pack, unpack
 from bymi.runs.safetensors_file import TensorFile, UnusableError
-from bymi.runs.state_schema import StateShape, expected, pack, unpack
 from bymi.training.plan import Plan
 from bymi.training.state import KeptStates, State
 

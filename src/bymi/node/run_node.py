@@ -35,7 +35,7 @@ from bymi.node.roster import Roster, read_roster
 from bymi.node.round_session import BehindError, Session
 from bymi.node.status_server import StatusServer
 from bymi.problems import Shards
-from bymi.runs.state_schema import StateShape
+from bymi.runs.pack_state import StateShape
 from bymi.training.algorithm import drsgd_bymi
 from bymi.training.plan import Plan
 from bymi.training.state import Snapshot, State

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bymi.paper import findings
+from bymi.paper import claim_verdicts as findings
+from bymi.paper.claim_verdicts import CONFIRMED, NOT_CONFIRMED, PARTLY, Finding
 from bymi.paper.committed_results import NOT_MEASURED, Results
-from bymi.paper.findings import CONFIRMED, NOT_CONFIRMED, PARTLY, Finding
 from bymi.paper.summary_blocks import LEVEL
 from bymi.report.tables import markdown_table
 

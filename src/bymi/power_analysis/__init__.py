@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bymi.power_analysis.byzantine_neighbour_counts import Setting
 from bymi.power_analysis.forecast import Forecast, forecast
 from bymi.power_analysis.ideal_neighbourhoods import Row
+from bymi.power_analysis.network_setting import Setting
 
 __all__ = ["Forecast", "Row", "Setting", "forecast"]

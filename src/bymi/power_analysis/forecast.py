@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from bymi.distributed.host_settings import one_thread
-from bymi.power_analysis.byzantine_neighbour_counts import Setting
+from bymi.distributed.device_and_thread_settings import one_thread
 from bymi.power_analysis.ideal_neighbourhoods import JUDGES, Judge, Row, Ways, draw, found, rates
+from bymi.power_analysis.network_setting import Setting
 
 FAR = 30.0  # sigma / sqrt(N): three times what a score needs
 SHIFTS = (3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16, 18, 20)  # sigma / sqrt(N), each tried

@@ -15,7 +15,7 @@ from bymi.detection import Panel
 from bymi.detection.half_gradient_products import Evidence
 from bymi.detection.half_gradient_tests import hear, outstanding
 from bymi.detection.published_score import threshold
-from bymi.power_analysis.byzantine_neighbour_counts import Setting
+from bymi.power_analysis.network_setting import Setting
 
 DIMENSIONS = 30
 LARGEST = 120  # neighbours simulated; with more, the shares hardly change

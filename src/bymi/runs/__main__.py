@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bymi.core.errors import BymiError
 from bymi.core.exit_on_ctrl_c import INTERRUPTED, SENTENCE
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.join_process_group import ranks
 from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.runs import read_resolved_specs, run_all

@@ -28,8 +28,8 @@ import bymi
 from bymi.core.files import sync_folder
 from bymi.distributed.collectives import Group
 from bymi.runs import safetensors_file as tensorfile
+from bymi.runs.pack_state import AXES, FORMER_NAMES, StateShape, TensorShapes, expected, pack, unpack
 from bymi.runs.safetensors_file import TensorFile, UnusableError
-from bymi.runs.state_schema import AXES, FORMER_NAMES, StateShape, TensorShapes, expected, pack, unpack
 from bymi.training.state import State
 
 _SECONDS = 30.0  # between two checkpoints, unless rounds are counted

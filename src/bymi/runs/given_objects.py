@@ -24,7 +24,7 @@ from bymi.core.inbox import Inbox, Round
 from bymi.core.random_streams import stream
 from bymi.core.topology import Topology
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards
 from bymi.problems.gradient_backends import Loss

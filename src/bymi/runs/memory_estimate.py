@@ -13,7 +13,7 @@ from bymi.core.errors import OutOfMemoryError
 from bymi.core.list_graph import lists_pay
 from bymi.core.named_parts import build_part
 from bymi.core.performance_thresholds import LIMITS
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.tasks import TASKS, Images, Linear
 

@@ -25,7 +25,7 @@ import torch
 import bymi
 from bymi.core.errors import BymiError, InputError, OutOfMemoryError, error_of, require
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.join_process_group import same_everywhere
 from bymi.distributed.keep_freed_memory import keep_memory
 from bymi.distributed.parent_watchdog import die_with_parent

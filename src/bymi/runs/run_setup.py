@@ -20,7 +20,7 @@ from bymi.core.named_parts import build_part
 from bymi.core.random_streams import stream
 from bymi.core.time_varying_graph import RedrawnGraph
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import default_layout
 from bymi.problems import Problem

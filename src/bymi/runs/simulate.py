@@ -15,17 +15,17 @@ from bymi.core.network import LocalNetwork, Observable
 from bymi.core.time_varying_graph import RedrawnGraph, RedrawnNetwork
 from bymi.core.topic import PARAMETERS
 from bymi.distributed.collectives import Group
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.gathered_snapshots import Due, GatheredRound, Models, whole_rounds
-from bymi.distributed.host_settings import Host
 from bymi.distributed.router import SHARDED_TOPICS
 from bymi.distributed.shard_layout import ShardLayout
 from bymi.distributed.sharded_run import SHARDS, ShardedRun
 from bymi.problems import Problem
 from bymi.runs.checkpoints import Place
 from bymi.runs.metrics import Recorder, is_lost
+from bymi.runs.pack_state import StateShape
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import Given, RunSetup, set_up_run
-from bymi.runs.state_schema import StateShape
 from bymi.training.algorithm import drsgd_bymi
 from bymi.training.plan import Plan
 from bymi.training.state import Snapshot, State

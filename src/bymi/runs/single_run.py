@@ -19,7 +19,7 @@ from bymi.core.errors import system_refusal
 from bymi.core.graph import Graph
 from bymi.core.network import LocalNetwork
 from bymi.distributed.collectives import Group
-from bymi.distributed.host_settings import Host, one_thread
+from bymi.distributed.device_and_thread_settings import Host, one_thread
 from bymi.distributed.keep_freed_memory import let_go
 from bymi.problems import LinearProblem, ModuleProblem
 from bymi.runs import run_folder as store

@@ -19,7 +19,7 @@ from bymi.attacks import Attack, DataAttack
 from bymi.core.errors import require
 from bymi.core.named_parts import Checked, Table, bounded, part_by_name
 from bymi.core.random_streams import stream
-from bymi.distributed.host_settings import Host
+from bymi.distributed.device_and_thread_settings import Host
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
 from bymi.problems.linear_problem import LARGEST_SPREAD, draw_samples, linear_start
 from bymi.runs.evaluators import Evaluator, ImageEvaluator, LinearEvaluator

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bymi.core.errors import BymiError
-from bymi.distributed.host_settings import Host, one_thread
+from bymi.distributed.device_and_thread_settings import Host, one_thread
 from bymi.problems import LinearProblem
 from bymi.runs.metrics import Recorder
 from bymi.runs.resolved_spec import ResolvedSpec

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from bymi.core.errors import InputError, StorageError, is_integer, require, shown
 from bymi.core.linalg import all_finite
+from bymi.distributed.device_and_thread_settings import KeepModels
 from bymi.distributed.gathered_snapshots import Models
-from bymi.distributed.host_settings import KeepModels
 from bymi.problems import ModuleProblem, Problem
 from bymi.runs import safetensors_file as tensorfile
 from bymi.runs.safetensors_file import TensorFile, UnusableError

@@ -15,7 +15,7 @@ from bymi.core.graph import NOT_MUTUAL, Graph, check_connected
 from bymi.core.linalg import norms
 from bymi.core.network import Network
 from bymi.detection import Suspensions, UpdateHistory, Verdict
-from bymi.detection.self_centred_clipping import shorten
+from bymi.detection.clip_parameter_messages import shorten
 from bymi.detection.verdict import DEEDS, has_reason
 from bymi.problems import Problem
 from bymi.training.phases import apply_verdict, detect_hardened, detect_published, optimise, warm_up

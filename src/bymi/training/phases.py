@@ -31,7 +31,7 @@ from bymi.detection import (
     judge_neighbours,
     judge_replies,
 )
-from bymi.detection.self_centred_clipping import SelfCentredClipping, fused
+from bymi.detection.clip_parameter_messages import SelfCentredClipping, fused
 from bymi.problems import Problem
 from bymi.training.plan import Optimisation, Plan
 from bymi.training.samples import Split, all_samples, draw_batches, fresh_halves, sizes_of
