@@ -342,7 +342,7 @@ def test_the_writer_of_reports_is_the_same(tmp_path: Path, monkeypatch: pytest.M
         written.append(path.name)
         real(path, content)
 
-    for room in ("page_scenarios", "page_images", "page_red_team"):
+    for room in ("page_scenarios_a_b", "page_images", "page_red_team"):
         monkeypatch.setattr(f"bymi.paper.{room}.write_bytes", told)
     monkeypatch.setattr(files, "write_bytes", told)
     specs = [load(None, [*WORDS, f"attack.share={share}"]) for share in (0.4, 0.8)]
