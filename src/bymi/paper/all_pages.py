@@ -130,7 +130,8 @@ def check(root: Path) -> list[str]:
 
 def write(root: Path) -> list[Path]:
     """Write all pages that differ from what their JSON says; the pages written."""
-    written: list[Path] = []
+    results = Results(root)
+    written = evidence.draw(results) if evidence.differs(results) else []  # first: the index has a stamp of its JSON
     # Again while pages are new: the index lists the files that are there.
     while differing := {path: text for path, text in expected(root).items() if _differs(path, text)}:
         is_new = any(not path.exists() for path in differing)
@@ -139,8 +140,7 @@ def write(root: Path) -> list[Path]:
         written += [path for path in differing if path not in written]
         if not is_new:
             break
-    results = Results(root)
-    return [*written, *(evidence.draw(results) if evidence.differs(results) else [])]
+    return written
 
 
 def _differs(path: Path, text: str) -> bool:
