@@ -16,7 +16,7 @@ from bymi.experiment.spec import read_spec
 from bymi.paper import page_red_team as red_team
 from bymi.paper.find_study import find_study
 from bymi.paper.page_red_team import harmless, image_verdict, on_common_seeds, verdict
-from bymi.paper.study_red_team import ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, RedTeam, build_red_team
+from bymi.paper.study_red_team import ABLATED, ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, WHOLE, RedTeam, build_red_team
 from bymi.runs.run_setup import set_up_run
 
 IMAGES_ONLY = {"ood", "label-flip"}
@@ -32,18 +32,17 @@ def test_every_attack_on_the_linear_problem_has_a_row() -> None:
 def test_sizes_of_the_studies() -> None:
     assert len(find_study("red-team").specs) == 5 * len(ATTACKS) * len(COLUMNS)
     assert len(find_study("red-team-limits").specs) == 5 * sum(len(rows) for _, rows in LIMITS.values())
-    assert len(find_study("red-team-pieces", seeds=3).specs) == 3 * 2 * len(PIECES)
+    assert len(find_study("red-team-pieces", seeds=1).specs) == (1 + len(PIECES)) * len(ABLATED)
     assert {trial.column for trial in build_red_team("red-team", only=["published"]).trials} == {"published"}
     assert len(build_red_team("red-team", fast=True).trials) < 50
-    for row in (*[attack for _, attack in PIECES.values()], *[row for _, rows in LIMITS.values() for row in rows]):
-        assert row in ATTACKS
+    assert {row for _, rows in LIMITS.values() for row in rows} < set(ATTACKS)
 
 
 def test_every_piece_changes_the_spec() -> None:
-    for piece, (off, attack) in PIECES.items():
-        pair = [trial.spec for trial in build_red_team("red-team-pieces", seeds=1).trials if trial.row == piece]
-        assert len(pair) == 2, piece
-        assert pair[0].digest != pair[1].digest, (piece, off, attack)
+    specs = {(trial.row, trial.column): trial.spec for trial in build_red_team("red-team-pieces", seeds=1).trials}
+    assert len({spec.digest for spec in specs.values()}) == len(specs), "no two are the same run"
+    assert {row for row, _ in specs} == {WHOLE, *PIECES}
+    assert specs["probe point", "sign flip, data differ"].data.model_dump()["optimum_spread"] == 0.3
 
 
 @pytest.mark.parametrize(("only", "name"), [(["gods"], "red-team"), (["published"], "red-team-pieces")])
@@ -90,13 +89,25 @@ def test_the_page_of_attacks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "rows"), [("red-team-limits", ["no attackers", "ALIE"]), ("red-team-pieces", ["probe point"])]
+    ("name", "rows"), [("red-team-limits", ["no attackers", "ALIE"]), ("red-team-pieces", [WHOLE, "probe point"])]
 )
 def test_the_other_pages(name: str, rows: list[str], tmp_path: Path) -> None:
-    study = small(build_red_team(name, seeds=1), rows)
+    study = build_red_team(name, seeds=1)
+    columns = {*LIMITS, "sign flip", "no attackers"}
+    study = small(dataclasses.replace(study, trials=[trial for trial in study.trials if trial.column in columns]), rows)
     run_all(study.specs, tmp_path, jobs=1)
     page, _ = red_team.draw(study, tmp_path, f"bymi reproduce {name}")
     assert page.read_text().count("\n|") >= 3
+
+
+def test_what_a_piece_buys() -> None:
+    whole = [{**summary(gap=1e-5), "seed": seed} for seed in (0, 1)]
+    less = [{**summary(pa=0.5, worst_edge_loss=0.0, gap=4e-4), "seed": seed} for seed in (1, 2)]
+    assert red_team.without(whole, whole) == {}
+    assert red_team.without(whole, less) == {True: "P_a 100.0, 50.0; gap 1.0e-05, 4.0e-04"}, "one point of edges is none"
+    assert red_team.without(less, whole) == {False: "P_a 50.0, 100.0; gap 4.0e-04, 1.0e-05"}
+    assert red_team.without(whole, [{**whole[0], "gap": 9e-5}]) == {}, "gaps below 1e-4 are equal"
+    assert "diverged" in red_team.without(whole, [{**whole[0], "gap": None, "outcome": "diverged"}])[True]
 
 
 def summary(**changes: Any) -> dict[str, Any]:
