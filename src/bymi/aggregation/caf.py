@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule, Tolerant, iterate
+from bymi.aggregation.spectral_filter_kernel import filtered
 from bymi.aggregation.spectral_filtering import Spread, by_size, spread_of_points, spread_of_products
+from bymi.core.cuda_graphs import captured
 from bymi.core.named_parts import bounded
 from bymi.core.neighbourhoods import Need, Neighbourhoods
 
@@ -27,6 +29,9 @@ class CAF(Tolerant, SetRule):
     share: float = bounded(0.35, ge=0, lt=0.5)
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        found = filtered(gram, valid, captured(self._goal, valid), caf=True)
+        if found is not None:
+            return found
         return by_size(lambda some, there: self._filter(spread_of_products, some, there), gram, valid)
 
     def weights_in(self, hood: Neighbourhoods) -> Tensor:
@@ -35,12 +40,16 @@ class CAF(Tolerant, SetRule):
         return self._filter(spread_of_points, hood.points, hood.valid)
 
     def _filter(self, spread: Spread, cloud: Tensor, valid: Tensor) -> Tensor:
-        count = valid.sum(1)
-        goal = (count - 2 * self.assumed(count - 1, (count - 1) // 2)).to(torch.float64)
+        goal = self._goal(valid)
         weight = valid.to(torch.float64)
         state = (weight, weight / weight.sum(1, keepdim=True), torch.full_like(goal, torch.inf))
         # Every step removes at least one point.
         return iterate(_step, (cloud, goal), state, weight.sum(1) > goal, cloud.shape[1], spread=spread)[1]
+
+    def _goal(self, valid: Tensor) -> Tensor:
+        """Weight [b] at which the filter ends."""
+        count = valid.sum(1)
+        return (count - 2 * self.assumed(count - 1, (count - 1) // 2)).to(torch.float64)
 
 
 def _step(cloud: Tensor, goal: Tensor, weight: Tensor, best: Tensor, least: Tensor, spread: Spread) -> tuple[Tensor, ...]:

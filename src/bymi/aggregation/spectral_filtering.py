@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.aggregation.base import SetRule, iterate
+from bymi.aggregation.spectral_filter_kernel import filtered
 from bymi.core.linalg import gather_members, on_host
 from bymi.core.named_parts import bounded
 from bymi.core.neighbourhoods import Need, Neighbourhoods
@@ -46,6 +47,10 @@ class Filtering(SetRule):
     about: Literal["mean", "median"] = "mean"
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
+        goal = (1 - self.share) * valid.sum(1, dtype=torch.float64)
+        found = filtered(gram, valid, goal, median=self.about == "median")
+        if found is not None:
+            return found
         kept = by_size(lambda some, there: self._filter(spread_of_products, some, there.to(torch.float64)), gram, valid)
         return kept / kept.sum(1, keepdim=True)
 
