@@ -17,6 +17,8 @@ from torch.nn import functional as nnf
 from torch.nn import grad as nn_grad
 
 from bymi.problems import triton_convolution as kernels
+from bymi.problems import triton_pooled_convolution as pooled_kernel
+from bymi.problems.pooled_convolution import KernelPooledConvolution
 from bymi.problems.vmap_convolution import KernelConvolution, KernelMaxPool
 
 # models, samples, channels, height, width, outputs, kernel, padding
@@ -222,6 +224,82 @@ def pooling_can_be_batched(device: str) -> None:
     close(single[2, 1], by_pooling(images[2, 1:2])[0])
 
 
+def pooled_by_torch(
+    inputs: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int] = PADDING, relu: bool = True
+) -> Tensor:
+    """One model, in float64."""
+    inputs, weight, bias = (value.double().cpu() for value in (inputs, weight, bias))
+    pooled = nnf.max_pool2d(nnf.conv2d(inputs, weight, bias, padding=padding), 2)
+    return pooled.relu() if relu else pooled
+
+
+def the_pooled_kernel_is_torchs_layers(device: str) -> None:
+    """With and without ReLU, several models on the same inputs, any order in memory, for sizes that leave a square."""
+    for models, count, channels, high, wide, outputs, kernel, padding in CASES[:-1]:
+        if high + 2 * padding[0] <= kernel[0] or wide + 2 * padding[1] <= kernel[1]:
+            continue
+        inputs = draw(models, count, channels, high, wide, seed=0, device=device)
+        weight, bias = (
+            draw(models, outputs, channels, *kernel, seed=1, device=device),
+            draw(models, outputs, seed=3, device=device),
+        )
+        for relu in (True, False):
+            cases = zip(inputs, weight, bias, strict=True)
+            expected = torch.stack([pooled_by_torch(*case, padding, relu) for case in cases])
+            close(pooled_kernel.forward(inputs, weight, bias, padding, relu), expected)
+            close(pooled_kernel.forward(turned(inputs), turned(weight), bias.mT.contiguous().mT, padding, relu), expected)
+            if outputs % 3 == 0:
+                grouped = expected.unflatten(2, (3, outputs // 3)).transpose(1, 2)
+                close(pooled_kernel.forward(inputs, weight, bias, padding, relu, 3), grouped)
+
+
+def the_pooled_kernel_keeps_what_is_no_number(device: str) -> None:
+    """NaN and infinite pixels and weights reach the squares that they reach in torch, and leave others as they were."""
+    for value in (torch.nan, torch.inf, -torch.inf):
+        inputs, weight = draw(2, 2, 2, 9, 8, seed=0, device=device), draw(2, 3, 2, 3, 2, seed=1, device=device)
+        bias = draw(2, 3, seed=2, device=device)
+        inputs[0, 0, 1, 4, 3] = value
+        weight[1, 2, 0, 1, 1] = value
+        for relu in (True, False):
+            found = pooled_kernel.forward(inputs, weight, bias, (1, 0), relu)
+            cases = zip(inputs, weight, bias, strict=True)
+            expected = torch.stack([pooled_by_torch(*case, (1, 0), relu) for case in cases])
+            torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def the_pooled_kernel_has_single_precision(device: str) -> None:
+    """Its error is below that of float32 sums: 256 products of numbers that tensor cores would round to three digits."""
+    inputs, weight = draw(4, 8, 16, 13, 13, seed=0, device=device), draw(4, 16, 16, 4, 4, seed=1, device=device)
+    bias = draw(4, 16, seed=2, device=device)
+    expected = torch.stack([pooled_by_torch(*case, (0, 0), False) for case in zip(inputs, weight, bias, strict=True)])
+    found = pooled_kernel.forward(inputs, weight, bias, (0, 0), False).double().cpu()
+    assert float((found - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+
+
+def by_pooled_kernel(weight: Tensor, bias: Tensor, inputs: Tensor) -> Tensor:
+    return KernelPooledConvolution.apply(inputs, weight, bias, PADDING, True, 1)
+
+
+def pooled_convolutions_can_be_batched(device: str) -> None:
+    """Many models on the inputs of each of several receivers, and the other nestings of vmap."""
+    inputs, weights = draw(4, 2, 2, 5, 4, seed=0, device=device), draw(4, 5, 3, 2, 3, 2, seed=1, device=device)
+    biases = draw(4, 5, 3, seed=2, device=device)
+    pairs = [list(zip(*row, strict=True)) for row in zip(weights, biases, strict=True)]
+    expected = torch.stack(
+        [torch.stack([pooled_by_torch(x, *pair) for pair in row]) for row, x in zip(pairs, inputs, strict=True)]
+    )
+    rows = vmap(by_pooled_kernel, in_dims=(0, 0, None))
+    close(vmap(rows)(weights, biases, inputs), expected)
+    close(vmap(rows, in_dims=(2, 1, 3))(weights.movedim(0, 2), biases.movedim(0, 1), inputs.movedim(0, 3)), expected)
+    close(vmap(by_pooled_kernel)(weights[:, 1], biases[:, 1], inputs), expected[:, 1])
+    close(rows(weights[2], biases[2], inputs[2]), expected[2])
+    close(rows(weights[2, :1], biases[2, :1], inputs[2]), expected[2, :1])
+    close(by_pooled_kernel(weights[3, 4], biases[3, 4], inputs[3]), expected[3, 4])
+    everything = vmap(rows, in_dims=(0, 0, None))(weights, biases, inputs[1])
+    close(everything[1], expected[1])
+    close(everything[3, 2], pooled_by_torch(inputs[1], weights[3, 2], biases[3, 2]))
+
+
 CHECKS: dict[str, Callable[[str], None]] = {
     check.__name__: check
     for check in (
@@ -230,6 +308,10 @@ CHECKS: dict[str, Callable[[str], None]] = {
         one_model_has_the_inputs_to_itself,
         pooling_is_max_pool2d,
         pooling_can_be_batched,
+        the_pooled_kernel_is_torchs_layers,
+        the_pooled_kernel_keeps_what_is_no_number,
+        the_pooled_kernel_has_single_precision,
+        pooled_convolutions_can_be_batched,
     )
 }
 

@@ -39,6 +39,11 @@ class Kernels(TorchDispatchMode):
 
     convolved = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch would import its compiler, in seconds, to skip it."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.convolved |= "convolution" in func.__name__
         return func(*args, **(kwargs or {}))

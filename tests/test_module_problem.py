@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as nnf
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from bymi.core.performance_thresholds import LIMITS
 from bymi.problems import ModuleProblem, Shards, lenet, start_of
 from bymi.problems import gradient_backends as gradients
 from bymi.problems import module_problem as module
@@ -297,9 +298,13 @@ def test_losses_of_a_model_whose_samples_see_each_other(way: Any) -> None:
 
 @pytest.mark.parametrize("pooled", [2048, 5])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_pooled_gradient_is_the_mean_over_samples(monkeypatch: pytest.MonkeyPatch, pooled: int, threads: int) -> None:
-    """Of 3 x 6 samples one by one; passes of 5 leave one of 3, which weighs less."""
+@pytest.mark.parametrize("looked_at", [("cpu",), ()])
+def test_the_pooled_gradient_is_the_mean_over_samples(
+    monkeypatch: pytest.MonkeyPatch, pooled: int, threads: int, looked_at: tuple[str, ...]
+) -> None:
+    """Of 3 x 6 samples one by one; passes of 5 leave one of 3, which weighs less. On an accelerator node by node."""
     monkeypatch.setattr(module, "_POOLED", pooled)
+    monkeypatch.setattr(LIMITS, "looked_at", looked_at)
     problem, model, shards = make("strided", torch.float64, threads=threads)
     theta, nodes = spread(problem, 1)[0], torch.tensor([3, 0, 1])
     inputs, targets = shards.inputs[nodes].flatten(0, 1), shards.targets[nodes].flatten()

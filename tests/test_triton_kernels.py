@@ -25,10 +25,14 @@ from bymi.problems import (
     triton_convolution as kernels,
 )
 from bymi.problems import (
+    triton_pooled_convolution as pooled_kernel,
+)
+from bymi.problems import (
     vmap_convolution as convolution,
 )
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
 from tests import kernel_checks
+from tests.test_pooled_convolution import plain_forward as plain_pooled
 
 ROOT = Path(__file__).parents[1]
 ON_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -174,11 +178,12 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "by_weight", plain_by_weight)
     monkeypatch.setattr(kernels, "pool", plain_pool)
     monkeypatch.setattr(kernels, "unpool", plain_unpool)
+    monkeypatch.setattr(pooled_kernel, "forward", plain_pooled)
     monkeypatch.setattr(kernels, "available", lambda inputs, outputs=1: inputs.dtype == torch.float32)
 
 
 @pytest.mark.usefixtures("plain_kernels")
-@pytest.mark.parametrize("check", [name for name in kernel_checks.CHECKS if name != "kernels_are_conv2d"])
+@pytest.mark.parametrize("check", [name for name in kernel_checks.CHECKS if "kernel" not in name])
 def test_the_functions_around_the_kernels(check: str) -> None:
     kernel_checks.CHECKS[check]("cpu")
 

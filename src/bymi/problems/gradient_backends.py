@@ -22,6 +22,7 @@ from bymi.core.linalg import gather_members
 from bymi.core.performance_thresholds import LIMITS
 from bymi.core.threaded_work import one_torch_thread
 from bymi.problems.parameter_vector import ParameterShapes
+from bymi.problems.pooled_convolution import fuse
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -34,6 +35,7 @@ Path = Literal["auto", "loop", "stacked", "batched", "captured"]
 
 _SAMPLES = 8192  # samples in one batched call: bounds its memory
 _SAMPLES_FORWARD = 65536  # the same for losses alone
+_FEW = 4  # pieces up to which little is computed twice if they have equal sizes
 _MULTIPLE = 4  # models per row of a piece are a multiple of this, so that few shapes occur
 _RECORDINGS = 8  # CUDA graphs kept, one per shape
 
@@ -105,6 +107,7 @@ class Batched:
         self._layout = models.layout
         self._one = models.value_by_products if products else models.value
         self._each = vmap(self._one)
+        self._loss_alone = Models(fuse(models.model), models.loss).value_by_products if products else models.value
 
     def __call__(self, theta: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
         parts = _pieces(len(theta), _SAMPLES // max(1, inputs.shape[1]))
@@ -155,7 +158,7 @@ class Batched:
         # By rows: vectors[index] would look up an index per number.
         theta = vectors.index_select(0, index.flatten()).view(*index.shape, -1)
         # The inner vmap is over models that share their inputs, the outer one over inputs.
-        every = vmap(vmap(self._one, in_dims=(0, None, None)))
+        every = vmap(vmap(self._loss_alone, in_dims=(0, None, None)))
         with torch.no_grad(), exact(), on_device(theta.device):
             values: Tensor = every(self._layout.split(theta), inputs, targets)
             return values
@@ -182,7 +185,10 @@ class Captured(Batched):
 
 def _pieces(rows: int, size: int) -> list[slice]:
     """Slices of at most `size` rows that cover all. The last one overlaps the one before: a CUDA graph needs one shape."""
-    size = -(-rows // max(1, -(-rows // max(1, size))))  # as few slices, and of equal size
+    size = max(1, size)
+    count = -(-rows // size)
+    if count <= _FEW:  # as few slices, and of equal size; many have a size that does not depend on the number of rows
+        size = -(-rows // max(1, count))
     starts = [min(start, rows - size) for start in range(0, rows, size)] if rows else []
     return [slice(start, start + size) for start in starts]
 

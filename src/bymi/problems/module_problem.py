@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bymi.core.errors import InputError, first_line, is_integer, require
-from bymi.core.linalg import all_finite, check_tensor
+from bymi.core.linalg import all_finite, check_tensor, on_host
 from bymi.problems.gradient_backends import Batched, Captured, Gradients, Loop, Loss, Models, Path
 from bymi.problems.parameter_vector import ParameterShapes
 from bymi.problems.problem import check_numbers, places_of
@@ -144,6 +144,11 @@ class ModuleProblem:
 
     def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
+        if not on_host(theta) and self.sizes is None:  # by the kernels and graphs of training
+            parts = nodes.tensor_split(-(-len(nodes) * self.largest // _pass_size(theta)))
+            everything = torch.arange(self.largest, device=nodes.device).expand(len(nodes), -1)
+            by_node = [self.gradient(theta.expand(len(part), -1), part, everything[: len(part)]) for part in parts if len(part)]
+            return torch.cat(by_node).mean(0, dtype=torch.float64)
         places = self._all_rows(nodes)
         parts = places.split(_pass_size(theta))
         gradients = theta.new_zeros(len(parts), self.dim)

@@ -173,7 +173,7 @@ class KernelConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(inputs: Tensor, weight: Tensor, bias: Tensor, padding: Pair, groups: int) -> Tensor:
-        made = kernels.forward(_flat(inputs), _flat(weight), bias.reshape(-1, bias.shape[-1]), padding, groups)
+        made = kernels.forward(flat(inputs), flat(weight), bias.reshape(-1, bias.shape[-1]), padding, groups)
         return made.reshape(*inputs.shape[:-4], *made.shape[1:])
 
     @staticmethod
@@ -187,24 +187,31 @@ class KernelConvolution(torch.autograd.Function):
         gradient = gradients[0] if ctx.groups == 1 else gradients[0].movedim(-5, -4).flatten(-4, -3)
         by_inputs = by_weight = by_bias = None
         if ctx.needs_input_grad[0]:
-            by_inputs = kernels.by_inputs(_flat(gradient), _flat(weight), ctx.padding).reshape(inputs.shape)
+            by_inputs = kernels.by_inputs(flat(gradient), flat(weight), ctx.padding).reshape(inputs.shape)
         if ctx.needs_input_grad[1]:
             kernel = weight.shape[-2], weight.shape[-1]
-            by_weight = kernels.by_weight(_flat(gradient), _flat(inputs), kernel, ctx.padding).reshape(weight.shape)
+            by_weight = kernels.by_weight(flat(gradient), flat(inputs), kernel, ctx.padding).reshape(weight.shape)
         if ctx.needs_input_grad[2]:
             by_bias = gradient.sum((-4, -2, -1))
         return by_inputs, by_weight, by_bias, None, None
 
     @staticmethod
-    def vmap(
-        info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, bias: Tensor, padding: Pair, groups: int
-    ) -> Any:
-        if dims[0] is None and groups == 1:  # one set of inputs, many models: more output channels
-            many, offsets = _in_front(info, dims[1:], weight, bias)
-            many, offsets = many.movedim(0, -5).flatten(-5, -4), offsets.movedim(0, -2).flatten(-2, -1)
-            made = KernelConvolution.apply(inputs, many, offsets, padding, info.batch_size)  # type: ignore[no-untyped-call]
-            return (made.movedim(-5, 0) if info.batch_size > 1 else made[None]), 0
-        return KernelConvolution.apply(*_in_front(info, dims, inputs, weight, bias), padding, groups), 0  # type: ignore[no-untyped-call]
+    def vmap(info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, bias: Tensor, *settings: Any) -> Any:
+        return batch_models(KernelConvolution, info, dims, inputs, weight, bias, *settings), 0
+
+
+def batch_models(
+    function: Any, info: Any, dims: tuple[int | None, ...], inputs: Tensor, weight: Tensor, bias: Tensor, *settings: Any
+) -> Tensor:
+    """A convolution of many models under one more vmap, whose dimension becomes the first; the last setting is `groups`."""
+    *how, groups = settings
+    if dims[0] is None and groups == 1:  # one set of inputs, many models: more output channels
+        many, offsets = _in_front(info, dims[1:], weight, bias)
+        many, offsets = many.movedim(0, -5).flatten(-5, -4), offsets.movedim(0, -2).flatten(-2, -1)
+        made: Tensor = function.apply(inputs, many, offsets, *how, info.batch_size)
+        return made.movedim(-5, 0) if info.batch_size > 1 else made[None]
+    each: Tensor = function.apply(*_in_front(info, dims, inputs, weight, bias), *settings)
+    return each
 
 
 class KernelMaxPool(torch.autograd.Function):
@@ -235,7 +242,7 @@ def as_pair(value: Any) -> Pair:
     return values[0], values[-1]
 
 
-def _flat(values: Tensor) -> Tensor:
+def flat(values: Tensor) -> Tensor:
     """All leading dimensions as one."""
     return values.reshape(-1, *values.shape[-4:])
 
