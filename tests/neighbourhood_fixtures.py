@@ -86,8 +86,6 @@ def draw_hall(
             first[row] = first[neighbours]
         elif how == "plan":
             first[row], second[row] = mean + noise * (plan + 0.2 * random.standard_normal((2, dim)))
-        elif how == "backward":
-            first[row], second[row] = -first[row], -second[row]
         elif how == "huge":
             first[row] *= 1e5
             second[row] *= 1e5
@@ -99,10 +97,10 @@ def draw_hall(
 MIXED = ("huge", "copy", "apart", "mean", "shift", "shift", "exact", "mirror", "same")
 
 
-def evidence_of(halls: Sequence[Hall], *, points: bool, spare: int = 0, zero: bool = False) -> Evidence:
+def evidence_of(halls: Sequence[Hall], *, points: bool, spare: int = 0) -> Evidence:
     """Several halls as one batch, each about its own origin, with `spare` more seats than any of them needs."""
     size = spare + max(len(hall.first) for hall in halls)
-    firsts, seconds, valid, judged, zeros = [], [], [], [], []
+    firsts, seconds, valid, judged = [], [], [], []
     for hall in halls:
         origin = hall.origin
         empty = torch.zeros(size - len(hall.first), hall.first.shape[1], dtype=torch.float64)
@@ -111,14 +109,9 @@ def evidence_of(halls: Sequence[Hall], *, points: bool, spare: int = 0, zero: bo
         seats = torch.arange(size)
         valid.append(seats <= hall.own)
         judged.append(seats < hall.own)
-        zeros.append(torch.from_numpy(-origin))
     first, second = torch.stack(firsts), torch.stack(seconds)
     products = (first @ first.mT, second @ second.mT, first @ second.mT)
     evidence = Evidence(*products, torch.stack(valid), torch.stack(judged))
-    if zero:
-        nothing = torch.stack(zeros)[:, :, None]
-        along = [(half @ nothing).squeeze(2) for half in (first, second)]
-        evidence = replace(evidence, zero=(along[0], along[1], nothing.square().sum(1)))
     return replace(evidence, points=(first, second)) if points else evidence
 
 
@@ -133,12 +126,11 @@ def heard(
     *,
     points: bool = False,
     spare: int = 0,
-    zero: bool = False,
     **how: Any,
 ) -> Findings:
     """What the panel finds in these halls."""
     settings = {"fdr_level": LEVEL, "offset": 1, "centre": Filtering(), "cross_fit": True} | how
-    return hear(evidence_of(halls, points=points, spare=spare, zero=zero), panel or Panel(), **settings)
+    return hear(evidence_of(halls, points=points, spare=spare), panel or Panel(), **settings)
 
 
 def reasons_of(findings: Findings, hall: Hall, place: int = 0) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bymi import Graph, Inbox
-from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, inboxes_of_replies
+from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, received_vectors
 from bymi.core.topic import Topic
 
 Queues = dict[tuple[int, int], SimpleQueue[Any]]
@@ -106,12 +106,12 @@ class QueueNetwork:
         columns = torch.tensor(self._senders, dtype=torch.int64)
         nodes = torch.cat([columns, self.nodes])
 
-        def read() -> tuple[Inbox, ...]:
+        def vectors() -> Mapping[Topic, Tensor]:
             rows = {topic: torch.stack([one[topic] for one in came]) for topic in mine}
-            graph = self.graph_here
-            return inboxes_of_replies(rows, nodes, graph.weight[self.node, columns], graph.self_weight[self.node], received)
+            return received_vectors(rows, nodes, self.node, received)
 
-        return iter([NeighbourhoodReply(0, columns, points[0], read)])
+        weights = self.graph_here.weight[self.node, columns], self.graph_here.self_weight[self.node]
+        return iter([NeighbourhoodReply(0, columns, points[0], vectors, lambda: weights)])
 
     def all_agree(self, flag: bool) -> bool:
         return all(self._to_all(flag))

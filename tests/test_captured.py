@@ -54,7 +54,7 @@ class Counted:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes recorded, as if the CPU were a GPU."""
     monkeypatch.setattr(module, "_programs", {})
-    monkeypatch.setattr(module, "_recordable", lambda values: True)
+    monkeypatch.setattr(module, "_recordable", lambda values, most: True)
     monkeypatch.setattr(module, "Recording", Counted)
     monkeypatch.setattr(Counted, "made", [])
     return Counted.made
@@ -123,3 +123,13 @@ def test_a_recorded_rule_decides_as_on_the_cpu(name: str) -> None:
             (inbox,) = LocalNetwork(graph.to(device)).exchange(0, {PARAMETERS: vectors.to(device)})
             outputs.append(rule(inbox, Round(1, 10)).cpu())
         torch.testing.assert_close(*outputs, rtol=1e-9, atol=1e-9)
+
+
+def _most_of(values: Tensor, most: int, program: int) -> Tensor:
+    return values[:most] * program
+
+
+def test_constants_may_have_any_name(recorded: list[tuple[int, ...]]) -> None:
+    for _ in range(3):
+        assert torch.equal(captured(_most_of, torch.ones(5), most=2, program=3), torch.full((2,), 3.0))
+    assert recorded == [(5,)]

@@ -20,7 +20,9 @@ from bymi.core.neighbour_lists import PerArcLists
 from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import _FIRST, _SECOND, _mix, stream
 from bymi.core.topic import PARAMETERS
+from bymi.detection.clip_parameter_messages import shorten
 from bymi.detection.robust_statistics import median
+from bymi.detection.update_history import UpdateHistory
 
 _WORD = 1 << 64
 
@@ -194,3 +196,25 @@ def test_threads_change_no_bit() -> None:
     torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("far", [0.0, 4.0, 1e4])
+def test_rounds_are_recorded_alike_where_the_host_does_not_look(far: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distances, clipping and update history in the forms for accelerators: nothing clipped, some, and receivers far out."""
+    vectors = torch.randn(40, 90, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    vectors = torch.zeros_like(vectors) if not far else vectors
+    vectors[:6] += far
+    network = LocalNetwork(ErdosRenyi(0.6).draw(40, seed=1))
+    found = []
+    for devices in (("cpu",), ()):
+        monkeypatch.setattr(LIMITS, "looked_at", devices)
+        history = UpdateHistory((0.0, 2.0))
+        for number in (1.0, 2.0):
+            (inbox,) = network.exchange(0, {PARAMETERS: number * vectors})
+            share, far_out = shorten(inbox, 3.0)
+            history.see(inbox, 0.1, share, far_out, number / 2)
+        assert history.refused is not None
+        found.append((inbox.dist2_to_own(), share, far_out, history.vectors(), history.refused))
+    assert bool((found[0][1] < 1).any()) == bool(far)
+    for one, two in zip(*found, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)

@@ -160,10 +160,18 @@ def test_claims_of_two_faces() -> None:
         assert_evidence(evidence, receiver, *halves)
 
 
-@pytest.mark.parametrize("dim", [5, 80])
-def test_answers(dim: int) -> None:
-    """At every receiver's own point; two groups of receivers one after the other, some do not ask, one node is silent."""
+@pytest.mark.parametrize("together", [1, 4, 11])
+@pytest.mark.parametrize("dim", [5, 80, 1100])
+def test_answers(dim: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every receiver's own point; two groups of receivers one after the other, some do not ask, one node is silent.
+
+    Replies to several receivers at a time, as a GPU reads them, give the same products, also with the update history.
+    """
     graph = directed(11, 5)
+    if together > 1:
+        monkeypatch.setattr(LIMITS, "looked_at", ())
+        monkeypatch.setattr(LIMITS, "replies", together * dim * (1 + int(graph.hears.sum(1).max())))
+    deeds = stream(5, "deeds").normal(22, 2 * dim)
     silent = 4
     asks = torch.ones(11, dtype=torch.bool)
     asks[2] = False
@@ -177,11 +185,12 @@ def test_answers(dim: int) -> None:
 
     network = Tampering(graph, tamper)
     theta = stream(4, "theta").normal(11, dim)
-    claims = QueriedHalfGradients(network.ask(0, theta, answer, asks))
+    claims = QueriedHalfGradients(network.ask(0, theta, answer, asks), deeds)
     for receivers in asks.nonzero().flatten().split(6):
         seats = NeighbourIndex.of(graph.hears, network.nodes, receivers)
-        evidence, _, crossed, history = claims.before(seats, None)
-        assert crossed is None
+        rows = torch.where(seats.judged, seats.nodes, 11 + receivers[:, None])
+        evidence, origin, crossed, history = claims.before(seats, rows)
+        assert crossed is not None
         assert history is None
         for place, receiver in enumerate(receivers.tolist()):
             order = [*graph.hears[receiver].nonzero().flatten().tolist(), receiver]
@@ -190,6 +199,15 @@ def test_answers(dim: int) -> None:
                 for half in data
             ]
             assert_evidence(evidence, place, *halves)
+            heard = [position for position, half in enumerate(halves[0]) if half is not None]
+            middle = [(halves[0][position] + halves[1][position]) / 2 for position in heard]  # type: ignore[operator]
+            for kind, products in enumerate(crossed):
+                for row, node in enumerate(order):
+                    done = deeds[node + 11 * (node == receiver), kind * dim : (kind + 1) * dim]
+                    expected = [float(done @ vector) for vector in middle]
+                    assert products[place, row, heard].tolist() == pytest.approx(expected, abs=1e-10)
+            lengths = origin[place, -1] + 2 * origin[place, heard] + evidence.middle[place].diagonal()[heard]
+            assert lengths.tolist() == pytest.approx([float(vector @ vector) for vector in middle], rel=1e-10)
 
 
 # The bench

@@ -313,7 +313,7 @@ def test_a_whole_detection(seed: int, probe: bool, guard: float) -> None:
         order = [*hears[receiver].nonzero().flatten().tolist(), receiver]
         first, second = (np.array(half) for half in zip(*(data.answer(node, point) for node in order), strict=True))
         hall = Hall(first, second)
-        how = {"at_probe": point is start, "answers_differ": True}
+        how = {"answers_differ": True}
         return by_definition.hear(first, second, hall.own, hall.origin, panel, detector.fdr_level, True, **how)
 
     flags, start = 0, problem.start.numpy()

@@ -261,31 +261,6 @@ def farther(
     return (found | joint if crowd(joint, len(values)) else found), usual
 
 
-def backward(
-    first: Vector, second: Vector, rows: list[int], weights: Vector, judged: list[int], left: list[int], bound: float
-) -> set[int]:
-    """Who points against the centre of the others, about zero; `rows` have the `weights`, only those `left` make estimates."""
-    weight = dict.fromkeys(range(len(first)), 0.0) | dict(zip(rows, weights.tolist(), strict=True))
-    c1, c2 = (sum(weight[row] * half[row] for row in weight) for half in (first, second))
-    cosines = {}
-    for row in judged:
-        others1, others2 = (
-            (centre - weight[row] * half[row]) / (1 - weight[row]) for centre, half in ((c1, first), (c2, second))
-        )
-        along = (float(first[row] @ others2) + float(others1 @ second[row])) / 2
-        size = float(np.linalg.norm(first[row]) * np.linalg.norm(second[row])) * max(0.0, float(c1 @ c2))
-        cosines[row] = along / math.sqrt(max(size, _TINY))
-    usual = median([cosines[row] for row in left])
-    width = _NORMAL * median([cosines[row] - usual for row in left if cosines[row] >= usual])
-    if usual <= 0.5:
-        return set()
-    found = {row for row, value in cosines.items() if value < -0.2 * usual and usual - value > bound * max(width, _TINY)}
-    if not crowd(found, len(judged)):
-        return set()
-    middle = median([cosines[row] for row in found])
-    return {row for row in found if cosines[row] <= 0.65 * middle}
-
-
 def usual_noise(values: list[float]) -> float:
     negative = [-value for value in values if value < 0]
     return _NORMAL * max(median(negative), 0.7 * median([abs(value) for value in values]))
@@ -344,7 +319,6 @@ def hear(
     panel: Any,
     level: float,
     cross_fit: bool,
-    at_probe: bool = False,
     *,
     answers_differ: bool = False,
     known_degree: float = -1.0,
@@ -416,9 +390,6 @@ def hear(
             found, usual = farther(others, sizes, panel.far * wider, panel.far_joint * wider, panel.strong / panel.far)
             note(rows, {place for place in found if others[place] >= 3 * panel.far * wider * usual}, "extreme score")
             note(rows, found, "far")
-            if at_probe:
-                found = backward(first, second, rows, typical, neighbours, after, panel.backward * wider)
-                note(list(range(count)), found, "backward")
             inherit()
             return guarded(why, before, after, panel.guard)
     stretch = 1 / (1 - max(0.0, mixed) / (panel.mixed or 1.0))
@@ -449,7 +420,7 @@ def guarded(why: list[str], before: list[int], after: list[int], share: float) -
 
 
 _SCREEN = ("inconsistent", "alike", "too good")
-_SOFT = ("extreme score", "score", "direction", "far", "backward")
+_SOFT = ("extreme score", "score", "direction", "far")
 
 
 def guard(why: list[str], asked: list[int], names: tuple[str, ...], share: float) -> list[str]:

@@ -32,7 +32,8 @@ class GradientAttack(VectorAttack):
         mean = honest.mean(0)
         variance = (honest - mean).square()
         spread = (variance.mean(0) if self.per_coordinate else variance.mean()).sqrt()
-        direction = shared.once(("direction", honest.shape[1]), lambda run: run.normal(honest.shape[1])).to(honest)
+        key = ("direction", honest.shape[1], honest.dtype)
+        direction = shared.once(key, lambda run: run.normal(honest.shape[1]).to(honest))
         noise = fresh.normal(honest.shape[1]).to(honest)
         return self.keep * mean + spread * (self.push * direction + noise)
 

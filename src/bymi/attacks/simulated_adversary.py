@@ -105,7 +105,9 @@ class Adversary:
 
         def make() -> tuple[Tensor, Tensor]:
             under = self.members[nodes]
-            return under.nonzero().flatten(), (~under).nonzero().flatten()
+            order = under.argsort(stable=True)
+            others, own = order.split([len(order) - (count := int(under.sum())), count])  # a GPU waits for one number
+            return own, others
 
         sides: tuple[Tensor, Tensor] = self._recall("sides", nodes, make)
         return sides

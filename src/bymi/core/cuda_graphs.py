@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -16,18 +16,24 @@ from bymi.core.performance_thresholds import LIMITS
 
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
-_KEPT = 16  # programs remembered, by shapes
+_MULTIPLE = 32  # rows are padded to a multiple of this
+_KEPT = 32  # programs remembered, by shapes
+_ROOM = 0.25  # share of a GPU's memory that is free for a recording
 _programs: dict[Hashable, Callable[..., Any] | None] = {}  # None: called once
 
 
-def captured(program: Callable[..., T], *values: Tensor, **constants: Hashable) -> T:
+def captured(program: Callable[..., T], /, *values: Tensor, **constants: Hashable) -> T:
     """`program(*values, **constants)`; on a GPU as a CUDA graph from the second call with tensors of the same shapes on.
 
-    The program must be a pure function that looks at no number on the host. To record it takes three calls and a garbage
-    collection, and keeps the memory of one call: large inputs, where launches matter little, and shapes that come once are not
-    recorded.
+    The program must be a pure function that looks at no number on the host. To record it takes two calls, and keeps the memory
+    of one: large inputs, where launches matter little, and shapes that come once are not recorded.
     """
-    if not _recordable(values):
+    return captured_up_to(LIMITS.captured, program, *values, **constants)
+
+
+def captured_up_to(most: int, program: Callable[..., T], /, *values: Tensor, **constants: Hashable) -> T:
+    """`captured` for values of at most so many numbers."""
+    if not _recordable(values, most):
         return program(*values, **constants)
     owner = getattr(program, "__self__", None)  # equal rules share a recording
     form: list[Hashable] = [(value.shape, value.dtype, value.device) for value in values]
@@ -45,8 +51,16 @@ def captured(program: Callable[..., T], *values: Tensor, **constants: Hashable) 
     return result
 
 
-def _recordable(values: tuple[Tensor, ...]) -> bool:
-    return values[0].device.type == "cuda" and sum(value.numel() for value in values) <= LIMITS.captured
+def captured_rows(program: Callable[..., Tensor], rows: Tensor, /, *values: Tensor, **constants: Hashable) -> Tensor:
+    """`captured` for a program whose result [n, ...] is computed row by row from `rows` [n], padded so that few sizes occur."""
+    if rows.device.type != "cuda":
+        return program(rows, *values, **constants)
+    padded = torch.nn.functional.pad(rows, (0, -len(rows) % _MULTIPLE))
+    return captured(program, padded, *values, **constants)[: len(rows)]
+
+
+def _recordable(values: tuple[Tensor, ...], most: int) -> bool:
+    return values[0].device.type == "cuda" and sum(value.numel() for value in values) <= most
 
 
 def _recorded(program: Callable[..., Any], values: tuple[Tensor, ...]) -> Callable[..., Any]:
@@ -60,24 +74,35 @@ def _recorded(program: Callable[..., Any], values: tuple[Tensor, ...]) -> Callab
         return program
 
 
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The stream of all recordings: torch keeps freed memory per stream."""
+    return torch.cuda.Stream(device)
+
+
 class Recording:
     """One captured program with its static inputs and outputs, in memory of its own or in a `pool` that recordings share."""
 
     def __init__(self, program: Callable[..., Any], example: tuple[Tensor, ...], pool: Any = None) -> None:
         self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
         self._device = example[0].device
+        self._graph = torch.cuda.CUDAGraph()
         with on_device(self._device):
-            # Libraries initialise on their first call, which a graph cannot capture: warm up on a side stream.
-            side = torch.cuda.Stream()
+            side = _side_stream(self._device)
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                program(*self._inputs)
-                program(*self._inputs)
+                program(*self._inputs)  # libraries initialise on their first call, which a graph cannot capture
+                torch.cuda.synchronize()
+                free, total = torch.cuda.mem_get_info()
+                if free < _ROOM * total:  # memory that torch keeps is of no use to a graph
+                    torch.cuda.empty_cache()
+                # Not by torch.cuda.graph, which always gives that memory back: it would be asked for again at once.
+                self._graph.capture_begin(*(() if pool is None else (pool,)))
+                try:
+                    self._output = program(*self._inputs)
+                finally:
+                    self._graph.capture_end()
             torch.cuda.current_stream().wait_stream(side)
-            self._graph = torch.cuda.CUDAGraph()
-            # The outer context restores the stream even where the capture fails.
-            with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(self._graph, pool=pool):
-                self._output = program(*self._inputs)
 
     def replay(self, *values: Tensor) -> Any:
         """What the program computes from values of the recorded shapes."""

@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bymi.core.cuda_graphs import captured_up_to
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
-from bymi.core.linalg import dist2
+from bymi.core.linalg import VectorStack, dist2, on_host
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
 from bymi.core.performance_thresholds import LIMITS
 
@@ -70,9 +71,14 @@ class DenseInbox(Inbox):
             return (mixture.weight + torch.diag(mixture.own)).to(dtype) @ self.messages
         return torch.addmm(mixture.own.to(dtype)[:, None] * self.own, mixture.weight.to(dtype), self.messages)
 
+    def averages_of(self, receivers: Tensor) -> Tensor:
+        average, dtype = self.average(), self.own.dtype
+        own_weight, own, weight = (part.index_select(0, receivers) for part in (average.own, self.own, average.weight))
+        return torch.addmm(own_weight.to(dtype)[:, None] * own, weight.to(dtype), self.messages)
+
     def distance_to_own(self) -> Tensor:
         if self.own.shape[1] > LIMITS.direct_dim or self.own is self.messages:
-            return self.dist2_to_own().sqrt()
+            return super().distance_to_own()
         # Directly from differences: as fast for few coordinates, and without cancellation.
         own, messages = self.own.to(torch.float64), self.messages.to(torch.float64)
         return torch.cdist(own, messages, compute_mode="donot_use_mm_for_euclid_dist")
@@ -103,11 +109,23 @@ class DenseInbox(Inbox):
 
     @cached_property
     def _dist2_to_own(self) -> Tensor:
-        rows, own_row, count = self.rows, self.own_row, self.heard.shape[1]
+        if not on_host(self.own) and self.own is self.messages and self.complete:
+            return captured_up_to(LIMITS.captured_vectors, _dist2_among, self.own)
+        rows, count = self.rows, self.heard.shape[1]
         if 2 * count > 3 * len(self.own):  # variants, or few receivers: most pairs of rows are not needed
-            return dist2(rows.vectors[own_row], rows.vectors[:count], rows.origin)
-        square = rows.gram.diagonal()
+            return dist2(rows.vectors[self.own_row], rows.vectors[:count], rows.origin)
         if self.own is rows.vectors:  # place i of both is node i
-            return torch.add(square[:, None], square).sub_(rows.gram, alpha=2).clamp_min_(0.0)
+            return _dist2_of(rows.gram)
+        own_row, square = self.own_row, rows.gram.diagonal().clone()  # contiguous: sums of pairs take half the time
         products = rows.gram[own_row][:, :count]
         return torch.add(square[own_row][:, None], square[:count]).sub_(products, alpha=2).clamp_min_(0.0)
+
+
+def _dist2_of(gram: Tensor) -> Tensor:
+    """Squared distances [R, R] from products."""
+    square = gram.diagonal().clone()  # contiguous: sums of pairs take half the time
+    return torch.add(square[:, None], square).sub_(gram, alpha=2).clamp_min_(0.0)
+
+
+def _dist2_among(vectors: Tensor) -> Tensor:
+    return _dist2_of(VectorStack(vectors).gram)

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.errors import is_integer, require
-from bymi.core.linalg import VectorStack, join, norms, norms_surely_below
-from bymi.core.message_usage import Usage, of_columns, of_places
+from bymi.core.linalg import VectorStack, any_true, join, norms, norms_surely_below
+from bymi.core.message_usage import Receivers, Usage, of_columns, of_places
 from bymi.core.message_validity import MAX_NORM_RATIO, OVERFLOW, acceptable, heard
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
@@ -324,9 +324,15 @@ class Inbox(ABC):
         """Messages whose history is stored here [K, D]."""
         return self.messages
 
-    def usage(self, share: Tensor) -> Usage:
-        """How the messages whose history is stored here were used, where receivers took a share [B, P] of each."""
-        return of_columns(self, share) if self.lists is None else of_places(self, self.lists, self.kept, share)
+    def usage(self, share: Tensor, receivers: Receivers | None = None) -> Usage:
+        """How the messages whose history is stored here were used, where receivers took a share [B, P] of each.
+
+        `receivers`: `Receivers.of` this inbox, if they are known.
+        """
+        receivers = receivers or Receivers.of(self)
+        if self.lists is None:
+            return of_columns(self, share, receivers)
+        return of_places(self, self.lists, self.kept, share, receivers)
 
     def tally(self, counts: Tensor | None, mask: Tensor) -> Tensor:
         """Counts over a run, with a mask [B, P] added in place; None: start at zero."""
@@ -359,7 +365,7 @@ class Inbox(ABC):
     def rows(self) -> VectorStack:
         """All distinct vectors of the round [R, D]: messages first, then own vectors that were not sent."""
         unsent = self.own_column < 0
-        if not bool(unsent.any()):
+        if not any_true(unsent):
             return VectorStack(self.messages, None if self.complete else self._present)
         if self.complete:
             return VectorStack(join(self.messages, self.own if bool(unsent.all()) else self.own[unsent]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,7 +15,7 @@ from bymi.core.errors import require
 from bymi.core.performance_thresholds import LIMITS
 
 _COLUMNS = 1024  # coordinates converted to float64 at a time on a CPU: bounds temporaries and fits its cache
-_COLUMNS_AT_ONCE = 1 << 16  # the same on a GPU: few large kernels
+_AT_ONCE = 1 << 27  # numbers converted at a time on a GPU: few large kernels
 _SAMPLED = 512  # coordinates sampled to find a central row
 
 
@@ -56,10 +57,20 @@ def ascending(values: Tensor, dim: int = -1) -> Tensor:
     """Values sorted along one dimension, NaN last; a contiguous copy."""
     if values.device.type != "cpu":
         return values.sort(dim).values
-    # A tenth of the time of torch, which also sorts indices and uses no vector instructions.
-    ordered = values.movedim(dim, -1).clone(memory_format=torch.contiguous_format)
-    ordered.numpy().sort(axis=-1)
-    return ordered.movedim(-1, dim).contiguous()
+    return sort_rows_(values.movedim(dim, -1).clone(memory_format=torch.contiguous_format)).movedim(-1, dim).contiguous()
+
+
+def sort_rows_(values: Tensor) -> Tensor:
+    """Values sorted along the last dimension in place, NaN last."""
+    if values.device.type != "cpu":
+        return values.copy_(values.sort().values)
+    values.numpy().sort(axis=-1)  # a tenth of the time of torch, which also sorts indices and uses no vector instructions
+    return values
+
+
+def any_true(mask: Tensor) -> bool:
+    """Whether any entry holds; on a CPU by numpy, in a tenth of torch's time."""
+    return bool(mask.numpy().any() if mask.device.type == "cpu" else mask.any())
 
 
 def ascending_among(values: Tensor, among: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,37 +90,56 @@ def lower_median(values: Tensor, among: Tensor) -> Tensor:
     return torch.where(count > 0, median, torch.nan).squeeze(-1).to(values.dtype)
 
 
-def _blocks(origin: Tensor, *stacks: Tensor) -> Iterator[list[Tensor]]:
-    """Blocks of coordinates of each stack of rows, in float64 and minus `origin`: few are converted at a time."""
-    columns = _COLUMNS if origin.device.type == "cpu" else _COLUMNS_AT_ONCE
-    for centre, *parts in zip(origin.split(columns), *(rows.split(columns, dim=1) for rows in stacks), strict=True):
-        yield [part.to(torch.float64) - centre.to(torch.float64) for part in parts]
+def _blocks(origin: Tensor | None, *stacks: Tensor) -> Iterator[list[Tensor]]:
+    """Blocks of coordinates of each stack of rows, in float64 and minus `origin`, if any: few are converted at a time."""
+    columns = _COLUMNS
+    if stacks[0].device.type != "cpu":
+        columns = max(_COLUMNS, _AT_ONCE // max(1, sum(rows.shape[:-1].numel() for rows in stacks)))
+    for start in range(0, stacks[0].shape[-1], columns):
+        part = slice(start, start + columns)
+        yield [_about(rows[..., part], None if origin is None else origin[..., part]) for rows in stacks]
 
 
-def _zeros(origin: Tensor, *shape: int) -> Tensor:
-    return torch.zeros(shape, dtype=torch.float64, device=origin.device)
+def _about(rows: Tensor, origin: Tensor | None) -> Tensor:
+    """Rows in float64, minus the origin of their set, if any."""
+    return rows.to(torch.float64) if origin is None else rows.to(torch.float64) - origin.to(torch.float64)[..., None, :]
 
 
-def inner(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
-    """Float64 inner products <left_r - origin, right_s - origin> [R, S], in blocks of coordinates."""
-    if left.shape[1] <= _COLUMNS:  # short vectors: one block
-        first = left.to(torch.float64) - origin.to(torch.float64)
-        return first @ (first if right is left else right.to(torch.float64) - origin.to(torch.float64)).T
-    total = _zeros(origin, len(left), len(right))
+def _zeros(like: Tensor, *shape: int) -> Tensor:
+    """Zeros [..., *shape] for products of rows [..., n, D]."""
+    return torch.zeros(*like.shape[:-2], *shape, dtype=torch.float64, device=like.device)
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left @ right^T to a matrix [n, k], or to those of a batch [b, n, k]."""
+    (total.addmm_ if total.ndim == 2 else total.baddbmm_)(left, right.mT)
+
+
+def inner(left: Tensor, right: Tensor, origin: Tensor | None = None) -> Tensor:
+    """Float64 inner products <left_r - origin, right_s - origin> [R, S], in blocks of coordinates; by default about zero.
+
+    Also for b sets of vectors [b, R, D] and [b, S, D] at once, each with its own origin [b, D].
+    """
+    if left.shape[-1] <= _COLUMNS:  # short vectors: one block
+        first = _about(left, origin)
+        second = first if right is left else _about(right, origin)
+        # One set as a matrix: torch has another kernel for batches of small ones, with other last bits.
+        return (first[0] @ second[0].T)[None] if first.ndim == 3 and len(first) == 1 else first @ second.mT
+    total = _zeros(left, left.shape[-2], right.shape[-2])
     for block in _blocks(origin, *((left,) if right is left else (left, right))):
-        total.addmm_(block[0], block[-1].T)
+        _add_product(total, block[0], block[-1])
     return total
 
 
 def inner_of_both(left: Tensor, right: Tensor, origin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`inner` of (left, left), (right, right) and (left, right), converting each row once instead of twice."""
-    count = len(left)
-    wide, rest = _zeros(origin, count, count + len(right)), _zeros(origin, len(right), len(right))
+    count, others = left.shape[-2], right.shape[-2]
+    wide, rest = _zeros(left, count, count + others), _zeros(left, others, others)
     for block in _blocks(origin, left, right):
-        rows = torch.cat(block)
-        wide.addmm_(rows[:count], rows.T)
-        rest.addmm_(rows[count:], rows[count:].T)
-    return wide[:, :count], rest, wide[:, count:]
+        rows = torch.cat(block, -2)
+        _add_product(wide, rows[..., :count, :], rows)
+        _add_product(rest, rows[..., count:, :], rows[..., count:, :])
+    return wide[..., :count], rest, wide[..., count:]
 
 
 def inner_of_sets(left: Tensor, left_at: Tensor, right: Tensor, right_at: Tensor, origin: Tensor) -> Tensor:
@@ -136,7 +166,7 @@ def _gather(vectors: Tensor, index: Tensor) -> Tensor:
 
 def dist2(left: Tensor, right: Tensor, origin: Tensor) -> Tensor:
     """Float64 squared distances |left_r - right_s|^2 [R, S], from products about `origin`, in blocks of coordinates."""
-    total, lengths = _zeros(origin, len(left), len(right)), [_zeros(origin, len(left)), _zeros(origin, len(right))]
+    total, lengths = _zeros(left, len(left), len(right)), [_zeros(left, len(left)), _zeros(left, len(right))]
     for block in _blocks(origin, left, right):
         total.addmm_(block[0], block[1].T)
         for length, rows in zip(lengths, block, strict=True):
@@ -150,7 +180,7 @@ def sampled_dist2_to_median(vectors: Tensor, dim: int, first: int = 0) -> Tensor
     The rows may be a block of vectors of `dim` coordinates, starting at `first`: results of all blocks sum to the total.
     """
     stride = sample_stride(dim)
-    return dist2_to_median(vectors[:, -first % stride :: stride])
+    return dist2_to_median(vectors if stride == 1 else vectors[:, -first % stride :: stride])
 
 
 def sample_stride(dim: int) -> int:
@@ -161,8 +191,8 @@ def sample_stride(dim: int) -> int:
 def dist2_to_median(sample: Tensor) -> Tensor:
     """Squared distance [R] of each row of a sample to the coordinate-wise median."""
     sample = sample.to(torch.float64)
-    middle = ascending(sample.T)[:, (len(sample) - 1) // 2]
-    return (sample - middle).square().sum(1)
+    middle = sort_rows_(sample.T.clone(memory_format=torch.contiguous_format))[:, (len(sample) - 1) // 2]
+    return (sample - middle).square_().sum(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,13 +233,24 @@ class VectorStack:
 
 
 def medoid(points: Tensor, valid: Tensor) -> Tensor:
-    """For each set of points [b, n, d] in few dimensions, the valid one nearest to their coordinate-wise median [b, d].
+    """For each set of points [b, n, D], the valid one nearest to their coordinate-wise median [b, D].
 
-    The analogue of `VectorStack.origin` for each set.
+    The analogue of `VectorStack.origin` for each set, over a sample of coordinates.
     """
-    middle = lower_median(points.mT, valid[:, None, :]).nan_to_num(0.0)
-    away = (points - middle[:, None, :]).square().sum(2).masked_fill(~valid, torch.inf)
+    sample = points[:, :, :: sample_stride(points.shape[2])].to(torch.float64)
+    middle = lower_median(sample.mT, valid[:, None, :]).nan_to_num(0.0)
+    away = (sample - middle[:, None, :]).square().sum(2).masked_fill(~valid, torch.inf)
     return points.gather(1, away.argmin(1)[:, None, None].expand(-1, 1, points.shape[2])).squeeze(1)
+
+
+def pad_rows(matrices: Sequence[Tensor], size: int) -> Tensor:
+    """Matrices [n, D] with different numbers of rows as one stack [b, size, D], padded with zeros; a view of a single one."""
+    if len(matrices) == 1 and len(matrices[0]) == size:
+        return matrices[0][None]
+    output = matrices[0].new_zeros(len(matrices), size, matrices[0].shape[1])
+    for place, rows in zip(output, matrices, strict=True):
+        place[: len(rows)] = rows
+    return output
 
 
 def gather_members(member: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
@@ -234,4 +275,4 @@ def check_tensor(name: str, value: Any, shape: tuple[int | None, ...], *, finite
 
 def all_finite(values: Tensor) -> bool:
     """Whether all numbers are finite. A finite sum has finite terms and is much faster to compute."""
-    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
+    return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())

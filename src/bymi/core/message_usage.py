@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from bymi.core.linalg import VectorStack, ascending, dist2_to_median, norms, sample_stride
+from bymi.core.cuda_graphs import captured_up_to
+from bymi.core.linalg import VectorStack, any_true, dist2_to_median, lower_median, norms, on_host, sample_stride, sort_rows_
 from bymi.core.message_validity import OVERFLOW
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists, median_by_number
 from bymi.core.performance_thresholds import LIMITS
@@ -28,16 +30,82 @@ class Usage(NamedTuple):
     acceptable: Tensor  # [K] bool: heard by at least half of the receivers
 
 
-def of_columns(inbox: Inbox, share: Tensor) -> Usage:
+@dataclass(frozen=True, eq=False)
+class Receivers:
+    """The receivers that expect each message of a dense inbox, and what follows from these arcs alone, computed once.
+
+    Of PerArcLists: the receivers of each node's own message.
+    """
+
+    expected: Tensor  # [M, J] bool
+
+    @staticmethod
+    def of(inbox: Inbox, known: Receivers | None = None) -> Receivers:
+        """Those of an inbox; `known` if these are of the same arcs."""
+        expected = inbox.lists.first if isinstance(inbox.lists, PerArcLists) else inbox.expected
+        return Receivers(expected) if known is None or known.expected is not expected else known
+
+    @cached_property
+    def by_message(self) -> Tensor:
+        """[J, M] float64: one for a receiver of the message, else zero."""
+        return self.expected.T.to(torch.float64, memory_format=torch.contiguous_format)
+
+    @cached_property
+    def count(self) -> Tensor:
+        """[J]"""
+        return self.expected.sum(0)
+
+    @cached_property
+    def half(self) -> Tensor:
+        """Least number [J] that is at least half of them, one or more."""
+        return ((self.count + 1) // 2).clamp_min(1)
+
+    @cached_property
+    def middle(self) -> Tensor:
+        """Place [J] of the lower median among them."""
+        return (self.count - 1).clamp_min(0) // 2
+
+    def clipped_by_half(self, share: Tensor) -> Clipped:
+        """The messages that at least half of them clipped, from the shares [M, J] that they used."""
+        clipped = ((share < 1) & self.expected).sum(0) >= self.half
+        # On an accelerator all messages, those not clipped with a share of one: the host would wait for their numbers.
+        numbers = clipped.nonzero().flatten() if on_host(share) else torch.arange(len(clipped), device=share.device)
+        audience = self.by_message.index_select(0, numbers)
+        # Shares over one or zero: those of others are infinite, or NaN, and sorted last.
+        ordered = sort_rows_(share.T.index_select(0, numbers).div_(audience))
+        median = ordered.gather(1, self.middle.index_select(0, numbers)[:, None])
+        return Clipped(numbers, median if on_host(share) else torch.where(clipped[:, None], median, 1.0), audience)
+
+
+class Clipped(NamedTuple):
+    """Messages that at least half of their receivers clipped."""
+
+    numbers: Tensor  # [n]
+    share: Tensor  # [n, 1] lower median share used
+    audience: Tensor  # [n, M] float64: one for a receiver of the message, else zero
+
+
+def of_columns(inbox: Inbox, share: Tensor, receivers: Receivers) -> Usage:
     """Usage of the messages of a dense inbox, of which each receiver used a share [B, J]."""
-    usage = _ColumnUsage.of(inbox, share)
+    if not on_host(share) and inbox.own is inbox.messages and inbox.complete and inbox.receiver_group is None:
+        return Usage(*captured_up_to(LIMITS.captured_vectors, _of_all, inbox.messages, share, receivers.expected))
+    usage = _ColumnUsage.of(inbox, share, receivers)
     return Usage(_as_used(inbox, usage), usage.heard)
 
 
-def of_places(inbox: Inbox, lists: NeighbourLists, kept: Tensor, share: Tensor) -> Usage:
+def _of_all(messages: Tensor, share: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Usage where all nodes are here and all messages are heard, without a look at any number."""
+    receivers = Receivers(expected)
+    rows = _scale_towards_receivers(
+        messages, messages, _near(messages, VectorStack(messages)), receivers.clipped_by_half(share)
+    )
+    return rows, receivers.count >= receivers.half
+
+
+def of_places(inbox: Inbox, lists: NeighbourLists, kept: Tensor, share: Tensor, receivers: Receivers) -> Usage:
     """Usage of the messages `kept` [K, D] of an inbox with lists, of which each receiver used a share [B, n]."""
     if isinstance(lists, PerArcLists) and inbox.complete and inbox.receiver_group is None and lists.alone:
-        return Usage(_as_used_by_table(inbox, share, lists), lists.count(lists.mask, len(inbox.messages)) > 0)
+        return Usage(_as_used_by_table(inbox, share, lists, receivers), lists.count(lists.mask, len(inbox.messages)) > 0)
     places = _Places.of(inbox, share, lists)
     if places is None:
         return Usage(kept, torch.ones_like(kept[:, 0], dtype=torch.bool))
@@ -48,43 +116,28 @@ def of_places(inbox: Inbox, lists: NeighbourLists, kept: Tensor, share: Tensor) 
 class _ColumnUsage:
     """Usage of each message received here [J] by all of its receivers, including those of other processes."""
 
-    median_share: Tensor  # [J] median share used
     heard: Tensor  # [J] bool: heard by at least half of the receivers
-    receivers: Tensor  # [M, J] bool, or [B, J] where all receivers are held here
-    any_clipped: bool  # whether any message of the round was clipped, in any process
+    clipped: Clipped | None  # those received here; None if there are none in any process
 
     @staticmethod
-    def of(inbox: Inbox, share: Tensor) -> _ColumnUsage:
+    def of(inbox: Inbox, share: Tensor, receivers: Receivers) -> _ColumnUsage:
         expected, heard, receiver_group = inbox.expected, inbox.heard, inbox.receiver_group
-        if receiver_group is not None:
-            untouched = inbox.complete and bool((share >= 1).logical_or(~expected).all())
-            if receiver_group.all_agree(untouched):  # most rounds: no traffic
-                return _ColumnUsage(torch.ones_like(share[0]), torch.ones_like(expected[0]), expected, False)
-            packed = torch.stack([share, expected.to(share), heard.to(share)], 1)
-            wide = packed.new_zeros(*packed.shape[:2], receiver_group.total).index_copy(2, receiver_group.columns, packed)
-            share, expected, heard = receiver_group.gather(wide).unbind(1)
-            expected, heard = expected > 0, heard > 0
-        receiver_count = expected.sum(0)
-        median_share = _median_share(share, expected, receiver_count)
-        heard_by = receiver_count if heard is expected else heard.sum(0)
-        acceptable = (2 * heard_by >= receiver_count) & (receiver_count > 0)
-        any_clipped = bool((median_share < 1).any())
         if receiver_group is None:
-            return _ColumnUsage(median_share, acceptable, expected, any_clipped)
-        columns = receiver_group.columns
-        return _ColumnUsage(median_share[columns], acceptable[columns], expected[:, columns], any_clipped)
-
-
-def _median_share(share: Tensor, expected: Tensor, receiver_count: Tensor) -> Tensor:
-    """Lower median share [J] over the receivers that expect each message; sorted only where it is below one."""
-    clipped_count = ((share < 1) & expected).sum(0)
-    short = ((2 * clipped_count >= receiver_count) & (receiver_count > 0)).nonzero().flatten()
-    shares = torch.ones_like(share[0])
-    if not len(short):
-        return shares
-    parts, valid = share.index_select(1, short).T, expected.index_select(1, short).T
-    ordered = ascending(parts.masked_fill(~valid, torch.inf))
-    return shares.index_copy(0, short, ordered.gather(1, (receiver_count[short, None] - 1) // 2).squeeze(1))
+            clipped = receivers.clipped_by_half(share)
+            heard_by = receivers.count if inbox.complete else heard.sum(0)
+            return _ColumnUsage(heard_by >= receivers.half, clipped if len(clipped.numbers) else None)
+        untouched = inbox.complete and bool((share >= 1).logical_or(~expected).all())
+        if receiver_group.all_agree(untouched):  # most rounds: no traffic
+            return _ColumnUsage(torch.ones_like(expected[0]), None)
+        packed = torch.stack([share, expected.to(share), heard.to(share)], 1)
+        wide = packed.new_zeros(*packed.shape[:2], receiver_group.total).index_copy(2, receiver_group.columns, packed)
+        share, expected, heard = receiver_group.gather(wide).unbind(1)
+        receivers, columns = Receivers(expected > 0), receiver_group.columns
+        acceptable, clipped = (heard > 0).sum(0) >= receivers.half, receivers.clipped_by_half(share)
+        here = torch.isin(columns, clipped.numbers).nonzero().flatten()
+        places = torch.searchsorted(clipped.numbers, columns[here])
+        received = Clipped(here, clipped.share[places], clipped.audience[places])
+        return _ColumnUsage(acceptable[columns], received if len(clipped.numbers) else None)
 
 
 def _as_used(inbox: Inbox, usage: _ColumnUsage) -> Tensor:
@@ -93,42 +146,47 @@ def _as_used(inbox: Inbox, usage: _ColumnUsage) -> Tensor:
     A clipped message is scaled by the median share of its receivers towards the mean of those that are not far out themselves.
     With a single receiver, or one message per receiver, this is exact.
     """
-    if not usage.any_clipped:
+    clipped = usage.clipped
+    if clipped is None:
         return inbox.messages
-    own_vectors, short = _OwnVectors(inbox), (usage.median_share < 1).nonzero().flatten()
-    if not len(short) and inbox.receiver_group is None:
-        return inbox.messages
+    own_vectors, finite = _OwnVectors(inbox), inbox.complete and inbox.receiver_group is None
     near = own_vectors.near()
     blocks = [
-        _scale_towards_receivers(inbox.messages[:, part], rows, near, usage, short) for part, rows in own_vectors.blocks()
+        _scale_towards_receivers(inbox.messages[:, part], rows if finite else _zeroed(rows, near), near, clipped)
+        for part, rows in own_vectors.blocks()
     ]
-    return inbox.messages.index_copy(0, short, torch.cat(blocks, 1)) if len(short) else inbox.messages
+    return inbox.messages.index_copy(0, clipped.numbers, torch.cat(blocks, 1)) if len(clipped.numbers) else inbox.messages
 
 
-def _scale_towards_receivers(messages: Tensor, own_vectors: Tensor, near: Tensor, usage: _ColumnUsage, short: Tensor) -> Tensor:
-    """The messages `short`, scaled towards the mean of their receivers that are near [M]."""
-    own = torch.where(near[:, None], own_vectors, torch.zeros_like(own_vectors))  # non-finite rows would spoil the product
-    audience = (usage.receivers.index_select(1, short) & near[:, None]).to(own.dtype)
-    towards = (audience.T @ own) / audience.sum(0).clamp_min(1)[:, None]
-    part = usage.median_share[short][:, None].to(own.dtype)
-    return towards + part * (messages[short] - towards)
+def _zeroed(own_vectors: Tensor, near: Tensor) -> Tensor:
+    """Own vectors of receivers that are near [M], else zero: non-finite rows would spoil products."""
+    return torch.where(near[:, None], own_vectors, torch.zeros_like(own_vectors))
 
 
-def _as_used_by_table(inbox: Inbox, share: Tensor, table: PerArcLists) -> Tensor:
+def _scale_towards_receivers(messages: Tensor, own_vectors: Tensor, near: Tensor, clipped: Clipped) -> Tensor:
+    """The clipped messages, scaled towards the mean of their receivers that are near [M]. Own vectors are finite."""
+    audience = (clipped.audience * near).to(own_vectors.dtype)
+    towards = (audience @ own_vectors).div_(audience.sum(1, keepdim=True).clamp_min_(1))
+    original = messages.index_select(0, clipped.numbers)
+    if on_host(messages):
+        return original.sub_(towards).mul_(clipped.share.to(original.dtype)).add_(towards)
+    moved = (original - towards).mul_(clipped.share.to(original.dtype)).add_(towards)
+    return torch.where(clipped.share < 1, moved, original)
+
+
+def _as_used_by_table(inbox: Inbox, share: Tensor, table: PerArcLists, receivers: Receivers) -> Tensor:
     """`_as_used` where all receivers are held here and each variant has one of them."""
     messages, further = inbox.messages, table.further
     part = share.flatten().index_select(0, further.index)
-    receiver_count = table.count(table.mask, len(messages))[: share.shape[1]]
-    usage = _ColumnUsage(_median_share(share, table.first, receiver_count), table.mask, table.first, True)
-    short, clipped = (usage.median_share < 1).nonzero().flatten(), (part < 1).nonzero().flatten()
-    if not len(short) and not len(clipped):
+    clipped, alone = receivers.clipped_by_half(share), (part < 1).nonzero().flatten()
+    if not len(clipped.numbers) and not len(alone):
         return messages
     near = _near(inbox.own)
-    output = messages.index_copy(0, short, _scale_towards_receivers(messages, inbox.own, near, usage, short))
-    towards = torch.where(near[:, None], inbox.own, torch.zeros_like(inbox.own)).index_select(0, further.receivers[clipped])
-    numbers = further.numbers[clipped]
+    own = _zeroed(inbox.own, near)
+    output = messages.index_copy(0, clipped.numbers, _scale_towards_receivers(messages, own, near, clipped))
+    towards, numbers = own.index_select(0, further.receivers[alone]), further.numbers[alone]
     original = messages.index_select(0, numbers)
-    return output.index_copy_(0, numbers, towards + part[clipped, None].to(original.dtype) * (original - towards))
+    return output.index_copy_(0, numbers, towards + part[alone, None].to(original.dtype) * (original - towards))
 
 
 @dataclass(frozen=True, eq=False)
@@ -251,5 +309,8 @@ def _near(own: Tensor, rows: VectorStack | None = None) -> Tensor:
 
 
 def _within(away: Tensor) -> Tensor:
-    near = away <= _FAR * away.nanmedian()  # NaN compares false
-    return near if bool(near.any()) else torch.isfinite(away)
+    if on_host(away):
+        near = away <= _FAR * away.nanmedian()  # NaN compares false
+        return near if any_true(near) else torch.isfinite(away)
+    near = away <= _FAR * lower_median(away, torch.ones_like(away, dtype=torch.bool))
+    return torch.where(near.any(), near, torch.isfinite(away))

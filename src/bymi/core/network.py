@@ -13,6 +13,7 @@ from torch import Tensor
 from bymi.core.errors import require
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox, fold
+from bymi.core.linalg import pad_rows
 from bymi.core.list_graph import GraphLike, ListGraph, as_graph
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.performance_thresholds import LIMITS
@@ -104,32 +105,57 @@ class Received(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class NeighbourhoodReply:
-    """Replies to the query of one receiver: one inbox per topic, with that receiver alone (B = 1) and J nodes queried."""
+    """Replies of J nodes to the query of one receiver, and its own. Read it once, in any thread: replies are computed then."""
 
     receiver: int  # position among the nodes held here
     senders: Tensor  # [J] columns of the network's arcs
     point: Tensor  # [D] at which gradients were queried; without a query, the receiver's own vector
-    read: Callable[[], tuple[Inbox, ...]]  # call once, in any thread: replies are computed then
+    vectors: Callable[[], Mapping[Topic, Tensor]]  # what it received [J + 1, D] by topic; the last row is its own
+    weights: Callable[[], tuple[Tensor, Tensor]]  # mixing weights of its neighbours [J] and its own, a scalar
     history: Callable[[], Tensor] | None = (
         None  # [J + 1, D] update history of the nodes queried, then its own; None if not sent
     )
 
-
-def inboxes_of_replies(
-    replies: Mapping[Topic, Tensor], nodes: Tensor, weight: Tensor, self_weight: Tensor, received: Received | None
-) -> tuple[Inbox, ...]:
-    """Inboxes of one receiver, one per topic, from the replies [J + 1, D] of nodes [J + 1], the last of them its own.
-
-    `weight` [J] and `self_weight` (a scalar) are the mixing weights of its neighbours and its own.
-    """
-    inboxes, asker = [], 0 if received is None else int(nodes[-1])  # once: a GPU waits for it
-    for topic, vectors in replies.items():
-        heard = vectors if received is None else received(vectors, nodes, asker, topic)
+    def read(self) -> tuple[Inbox, ...]:
+        """One inbox per topic, with this receiver alone (B = 1)."""
+        weight, self_weight = self.weights()
         everyone = torch.ones(1, len(weight), dtype=torch.bool, device=weight.device)
-        inboxes.append(
-            Inbox.receive(heard[-1:], heard[:-1], expected=everyone, weight=weight[None], self_weight=self_weight[None])
+        return Inbox.align(
+            [
+                Inbox.receive(rows[-1:], rows[:-1], expected=everyone, weight=weight[None], self_weight=self_weight[None])
+                for rows in self.vectors().values()
+            ]
         )
+
+
+def read_together(replies: Sequence[NeighbourhoodReply]) -> tuple[Inbox, ...]:
+    """Replies to b queries as one inbox per topic with b receivers, over lists of as many places as the longest reply.
+
+    Messages are all replies [b, n, D] in a row: those to one receiver, its own, padding. Mixing weights are left out.
+    """
+    given = [reply.vectors() for reply in replies]
+    counts, device = [len(reply.senders) for reply in replies], replies[0].point.device
+    size = 1 + max(counts)
+    own = torch.tensor(counts, device=device) + size * torch.arange(len(replies), device=device)
+    index = torch.arange(len(replies) * size, device=device).view(-1, size)
+    expected = index < own[:, None]
+    weight = torch.zeros(expected.shape, dtype=torch.float64, device=device)
+    lists = NeighbourLists(index, expected)
+    inboxes = []
+    for topic in given[0]:
+        rows = pad_rows([vectors[topic] for vectors in given], size).flatten(0, 1)
+        how = {"expected": expected, "weight": weight, "self_weight": torch.ones_like(weight[:, 0]), "lists": lists}
+        inboxes.append(Inbox.receive(rows.index_select(0, own), rows, own_column=own, **how))  # type: ignore[arg-type]
     return Inbox.align(inboxes)
+
+
+def received_vectors(
+    replies: Mapping[Topic, Tensor], nodes: Tensor, asker: int, received: Received | None
+) -> Mapping[Topic, Tensor]:
+    """What an asker receives, from the replies [J + 1, D] of nodes [J + 1], the last of them its own."""
+    if received is None:
+        return replies
+    return {topic: received(vectors, nodes, asker, topic) for topic, vectors in replies.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,27 +350,30 @@ class LocalNetwork:
     ) -> Iterator[NeighbourhoodReply]:
         if not bool(who.any()):
             return
-        # Neighbours are listed on the CPU: one copy instead of a synchronisation per receiver.
-        places = [row.nonzero().flatten() for row in self.arcs.cpu()]
-        largest = 1 + max(len(row) for row in places)
+        largest = 1 + int(self.arcs.sum(1).max())
         alone = points.device.type == "cpu" and largest * points.shape[1] >= LIMITS.replies_alone
-        size = 1 if alone else max(1, _replies_at_a_time(points.device) // (largest * points.shape[1]))
+        size = 1 if alone else max(1, replies_at_a_time(points.device, LIMITS.replies_cuda) // (largest * points.shape[1]))
         for batch in self.nodes[who].split(size):
-            columns = [places[node].to(batch) for node in batch.tolist()]
-            senders = [self.graph.nodes_at(node.expand_as(row), row) for node, row in zip(batch, columns, strict=True)]
+            row, place = self.arcs[batch].nonzero(as_tuple=True)
             # Nodes that reply to each receiver, then the receiver itself.
-            asked = [torch.cat([others, node[None]]) for others, node in zip(senders, batch, strict=True)]
-            counts = [len(nodes) for nodes in asked]
-            askers = batch.repeat_interleave(torch.tensor(counts, device=batch.device))
+            position = torch.cat([row, torch.arange(len(batch), device=row.device)])
+            position, order = position.sort(stable=True)
+            asked, askers = torch.cat([self.graph.nodes_at(batch[row], place), batch])[order], batch[position]
+            counts = torch.bincount(row, minlength=len(batch)).tolist()
             # One point per query, expanded without a copy per reply.
-            answers = answer(points[batch].expand(len(askers), -1) if alone else points[askers], torch.cat(asked), askers)
-            parts = {topic: vectors.split(counts) for topic, vectors in answers.items()}
-            for position, node in enumerate(batch.tolist()):
-                reply = {topic: vectors[position] for topic, vectors in parts.items()}
-                weights = self._plain.weight[node, columns[position]], self._plain.self_weight[node]
-                read = partial(inboxes_of_replies, reply, asked[position], *weights, received)
-                read_history = None if history is None else partial(_histories, *history, asked[position])
-                yield NeighbourhoodReply(node, columns[position], points[node], read, read_history)
+            answers = answer(points[batch].expand(len(askers), -1) if alone else points[askers], asked, askers)
+            ends = [count + 1 for count in counts]
+            parts = {topic: vectors.split(ends) for topic, vectors in answers.items()}
+            by_receiver = zip(batch.tolist(), place.split(counts), asked.split(ends), strict=True)
+            for number, (node, columns, nodes) in enumerate(by_receiver):
+                replies = {topic: vectors[number] for topic, vectors in parts.items()}
+                vectors = partial(received_vectors, replies, nodes, node, received)
+                read_history = None if history is None else partial(_histories, *history, nodes)
+                weights = partial(self._weights, node, columns)
+                yield NeighbourhoodReply(node, columns, points[node], vectors, weights, read_history)
+
+    def _weights(self, node: int, columns: Tensor) -> tuple[Tensor, Tensor]:
+        return self._plain.weight[node, columns], self._plain.self_weight[node]
 
     def all_agree(self, flag: bool) -> bool:
         return flag
@@ -402,11 +431,11 @@ class LocalNetwork:
         return self._varied.receive(given.own, followed_by(given.messages, further), given.same)
 
 
-def _replies_at_a_time(device: torch.device) -> int:
-    """How many numbers of replies are computed in one batch; on a GPU a sixty-fourth of the bytes that are free there."""
+def replies_at_a_time(device: torch.device, most: int) -> int:
+    """How many numbers of replies are handled in one batch; on a GPU at most a sixty-fourth of its free bytes."""
     if device.type != "cuda":
         return LIMITS.replies
-    return max(LIMITS.replies, min(LIMITS.replies_cuda, torch.cuda.mem_get_info(device)[0] // 64))
+    return max(LIMITS.replies, min(most, torch.cuda.mem_get_info(device)[0] // 64))
 
 
 def _histories(seen: Tensor, own: Tensor, asked: Tensor) -> Tensor:

@@ -28,11 +28,13 @@ class Limits:
     tailored_receivers: int = 256  # receivers for which messages of their own are made at a time
     replies: int = 1 << 25  # replies handled at a time: 128 MB in float32
     replies_cuda: int = 1 << 28  # the same on a GPU, whose kernels are started one by one: 1 GB, less where memory is short
+    read_cuda: int = 1 << 27  # replies that a GPU compares at a time, with several copies in float64
     replies_alone: int = 1 << 20  # replies to one query from which a CPU handles it alone, within its cache
     remote_vectors: int = 1 << 23  # own vectors of receivers in other processes
     copied_models: int = 1 << 28  # parameters of models copied for a batched call
 
     captured: int = 1 << 22  # inputs up to which the decision of a rule is recorded as a CUDA graph
+    captured_vectors: int = 1 << 24  # the same for work on the vectors of all nodes in every round
     looked_at: tuple[str, ...] = ("cpu",)  # devices whose values a loop looks at in every turn; for others the host would wait
 
     # Samples.

@@ -16,7 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bymi.core.cuda_graphs import captured_rows
 from bymi.core.errors import is_integer, require
+from bymi.core.performance_thresholds import LIMITS
 
 
 def _signed(value: int) -> int:
@@ -91,16 +93,18 @@ class Stream:
 
     def integers(self, high: int | Tensor, *shape: int) -> Tensor:
         """Integers in [0, high), with replacement; a tensor `high` broadcasts with the result."""
-        return self.bits(*shape).bitwise_and_(_LARGEST).remainder_(high)
+        words = self.bits(*shape).bitwise_and_(_LARGEST)
+        if isinstance(high, Tensor) or words.device.type != "cpu":
+            return words.remainder_(high)
+        numbers = words.numpy()
+        numbers -= numbers // high * high  # a third of the time of torch's remainder
+        return words
 
     def normal(self, *shape: int) -> Tensor:
-        """Standard normal float64 (Box-Muller)."""
-        count = math.prod(shape)
-        pairs = self.uniform(2, (count + 1) // 2)
-        radius = torch.sqrt(-2.0 * torch.log(pairs[..., 0, :]))
-        angle = 2.0 * math.pi * pairs[..., 1, :]
-        both = torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
-        return both[..., :count].reshape(*self.keys.shape, *shape)
+        """Standard normal float64."""
+        count, few = math.prod(shape), self.keys.numel() * math.prod(shape) <= LIMITS.captured
+        drawn = captured_rows(_normals, self.keys, count=count) if self.keys.ndim == 1 and few else _normals(self.keys, count)
+        return drawn.reshape(*self.keys.shape, *shape)
 
     def permutation(self, count: int) -> Tensor:
         """Uniformly random order of 0..count-1 per key."""
@@ -112,6 +116,27 @@ class Stream:
         beyond = torch.arange(words.shape[-1], device=words.device) >= counts[:, None]
         order = torch.argsort(words, dim=-1, stable=True)
         return order.gather(-1, torch.argsort(beyond.gather(-1, order).to(torch.int8), dim=-1, stable=True))
+
+
+def _number(value: int | Tensor, device: torch.device | None) -> Tensor:
+    """An int64 tensor; a whole number without a copy from the host, for which a GPU would wait."""
+    if isinstance(value, Tensor):
+        return value.to(device, torch.int64)
+    return torch.full((), value, dtype=torch.int64, device=device)
+
+
+def _keys(nodes: Tensor | None, keys: Tensor, steps: Tensor | None) -> Tensor:
+    if nodes is not None:
+        keys = _mix(keys + (nodes + 1) * _GOLDEN)
+    return keys if steps is None else _mix((keys ^ _FIRST) + (steps + 1) * _SECOND)
+
+
+def _normals(keys: Tensor, count: int) -> Tensor:
+    """Standard normal float64 [*keys, count] (Box-Muller)."""
+    pairs = Stream(keys).uniform(2, (count + 1) // 2)
+    radius = torch.sqrt(-2.0 * torch.log(pairs[..., 0, :]))
+    angle = 2.0 * math.pi * pairs[..., 1, :]
+    return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)[..., :count]
 
 
 def _are_integers(value: object) -> bool:
@@ -139,11 +164,11 @@ def stream(
 
     def make_keys() -> Tensor:
         digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()
-        keys = torch.tensor(_signed(int.from_bytes(digest, "little")), device=device, dtype=torch.int64)
-        if node is not None:
-            keys = _mix(keys + (torch.as_tensor(node, device=device, dtype=torch.int64) + 1) * _GOLDEN)
-        if step is not None:
-            keys = _mix((keys ^ _FIRST) + (torch.as_tensor(step, device=device, dtype=torch.int64) + 1) * _SECOND)
-        return keys
+        where = next((given.device for given in (node, step) if isinstance(given, Tensor)), None) if device is None else device
+        start = _number(_signed(int.from_bytes(digest, "little")), where)
+        nodes, steps = (None if given is None else _number(given, where) for given in (node, step))
+        if nodes is not None and nodes.ndim == 1 and steps is not None and not steps.ndim:
+            return captured_rows(_keys, nodes, start, steps)
+        return _keys(nodes, start, steps)
 
     return Stream(make_keys)

@@ -9,8 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from bymi.core.cuda_graphs import captured
 from bymi.core.inbox import Inbox, Mixture
-from bymi.core.linalg import ascending
+from bymi.core.linalg import any_true, on_host, sort_rows_
 from bymi.detection.robust_statistics import log
 
 _REACH = 1.25  # median distances to which a message is clipped
@@ -46,19 +47,38 @@ class SelfCentredClipping:
         if self._arcs is None or not self._arcs.are_of(inbox):
             self._arcs = _Arcs(inbox.heard, inbox.weight)
         arcs, distance = self._arcs, inbox.distance_to_own()
-        ordered = ascending(distance + arcs.idle)
-        middle = ordered.gather(1, arcs.last // 2)
-        reach = _REACH * middle
-        far = arcs.heard & (distance > reach)
-        if not bool(far.any()):
-            return arcs.share, arcs.far_out
-        lower = ordered.gather(1, arcs.last // 4).clamp_min(_NEAR * middle)
-        limits = math.log(self._factor), math.log(max(self._factor, _WIDEST))
-        wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(*limits)
-        share = torch.div(reach, distance.clamp_min_(1e-300)).clamp_max_(1.0)
+        if on_host(distance):
+            found = _far(distance, arcs.idle, arcs.quartiles, arcs.heard)
+            if not any_true(found[0]):
+                return arcs.share, arcs.far_out
+            share, far_out = _clip(distance, *found, self._factor)
+        else:
+            share, far_out = captured(_clip_all, distance, arcs.idle, arcs.quartiles, arcs.heard, factor=self._factor)
         if not inbox.complete:  # a non-finite own vector has no distances, and hears no message
             share = share.nan_to_num(nan=1.0)
-        return share, far & (distance > middle * wide.exp())
+        return share, far_out
+
+
+def _far(distance: Tensor, idle: Tensor, quartiles: Tensor, heard: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mask of messages to be clipped [B, P], median and lower quartile of the distances of those that carry weight [B, 1]."""
+    middle, lower = sort_rows_(distance + idle).gather(1, quartiles).split(1, 1)
+    return heard & (distance > _REACH * middle), middle, lower
+
+
+def _clip(distance: Tensor, far: Tensor, middle: Tensor, lower: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Shares and mask of messages far out, each [B, P]; changes the distances."""
+    lower = lower.clamp_min(_NEAR * middle)
+    limits = math.log(factor), math.log(max(factor, _WIDEST))
+    wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(*limits)
+    share = torch.div(_REACH * middle, distance.clamp_min_(1e-300)).clamp_max_(1.0)
+    return share, far & (distance > middle * wide.exp())
+
+
+def _clip_all(distance: Tensor, idle: Tensor, quartiles: Tensor, heard: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Both, without a look at the result: where nothing is to be clipped, shares are one."""
+    far, middle, lower = _far(distance, idle, quartiles, heard)
+    share, far_out = _clip(distance, far, middle, lower, factor)
+    return torch.where(far.any(), share, 1.0), far_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +101,10 @@ class _Arcs:
         return torch.where(self.heard & (self.weight > 0), 0.0, torch.inf).to(self.weight)
 
     @cached_property
-    def last(self) -> Tensor:
-        """Index [B, 1] of the largest distance among the messages that carry weight."""
-        return ((self.idle == 0).sum(1, keepdim=True) - 1).clamp_min(0)
+    def quartiles(self) -> Tensor:
+        """Places [B, 2] of the median and of the lower quartile among the sorted distances of messages that carry weight."""
+        last = ((self.idle == 0).sum(1, keepdim=True) - 1).clamp_min(0)
+        return torch.cat([last // 2, last // 4], 1)
 
     @cached_property
     def share(self) -> Tensor:

@@ -46,7 +46,7 @@ THRESHOLDS: Table[Threshold] = Table(Threshold, {"published": PublishedThreshold
 
 
 _MANY = 60  # neighbours from which bounds are not widened
-_SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint", "far", "far_joint", "backward")
+_SCALED = ("absurd", "high", "low", "alike", "strong", "weak", "direction", "joint", "far", "far_joint")
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,11 @@ class Panel(Checked):
     detector's own centre. `strong`, `weak`: scores in units of noise; strong None for the published threshold. `direction`,
     `joint`: shifts in one direction, alone and together with others, in spreads. `mixed`: degree of heterogeneity
     (`heterogeneity`) from which nodes do not count as alike: there scores of `far` times the median one are flagged, or of
-    `far_joint` times with others, in place of the tests on score and direction; and at the probe gradients that point
-    `backward`, in spreads. None: nodes are alike. `guard`: share of neighbours above which flags
-    are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours n. `few`: a node with fewer
-    neighbours keeps the warm-up rule as its mixing, since it cannot judge them reliably. `dimension_free`: cosines
-    and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for plain arrays; off in
-    networks, whose bounds were chosen without it.
+    `far_joint` times with others, in place of the tests on score and direction. None: nodes are alike. `guard`: share of
+    neighbours above which flags are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours
+    n. `few`: a node with fewer neighbours keeps the warm-up rule as its mixing, since it cannot judge them reliably.
+    `dimension_free`: cosines and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for
+    plain arrays; off in networks, whose bounds were chosen without it.
     """
 
     absurd: float | None = bounded(1e3, gt=0)
@@ -81,7 +80,6 @@ class Panel(Checked):
     mixed: float | None = bounded(0.05, gt=0, lt=1)
     far: float = bounded(96.0, gt=0)
     far_joint: float = bounded(60.0, gt=0)
-    backward: float | None = bounded(3.0, gt=0)
     guard: float | None = bounded(0.5, gt=0)
     widen: float = bounded(10.0, ge=0)
     few: int | None = bounded(15, ge=1)
@@ -113,7 +111,6 @@ class Panel(Checked):
             "joint direction": self.joint * wider,
             "far": self.far * wider,
             "joint far": self.far_joint * wider,
-            "backward": (self.backward or off) * wider,
         }
 
 

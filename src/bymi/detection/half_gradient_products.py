@@ -28,7 +28,6 @@ class Evidence:
     valid: Tensor
     judged: Tensor
     points: tuple[Tensor, Tensor] | None = None  # x1 and x2 [b, n, d] minus that origin, if d is small
-    zero: tuple[Tensor, Tensor, Tensor] | None = None  # <0, x1>, <0, x2> [b, n], <0, 0> [b, 1], if known
 
     def without(self, gone: Tensor) -> Evidence:
         """The evidence without the rows `gone` [b, n], which are neither valid nor judged."""
@@ -37,9 +36,8 @@ class Evidence:
     def of(self, receivers: Tensor) -> Evidence:
         """The evidence of some of the receivers."""
         points = None if self.points is None else (self.points[0][receivers], self.points[1][receivers])
-        zero = None if self.zero is None else (self.zero[0][receivers], self.zero[1][receivers], self.zero[2][receivers])
         first, second, cross = (products[receivers] for products in (self.first, self.second, self.cross))
-        return Evidence(first, second, cross, self.valid[receivers], self.judged[receivers], points, zero)
+        return Evidence(first, second, cross, self.valid[receivers], self.judged[receivers], points)
 
     @property
     def difference(self) -> Tensor:
@@ -84,22 +82,6 @@ class Evidence:
     def cosines(self, weights: Tensor) -> Tensor:
         """Cosines of x1 - c1 and x2 - c2 [b, n]."""
         return self.scores(weights) / self.lengths(weights).clamp_min(_TINY)
-
-    def cosines_with_others(self, weights: Tensor) -> Tensor:
-        """Cosine of each row with the weighted mean of the other rows, about the zero vector [b, n].
-
-        Products are of different halves, in which the noise of a row cancels; lengths contain it.
-        """
-        assert self.zero is not None
-        one, two, square = self.zero
-        products = self.cross - one[:, :, None] - two[:, None, :] + square[:, :, None]  # <x1_r, x2_s>
-        own = products.diagonal(dim1=1, dim2=2)
-        with_centres = (products @ weights[:, :, None]).squeeze(2), (weights[:, None, :] @ products).squeeze(1)
-        with_others = sum((along - weights * own) / (1 - weights).clamp_min(_TINY) for along in with_centres) / 2
-        halves = ((self.first, one), (self.second, two))
-        lengths = [(part.diagonal(dim1=1, dim2=2) - 2 * along + square).clamp_min(0.0).sqrt() for part, along in halves]
-        centre = (weights * with_centres[0]).sum(1, keepdim=True)
-        return with_others / (lengths[0] * lengths[1] * centre.clamp_min(0.0)).clamp_min(_TINY).sqrt()
 
     def about(self, weights: Tensor, left: int, right: int) -> Tensor:
         """<x - c, z - d> [b, n] of halves x and z, 0 for the first and 1 for the second, c and d their weighted means."""

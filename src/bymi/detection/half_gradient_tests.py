@@ -140,9 +140,6 @@ def hear(
         units = torch.where(different, scores / usual, units)
         note(far & different & (units >= _SEVERE * bound), "extreme score", units, bound)
         note(far & different, "far", units, bound, panel.far_joint * wider)
-        if panel.backward is not None and evidence.zero is not None:
-            flagged, z = backward(evidence, remaining.judged, weights, panel.backward * wider)
-            note(flagged & different, "backward", z, panel.backward * wider)
     if panel.direction is not None:
         # Alike nodes only: where data differ a little, bounds are wider, and where they differ by more, there is no test.
         stretch = 1.0 if panel.mixed is None else 1 / (1 - degree.clamp_min(0.0) / panel.mixed).clamp_min(0.0)
@@ -270,10 +267,6 @@ _ERRORS = 2.0
 _LEAST_COSINE = 0.4  # below it a shift is smaller than the noise
 _CROWD, _CROWD_SHARE = 4, 0.08  # rows, and share of all, that make a crowd
 _MIDDLE = GeometricMedian(iterations=100, tolerance=1e-9)
-_NORMAL = 1.4826
-_COMMON = 0.5  # usual cosine with the mean gradient from which there is a common direction
-_BACK = 0.2  # share of the usual cosine, with the other sign, that counts as backward
-_WITH_CROWD = 0.65  # share of the crowd's median cosine: honest nodes whose data oppose the common gradient are less far back
 
 
 def heterogeneity(evidence: Evidence, weights: Tensor, mixed: float, known: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -322,22 +315,6 @@ def farther(scores: Tensor, lengths: Tensor, judged: Tensor, unit: Tensor, alone
     far = judged & (scores >= _LEAST_COSINE * lengths)
     joint = far & (scores >= together * unit)
     return far & (scores >= alone * unit) | joint & _crowd(joint, judged)
-
-
-def backward(evidence: Evidence, among: Tensor, weights: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows to flag [b, n] that point against the mean gradient, and how far each is below the usual cosine [b, n], in spreads.
-
-    The cosine of a row with the centre of the others, about the zero vector and by products of different halves. Flagged are
-    crowds only, where most rows agree on a direction, and of a crowd the rows near its median cosine or below it. Copies that
-    were flagged as such count for a crowd, but only rows `among` [b, n] enter estimates. The spread is that above the median,
-    where no backward row is.
-    """
-    cosines = evidence.cosines_with_others(weights)
-    usual = median(cosines, among)
-    z = (usual - cosines) / (_NORMAL * median(cosines - usual, among & (cosines >= usual))).clamp_min(_TINY)
-    low = evidence.judged & (usual > _COMMON) & (cosines < -_BACK * usual) & (z > bound)
-    with_crowd = cosines <= _WITH_CROWD * median(cosines, low).nan_to_num(0.0)
-    return low & _crowd(low, evidence.judged) & with_crowd, z
 
 
 def _crowd(rows: Tensor, judged: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from threading import Barrier
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from bymi.core.dense_inbox import DenseInbox
 from bymi.core.inbox import Inbox
-from bymi.core.linalg import VectorStack, inner, inner_of_both, inner_of_sets, medoid
+from bymi.core.linalg import inner, inner_of_both, inner_of_sets, medoid, on_host, pad_rows
 from bymi.core.list_inbox import ListInbox
-from bymi.core.network import NeighbourhoodReply
+from bymi.core.network import NeighbourhoodReply, read_together, replies_at_a_time
 from bymi.core.performance_thresholds import LIMITS
 from bymi.detection.half_gradient_products import Evidence, NeighbourIndex
 from bymi.detection.update_history import by_kind
@@ -104,19 +104,15 @@ class HalfGradients(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class HalfGradientMakers:
-    """HalfGradients from half gradients that were broadcast; `deeds` [R, D]: the update history, if it is stored here.
-
-    `zero`: whether evidence has products with the zero vector.
-    """
+    """HalfGradients from half gradients that were broadcast; `deeds` [R, D]: the update history, if it is stored here."""
 
     deeds: Tensor | None = None
-    zero: bool = False
 
     def common(self, first: DenseInbox, second: DenseInbox) -> HalfGradients:
-        return CommonHalfGradients(first, second, self.deeds, zero=self.zero)
+        return CommonHalfGradients(first, second, self.deeds)
 
     def lists(self, first: ListInbox, second: ListInbox) -> HalfGradients:
-        return ListedHalfGradients(first, second, self.deeds, zero=self.zero)
+        return ListedHalfGradients(first, second, self.deeds)
 
     def replies(self, replies: Iterator[NeighbourhoodReply]) -> HalfGradients:
         return QueriedHalfGradients(replies, self.deeds)
@@ -126,21 +122,19 @@ class HalfGradientMakers:
 class ProbeMakers(HalfGradientMakers):
     """HalfGradientMakers for the probe of receivers [b], which is read after other half gradients."""
 
-    zero: bool = True
     receivers: Tensor = field(kw_only=True)
     arcs: Tensor = field(kw_only=True)
     nodes: Tensor = field(kw_only=True)
 
     def replies(self, replies: Iterator[NeighbourhoodReply]) -> HalfGradients:
-        return BufferedHalfGradients(QueriedHalfGradients(replies, zero=self.zero), self.receivers, self.arcs, self.nodes)
+        return BufferedHalfGradients(QueriedHalfGradients(replies), self.receivers, self.arcs, self.nodes)
 
 
 class CommonHalfGradients:
     """Half gradients in rows that most receivers share: products of all rows, gathered per receiver."""
 
-    def __init__(self, first: DenseInbox, second: DenseInbox, deeds: Tensor | None, *, zero: bool = False) -> None:
+    def __init__(self, first: DenseInbox, second: DenseInbox, deeds: Tensor | None) -> None:
         self._first, self._second, self._deeds = first, second, deeds
-        self._zero = _ZeroProducts.of(first, second) if zero else None
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         index, valid = seats.rows(self._first)
@@ -149,8 +143,6 @@ class CommonHalfGradients:
         else:
             first, second, cross = (_pick(products, index) for products in self._products)
             evidence = Evidence(first, second, cross, valid, valid & seats.judged)
-        if self._zero is not None:
-            evidence = replace(evidence, zero=self._zero.at(index))
         origin = torch.cat([self._origin[:-1][index], self._origin[-1:].expand(len(index), 1)], 1)
         if self._deeds is None or rows is None:
             return TestInputs(evidence, origin)
@@ -158,7 +150,8 @@ class CommonHalfGradients:
 
     @cached_property
     def _products(self) -> tuple[Tensor, Tensor, Tensor]:
-        return _multiply(self._first, self._second)
+        one, two = self._first.rows, self._second.rows
+        return inner_of_both(one.vectors, two.vectors, one.origin)
 
     @cached_property
     def _points(self) -> tuple[Tensor, Tensor] | None:
@@ -166,20 +159,21 @@ class CommonHalfGradients:
 
     @cached_property
     def _origin(self) -> Tensor:
-        return _origin(self._first, self._second)
+        one, two = self._first.rows, self._second.rows
+        return _origin(one.vectors, two.vectors, one.origin)
 
     @cached_property
     def _crossed(self) -> list[Tensor]:
         assert self._deeds is not None
-        return _cross(self._deeds, self._first, self._second)
+        one, two = self._first.rows.vectors, self._second.rows.vectors
+        return _cross(by_kind(self._deeds, one.shape[1]), one, two)
 
 
 class ListedHalfGradients:
     """Half gradients where each receiver has few of all rows: products within each neighbourhood."""
 
-    def __init__(self, first: ListInbox, second: ListInbox, deeds: Tensor | None, *, zero: bool = False) -> None:
+    def __init__(self, first: ListInbox, second: ListInbox, deeds: Tensor | None) -> None:
         self._first, self._second, self._deeds = first, second, deeds
-        self._zero = _ZeroProducts.of(first, second) if zero else None
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         index, valid = seats.rows(self._first)
@@ -189,9 +183,8 @@ class ListedHalfGradients:
         points = None
         if self._first.own.shape[1] <= LIMITS.points_dim:
             points = one.points(index), _about(two.vectors[index], origin)
-        zero = None if self._zero is None else self._zero.at(index)
-        evidence = Evidence(one.among(index), second, cross, valid, valid & seats.judged, points, zero)
-        to_origin = _origin(self._first, self._second)
+        evidence = Evidence(one.among(index), second, cross, valid, valid & seats.judged, points)
+        to_origin = _origin(one.vectors, two.vectors, origin)
         to_origin = torch.cat([to_origin[:-1][index], to_origin[-1:].expand(len(index), 1)], 1)
         if self._deeds is None or rows is None:
             return TestInputs(evidence, to_origin)
@@ -204,81 +197,85 @@ class ListedHalfGradients:
 
 
 class QueriedHalfGradients:
-    """Half gradients from replies, receiver by receiver: those of its neighbours, then its own. Read once, in order.
+    """Half gradients from replies: those of a receiver's neighbours, then its own. Read once, in order.
 
     They were queried at the receiver's own point, or broadcast by senders whose rows are in other processes.
     """
 
-    def __init__(self, replies: Iterator[NeighbourhoodReply], deeds: Tensor | None = None, *, zero: bool = False) -> None:
+    def __init__(self, replies: Iterator[NeighbourhoodReply], deeds: Tensor | None = None) -> None:
         """`deeds`: the update history if stored here; otherwise it may come with the replies."""
-        self._replies, self._deeds, self._zero = replies, deeds, zero
+        self._replies, self._deeds = replies, deeds
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
-        valid = torch.zeros_like(seats.taken)
-        deeds, size = None if rows is None else self._deeds, seats.taken.shape[1]
-        halves: dict[int, tuple[Tensor, Tensor]] = {}
-        products: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        origins: dict[int, Tensor] = {}
-        crossed: dict[int, list[Tensor]] = {}
-        history_grams: dict[int, list[Tensor]] = {}
-        zeros: dict[int, _ZeroProducts] = {}
+        valid, own = torch.zeros_like(seats.taken), seats.taken & ~seats.judged
+        deeds = None if rows is None else self._deeds
+        found: dict[int, _OfReceivers] = {}  # by the first receiver of each batch
 
-        def read(position: int, reply: NeighbourhoodReply) -> None:
-            first, second = reply.read()
-            valid[position, : len(reply.senders)] = first.heard[0]
-            valid[position, len(reply.senders)] = True  # the receiver's own
-            if reply.history is not None:
-                history = reply.history()
-                crossed[position] = _cross(history, first, second)
-                history_grams[position] = [VectorStack(kind).gram for kind in by_kind(history, len(reply.point))]
-            if len(reply.point) <= LIMITS.points_dim:
-                halves[position] = first.rows.vectors, second.rows.vectors
+        def read(start: int, replies: Sequence[NeighbourhoodReply]) -> None:
+            first, second = read_together(replies)
+            dim, (count, size) = first.messages.shape[1], first.heard.shape
+            here = slice(start, start + count), slice(size)
+            valid[here] = first.heard | own[here]
+            one, two = (half.messages.view(count, size, dim) for half in (first, second))
+            history = None
+            if replies[0].history is not None:
+                history = by_kind(pad_rows([reply.history() for reply in replies if reply.history is not None], size), dim)
+            elif deeds is not None and rows is not None and dim > LIMITS.points_dim:
+                history = tuple(kind[rows[here]] for kind in by_kind(deeds, dim))
+            crossed = None if history is None else _cross(history, one, two)
+            grams = None
+            if history is not None and replies[0].history is not None:
+                grams = [inner(kind, kind, medoid(kind, seats.taken[here])) for kind in history]
+            if dim <= LIMITS.points_dim:
+                found[start] = _OfReceivers((one, two), None, crossed, grams)
                 return
-            products[position], origins[position] = _multiply(first, second), _origin(first, second)
-            if self._zero:
-                zeros[position] = _ZeroProducts.of(first, second)
-            if reply.history is None and deeds is not None and rows is not None:
-                crossed[position] = _cross(deeds[rows[position, : len(reply.senders) + 1]], first, second)
+            present = first.heard | (own[here] & (first.own_column >= 0)[:, None])
+            origin = medoid(one, present)
+            found[start] = _OfReceivers(inner_of_both(one, two, origin), _origin(one, two, origin), crossed, grams)
 
+        replies, start = islice(self._replies, len(seats.receivers)), 0
         with BackgroundReader() as run:
-            for position, reply in enumerate(islice(self._replies, len(seats.receivers))):
-                numbers = len(reply.senders) * len(reply.point)
-                run(partial(read, position, reply), numbers=numbers, device=reply.point.device)
-        crossed_products, history_products = (
-            [
-                _stack([by_position[position][kind] for position in sorted(by_position)], size)
-                for kind in range(len(next(iter(by_position.values()))))
-            ]
-            if by_position
-            else None
-            for by_position in (crossed, history_grams)
+            for reply in replies:
+                device, numbers = reply.point.device, seats.taken.shape[1] * len(reply.point)
+                # A GPU reads many at once. On a CPU threads read them one by one, and few numbers stay in its cache.
+                more = 0 if on_host(reply.point) else max(0, replies_at_a_time(device, LIMITS.read_cuda) // numbers - 1)
+                some = [reply, *islice(replies, more)]
+                run(partial(read, start, some), numbers=len(some) * numbers, device=device)
+                start += len(some)
+        return self._inputs(seats, rows, valid, [part for _, part in sorted(found.items())])
+
+    def _inputs(self, seats: NeighbourIndex, rows: Tensor | None, valid: Tensor, found: Sequence[_OfReceivers]) -> TestInputs:
+        """Test inputs of all receivers, from those of batches."""
+        taken = seats.taken
+        crossed, grams = (
+            [_stack(kind, taken) for kind in zip(*by_batch, strict=True)] if by_batch[0] is not None else None
+            for by_batch in ([part.crossed for part in found], [part.grams for part in found])
         )
-        if not halves:
-            one, two, cross = (_stack([products[position][part] for position in sorted(products)], size) for part in range(3))
-            # The receiver's own row, then |o|^2 behind the padding.
-            to_origin = torch.stack(
-                [
-                    torch.cat([torch.nn.functional.pad(row[:-1], (0, size + 1 - len(row))), row[-1:]])
-                    for _, row in sorted(origins.items())
-                ]
-            )
-            zero = _ZeroProducts.stacked([zeros[position] for position in sorted(zeros)], size) if zeros else None
-            evidence = Evidence(one, two, cross, valid, valid & seats.judged, zero=zero)
-            return TestInputs(evidence, to_origin, crossed_products, history_products)
+        if found[0].origin is not None:
+            one, two, cross = (_stack(products, taken) for products in zip(*(part.products for part in found), strict=True))
+            to_origin = torch.cat([_pad_origin(part.origin, taken.shape[1]) for part in found if part.origin is not None])
+            evidence = Evidence(one, two, cross, valid, valid & seats.judged)
+            return TestInputs(evidence, to_origin * torch.nn.functional.pad(taken, (0, 1), value=True), crossed, grams)
         one, two = (
-            _stack_rows([halves[position][half] for position in sorted(halves)], size).to(torch.float64) for half in range(2)
+            torch.cat([_pad(part.products[half], taken.shape[1]) for part in found]).to(torch.float64) for half in range(2)
         )
-        origin, taken = medoid(one, valid)[:, None], seats.taken[:, :, None]
-        evidence = _from_points((one - origin) * taken, (two - origin) * taken, valid, seats)
-        if self._zero and evidence.points is not None:
-            along = [-(points @ origin.mT).squeeze(2) for points in evidence.points]
-            evidence = replace(evidence, zero=(along[0], along[1], origin.square().sum(2)))
+        origin, there = medoid(one, valid)[:, None], taken[:, :, None]
+        evidence = _from_points((one - origin) * there, (two - origin) * there, valid, seats)
         middle = (one + two) / 2
-        to_origin = torch.cat([((middle - origin) * taken) @ origin.mT, origin @ origin.mT], 1).squeeze(2)
-        if deeds is None or rows is None:
-            return TestInputs(evidence, to_origin, crossed_products, history_products)
-        kinds = by_kind(deeds[rows].to(torch.float64) * taken, one.shape[2])
+        to_origin = torch.cat([((middle - origin) * there) @ origin.mT, origin @ origin.mT], 1).squeeze(2)
+        if self._deeds is None or rows is None:
+            return TestInputs(evidence, to_origin, crossed, grams)
+        kinds = by_kind(self._deeds[rows].to(torch.float64) * there, one.shape[2])
         return TestInputs(evidence, to_origin, [kind @ middle.mT for kind in kinds])
+
+
+class _OfReceivers(NamedTuple):
+    """Test inputs of a batch of b receivers, padded to the longest of their replies; in few dimensions halves [b, n, d]."""
+
+    products: tuple[Tensor, ...]
+    origin: Tensor | None
+    crossed: Sequence[Tensor] | None
+    grams: Sequence[Tensor] | None
 
 
 class BufferedHalfGradients:
@@ -289,31 +286,6 @@ class BufferedHalfGradients:
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         return next(self._pages)
-
-
-class _ZeroProducts(NamedTuple):
-    """Products of the zero vector with first and second halves [R] and with itself, about the origin of all products."""
-
-    first: Tensor
-    second: Tensor
-    square: Tensor
-
-    @staticmethod
-    def of(first: Inbox, second: Inbox) -> _ZeroProducts:
-        origin = first.rows.origin
-        zero = torch.zeros_like(origin)[None]
-        one, two, own = (inner(rows, zero, origin).squeeze(1) for rows in (first.rows.vectors, second.rows.vectors, zero))
-        return _ZeroProducts(one, two, own)
-
-    def at(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of rows [b, n]."""
-        return self.first[index], self.second[index], self.square.expand(len(index), 1)
-
-    @staticmethod
-    def stacked(parts: list[_ZeroProducts], size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of several receivers, padded with zeros."""
-        one, two = (_stack_rows([part[half][:, None] for part in parts], size).squeeze(2) for half in range(2))
-        return one, two, torch.stack([part.square for part in parts])
 
 
 def groups(receivers: Tensor) -> tuple[Tensor, ...]:
@@ -327,10 +299,6 @@ def _from_points(one: Tensor, two: Tensor, valid: Tensor, seats: NeighbourIndex)
     return Evidence(one @ one.mT, two @ two.mT, one @ two.mT, valid, valid & seats.judged, (one, two))
 
 
-def _multiply(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor, Tensor]:
-    return inner_of_both(first.rows.vectors, second.rows.vectors, first.rows.origin)
-
-
 def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:
     if first.own.shape[1] > LIMITS.points_dim:
         return None
@@ -338,17 +306,17 @@ def _points(first: Inbox, second: Inbox) -> tuple[Tensor, Tensor] | None:
     return _about(first.rows.vectors, origin), _about(second.rows.vectors, origin)
 
 
-def _cross(history: Tensor, first: Inbox, second: Inbox) -> list[Tensor]:
-    middle = (first.rows.vectors + second.rows.vectors) / 2
-    return [inner(kind, middle, torch.zeros_like(middle[0])) for kind in by_kind(history, middle.shape[1])]
+def _cross(history: Sequence[Tensor], one: Tensor, two: Tensor) -> list[Tensor]:
+    """Products of the update history of each kind with the mean of both halves."""
+    middle = (one + two) / 2
+    return [inner(kind, middle) for kind in history]
 
 
-def _origin(first: Inbox, second: Inbox) -> Tensor:
-    """<o, (x1 + x2) / 2 - o> of every row and the origin o, then |o|^2 [R + 1]."""
-    origin = first.rows.origin[None]
-    along = inner((first.rows.vectors + second.rows.vectors) / 2, origin, torch.zeros_like(origin[0])).squeeze(1)
-    square = inner(origin, origin, torch.zeros_like(origin[0])).squeeze(1)
-    return torch.cat([along - square, square])
+def _origin(one: Tensor, two: Tensor, origin: Tensor) -> Tensor:
+    """<o, (x1 + x2) / 2 - o> of every row and the origin o, then |o|^2 [..., R + 1]."""
+    rows = origin[..., None, :]
+    along, square = (inner(vectors, rows).squeeze(-1) for vectors in ((one + two) / 2, rows))
+    return torch.cat([along - square, square], -1)
 
 
 def _about(vectors: Tensor, origin: Tensor) -> Tensor:
@@ -360,11 +328,19 @@ def _pick(products: Tensor, rows: Tensor) -> Tensor:
     return products[rows[:, :, None], rows[:, None, :]]
 
 
-def _stack(matrices: Sequence[Tensor], size: int) -> Tensor:
-    """Square matrices of different sizes as one stack, padded with zeros."""
-    return torch.stack([torch.nn.functional.pad(m, (0, size - m.shape[1], 0, size - m.shape[0])) for m in matrices])
+def _pad(values: Tensor, size: int, dim: int = -2) -> Tensor:
+    """Values with zeros up to `size` along the last or the second-last dimension."""
+    missing = size - values.shape[dim]
+    return torch.nn.functional.pad(values, (0, missing) if dim == -1 else (0, 0, 0, missing)) if missing else values
 
 
-def _stack_rows(matrices: Sequence[Tensor], size: int) -> Tensor:
-    """Matrices with different numbers of rows as one stack, padded with zero rows."""
-    return torch.stack([torch.nn.functional.pad(m, (0, 0, 0, size - len(m))) for m in matrices])
+def _pad_origin(values: Tensor, size: int) -> Tensor:
+    """Values of `_origin` [b, m + 1] with |o|^2 behind the padding [b, size + 1]."""
+    return torch.cat([_pad(values[:, :-1], size, -1), values[:, -1:]], 1)
+
+
+def _stack(batches: Sequence[Tensor], taken: Tensor) -> Tensor:
+    """Products [b, m, m] of several batches of receivers in one stack, zero where no row is `taken` [b, n]."""
+    size = taken.shape[1]
+    products = torch.cat([_pad(_pad(batch, size, -1), size) for batch in batches])
+    return products * (taken[:, :, None] & taken[:, None, :])

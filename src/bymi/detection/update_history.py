@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
+from bymi.core.linalg import on_host
+from bymi.core.message_usage import Receivers
 
 
 @dataclass(eq=False)
@@ -28,6 +30,7 @@ class UpdateHistory:
     times: Tensor | None = None  # [J, K] sums of the weights of the rounds in which the message was valid
     refused: Tensor | None = None  # [B, P] rounds in which it was not heard or far out; [B, J] with PerArcLists
     inbox: Inbox | None = field(default=None, repr=False)  # the first one, without vectors: which column is at which place
+    _receivers: Receivers | None = field(default=None, init=False, repr=False)  # of the last round's arcs
 
     def copy(self) -> UpdateHistory:
         """An independent copy."""
@@ -43,7 +46,8 @@ class UpdateHistory:
         """
         if rate <= 0:  # no node made a step
             return
-        used, heard = inbox.usage(share)
+        self._receivers = Receivers.of(inbox, self._receivers)
+        used, heard = inbox.usage(share, self._receivers)
         kinds = len(self.rates)
         if self.messages is None or self.own is None or self.times is None:
             # In float64: late in a run theta is far longer than the differences between nodes.
@@ -53,12 +57,11 @@ class UpdateHistory:
             )
             self.times = torch.zeros(len(heard), kinds, dtype=torch.float64, device=heard.device)
             self.steps = self.weights = (0.0,) * kinds
-        used = used if bool(heard.all()) else used * heard[:, None]
+        used = used if on_host(heard) and bool(heard.all()) else used * heard[:, None]
         weights = [math.exp(fade * progress) for fade in self.rates]
-        for kind, weight in enumerate(weights):
-            self.messages[:, kind].add_(used, alpha=weight)
-            self.own[:, kind].add_(inbox.own, alpha=weight)
-            self.times[:, kind].add_(heard, alpha=weight)
+        for sums, values in ((self.messages, used), (self.own, inbox.own), (self.times, heard)):
+            for total, weight in zip(sums.unbind(1), weights, strict=True):
+                total.add_(values, alpha=weight)
         self.steps = tuple(total + weight * rate for total, weight in zip(self.steps, weights, strict=True))
         self.weights = tuple(total + weight for total, weight in zip(self.weights, weights, strict=True))
         for mask in (far_out,) if inbox.complete else (inbox.unheard, far_out):

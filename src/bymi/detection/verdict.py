@@ -25,7 +25,6 @@ REASONS = (
     "suspended",
     "alike",
     "far",
-    "backward",
     "joint update",
 )
 """Meaning of the codes in `Verdict.reason`. A neighbour whose halves were not heard is flagged, since it cannot be judged.

@@ -217,6 +217,10 @@ class ShardedDenseInbox(DenseInbox):
             mixed = self.shards.meet(self.slot, (self.nodes, None if usual else self._wide(mixture)), self.shards.mix)
         return super().mix(mixture) if mixed is None else mixed
 
+    def averages_of(self, receivers: Tensor) -> Tensor:
+        some = self.of(receivers)
+        return some.mix(some.average())
+
     def _wide(self, mixture: Mixture) -> Tensor:
         """Weights [B, M] on all nodes."""
         size = self.shards.router.graph.size

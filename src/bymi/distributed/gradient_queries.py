@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from bymi.core.inbox import Inbox
-from bymi.core.network import Answer, NeighbourhoodReply, Received, inboxes_of_replies
+from bymi.core.network import Answer, NeighbourhoodReply, Received, received_vectors
 from bymi.core.performance_thresholds import LIMITS
 from bymi.core.topic import Topic
 
@@ -210,22 +209,24 @@ class PointQueries:
         nodes = torch.cat([part.nodes for part in told])
         order = torch.argsort(torch.where(nodes == asker, network.size, nodes))  # as the columns are, and the asker last
 
-        def vectors(topic: Topic | str) -> Tensor:
+        def ordered(topic: Topic | str) -> Tensor:
             """The vectors [J + 1, D] of one topic, in that order."""
             places = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
-            ordered = told[0].vectors[topic].new_empty(len(order), told[0].vectors[topic].shape[1])
+            output = told[0].vectors[topic].new_empty(len(order), told[0].vectors[topic].shape[1])
             for part, rows in zip(told, places.split([len(part.nodes) for part in told]), strict=True):
-                ordered.index_copy_(0, rows, part.vectors[topic])
-            return ordered
+                output.index_copy_(0, rows, part.vectors[topic])
+            return output
 
-        def inboxes() -> tuple[Inbox, ...]:
+        def vectors() -> Mapping[Topic, Tensor]:
             # This is where all answers to one query are together.
-            replies = {topic: vectors(topic) for topic in told[0].vectors if isinstance(topic, Topic)}
-            weights = graph.weight[asker, columns], graph.self_weight[asker]
-            return inboxes_of_replies(replies, nodes[order], *weights, self._received)
+            replies = {topic: ordered(topic) for topic in told[0].vectors if isinstance(topic, Topic)}
+            return received_vectors(replies, nodes[order], asker, self._received)
 
-        history = partial(vectors, HISTORY) if self._history is not None else None
-        return NeighbourhoodReply(receiver, columns, self._points[receiver], inboxes, history)
+        def weights() -> tuple[Tensor, Tensor]:
+            return graph.weight[asker, columns], graph.self_weight[asker]
+
+        history = partial(ordered, HISTORY) if self._history is not None else None
+        return NeighbourhoodReply(receiver, columns, self._points[receiver], vectors, weights, history)
 
 
 def own_or_sent(sent: Tensor, own: Tensor, held: Tensor, nodes: Tensor, askers: Tensor) -> Tensor:

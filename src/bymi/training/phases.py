@@ -448,16 +448,13 @@ def local_steps(
 
     `limited`: by the cap on local steps and the floor under the tracker.
     """
-    entry = _entries(tracker, nodes, size)
     floor, cap = (how.min_weight / size, how.max_local_step) if limited else (0.0, math.inf)
+    unit = size if how.convention == "mean" else 1
+    if tracker is None:  # entries of 1 / size: the same for all nodes
+        step = rate * (1 / max(1 / size, floor)) / unit  # as torch divides by a tensor
+        same = torch.full((len(nodes),), min(step, cap), dtype=torch.float64, device=nodes.device)
+        return same, torch.full_like(nodes, step > cap, dtype=torch.bool), torch.zeros_like(nodes, dtype=torch.bool)
+    entry = tracker if tracker.ndim == 1 else tracker.gather(1, nodes[:, None]).squeeze(1)
     steps = rate / entry.clamp_min(floor)
-    if how.convention == "mean":
-        steps = steps / size
+    steps = steps if unit == 1 else steps / unit
     return steps.clamp_max(cap), steps > cap, entry < floor
-
-
-def _entries(tracker: Tensor | None, nodes: Tensor, size: int) -> Tensor:
-    """Tracker entry [y_i]_i of each node [B]; 1 / size without a tracker."""
-    if tracker is None:
-        return torch.full((len(nodes),), 1 / size, dtype=torch.float64, device=nodes.device)
-    return tracker if tracker.ndim == 1 else tracker.gather(1, nodes[:, None]).squeeze(1)
