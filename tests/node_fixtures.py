@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from bymi.netdemo import demo
 from bymi.node.roster import Limits
 from bymi.node.round_session import Session
 from bymi.node.run_node import NodeRun
+from tests.forked import fork
 from tests.peer_networks import loop_thread
 
 INPUTS, SAMPLES = 5, 40
@@ -91,11 +91,7 @@ Setup = Callable[[Path], Callable[[NodeRun], None] | None]
 
 def in_process(path: Path, setup: Setup | None = None) -> BaseProcess:
     """A node in a process of its own, which may be killed. `setup` is called in it before the run; what it returns, after."""
-    forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["tests.node_fixtures"])  # torch is imported once for all of them
-    process = forks.Process(target=_run_process, args=(path, setup), daemon=True)
-    process.start()
-    return process
+    return fork(_run_process, path, setup, daemon=True)
 
 
 def _run_process(path: Path, setup: Setup | None) -> None:

@@ -306,6 +306,14 @@ def test_digits_without_scikit_learn_say_how_to_get_them(monkeypatch: pytest.Mon
     assert line_of(caught) == "digits: needs scikit-learn, which is not installed: pip install 'bymi[digits]'"
 
 
+def test_digits_that_scikit_learn_lacks_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn", reason="needs scikit-learn, the extra `digits`")
+    monkeypatch.setattr("bymi.datasets.digits._FILE", "datasets/data/none.csv.gz")
+    with pytest.raises(InputError) as caught:
+        load_images("digits")
+    assert line_of(caught).startswith("digits: cannot read datasets/data/none.csv.gz of scikit-learn: ")
+
+
 # SHA-256 of the unpacked files; their MD5 are those that are published for the unpacked files.
 UNPACKED = {
     "mnist": ("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db", [5923, 6742, 5958, 6131, 5842]),

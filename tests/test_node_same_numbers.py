@@ -19,7 +19,7 @@ from bymi.problems import LinearProblem, ModuleProblem, Shards, linear_problem, 
 from bymi.training.plan import Optimisation, StepSize, WarmUp
 from tests.peer_networks import Nodes
 
-NODES, STEPS, WARM_UP = 6, 60, 15
+NODES, STEPS, WARM_UP = 6, 24, 8
 RULES = ("balance", "ios", "median")
 METHODS: dict[str, Any] = {
     "published": lambda **given: Plan.paper(STEPS, WARM_UP, identification=20, **given),

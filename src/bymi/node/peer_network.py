@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bymi.core.inbox import Inbox
-from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, inboxes_of_replies
+from bymi.core.network import Answer, NeighbourhoodReply, Outgoing, Received, received_vectors
 from bymi.core.topic import Topic
 from bymi.node.round_session import QUESTION, Session
 from bymi.node.wire import encode
@@ -103,16 +103,16 @@ class PeerNetwork:
             return iter(())
         columns = self.hears.nonzero().flatten()
 
-        def read() -> tuple[Inbox, ...]:
+        def vectors() -> Mapping[Topic, Tensor]:
             rows = {}
             for topic, own in mine.items():
                 blank = torch.full_like(own[0], torch.nan)
                 came = [replies.get(number) for number in columns.tolist()]
                 rows[topic] = torch.stack([*(blank if one is None else one[topic.stream_name()] for one in came), own[0]])
-            nodes = torch.cat([columns, node])
-            return inboxes_of_replies(rows, nodes, self.weight[columns], self.self_weight[0], received)
+            return received_vectors(rows, torch.cat([columns, node]), int(node), received)
 
-        return iter([NeighbourhoodReply(0, columns, points[0], read)])
+        weights = self.weight[columns], self.self_weight[0]
+        return iter([NeighbourhoodReply(0, columns, points[0], vectors, lambda: weights)])
 
     def all_agree(self, flag: bool) -> bool:
         return bool((self._votes(float(flag)) == 1.0).all())

@@ -27,6 +27,7 @@ TOKEN = "control-token"
 _ORDERS = ("ban", "pardon")
 _SECONDS = 5.0  # for a client to send its request
 _BODY = 4096  # bytes of an order
+_LOOK_EVERY = 0.05  # seconds between looks whether the node has ended, which waits for that
 _POLICY = "default-src 'none'; connect-src 'self'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
 
@@ -44,7 +45,7 @@ class StatusServer:
             raise InputError(f"status: got {address}, allowed: a free port of this machine ({problem.strerror})") from None
         self._server.daemon_threads = True
         self.url = f"http://{host}:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, name="bymi status", daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(_LOOK_EVERY,), name="bymi status", daemon=True).start()
 
     def close(self) -> None:
         self._server.shutdown()
