@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from bymi import RULES, InputError
-from bymi.paper import study_centres
+from bymi.paper import study_centres, study_pieces_on_arrays
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.computed_study import ComputedStudy
 from bymi.paper.page_rule_tables import figure, page, worth
@@ -41,13 +42,38 @@ def test_points_are_measured_once_and_kept(tmp_path: Path) -> None:
 
 
 def test_computed_studies_cover_their_tables() -> None:
-    assert set(COMPUTED) == {"optimisers", "centres", "centralised"}
+    assert set(COMPUTED) == {"optimisers", "centres", "centralised", "pieces-arrays"}
     assert {how["method"].split(":")[0] for how in METHODS.values()} == set(OPTIMISERS)
     point = {"centre": "mean", "kind": "far", "share": 0.2, "dim": 10}
     assert study_centres.measure(point)["error"] > 10 > 3 > study_centres.measure({**point, "centre": "filtering"})["error"]
     graph = cut_graph(0)
     assert not graph.symmetric
     assert bool(graph.core().members.all())
+
+
+def test_a_test_left_out_on_arrays_is_missed_where_it_is_needed() -> None:
+    point = {"attack": "opposite halves", "share": 0.2, "dim": 30, "draws": 1}
+    values = {**point, **study_pieces_on_arrays.measure(point)}
+    assert values["found"][study_pieces_on_arrays.WHOLE] == 1
+    assert values["found"]["screen, upper side"] == 0
+    page = study_pieces_on_arrays.page({"command": "bymi reproduce pieces-arrays", "points": [values]})
+    assert "| screen, upper side | 1 | opposite halves, d = 30, 20% bad (100 / 0.0 -> 0 / 0.0) | none |" in page
+    clean = dict.fromkeys(values["lost"], 0.0)
+    calm = {**point, "attack": "none", "found": dict.fromkeys(clean, 1.0), "lost": {**clean, "guard": 0.03}}
+    assert "| guard | 1 | none, d = 30 (100 / 0.0 -> 100 / 3.0) | none |" in study_pieces_on_arrays.page(
+        {"command": "", "points": [calm]}
+    )
+
+
+def test_every_attack_on_arrays_changes_the_bad_rows_alone() -> None:
+    for attack, change in study_pieces_on_arrays.ATTACKS.items():
+        first, second, bad = study_pieces_on_arrays.halves_of(attack, 0.2, 30, 3)
+        plain = "none, heavy tails" if attack.endswith("heavy tails") else "none"
+        before = study_pieces_on_arrays.halves_of(plain, 0.2, 30, 3)
+        assert bad == (12 if change else 0)
+        for now, then in ((first, before[0]), (second, before[1])):
+            assert torch.equal(now[bad:], then[bad:])
+            assert not bad or bool((now[:bad] != then[:bad]).any(1).all()), attack
 
 
 def test_tables_over_rules_name_runs_by_row_and_column() -> None:

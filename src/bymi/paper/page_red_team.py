@@ -233,7 +233,8 @@ def _pieces(runs: Runs) -> str:
         if attacks:
             rows.append([piece, str(len(attacks)), *("; ".join(changes[is_worse]) or "none" for is_worse in (True, False))])
     idle = ", ".join(row[0] for row in rows if row[2:] == ["none", "none"])
-    said = f"\nNo row changes without one of these, the others in place: {idle}. Images and arrays are not among the rows.\n"
+    said = f"\nNo row changes without one of these, the others in place: {idle}. What they do on plain arrays: "
+    said += "[pieces-arrays](../pieces-arrays/pieces-arrays.md); on images, at other ratios and degrees: ADR 0010.\n"
     return markdown_table(["without", "attacks", "worse under", "better under"], rows) + (said if idle else "")
 
 

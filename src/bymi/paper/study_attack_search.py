@@ -12,7 +12,18 @@ from bymi.experiment.spec import Spec
 from bymi.paper.study_red_team import COLUMNS, red_team_spec
 
 RUNS = 200
-"""Runs of each family in full."""
+"""Draws of each family in full at the first place."""
+
+RUNS_ELSEWHERE = 20
+"""The first of these draws, at each of the other places."""
+
+PLACES: dict[str, dict[str, Any]] = {
+    "ratio 0.2, degree 75": {},
+    "ratio 0.1, degree 75": {"byzantine_ratio": 0.1},
+    "ratio 0.3, degree 75": {"byzantine_ratio": 0.3},
+    "ratio 0.2, degree 20": {"graph": "erdos-renyi:p=0.14"},
+}
+"""Ratios and degrees, and what is changed of the red-team study for each."""
 
 _SEEDS = 5
 Parameters = dict[str, Any]
@@ -69,11 +80,20 @@ FRONTIER_STUDIES: dict[str, str] = {
 
 
 @dataclass(frozen=True)
+class SearchTrial:
+    """One run: where it is, the family that its attack was drawn from, and its spec."""
+
+    place: str
+    family: str
+    spec: Spec
+
+
+@dataclass(frozen=True)
 class Frontier:
-    """A figure to be: runs by family."""
+    """A figure to be: runs by place and family."""
 
     name: str
-    trials: list[tuple[str, Spec]] = field(repr=False)
+    trials: list[SearchTrial] = field(repr=False)
 
     @property
     def folder(self) -> str:
@@ -81,23 +101,30 @@ class Frontier:
 
     @property
     def specs(self) -> list[Spec]:
-        return [spec for _, spec in self.trials]
+        return [trial.spec for trial in self.trials]
 
 
 def build_frontier(*, only: Sequence[str] = (), fast: bool = False, runs: int = RUNS) -> Frontier:
-    """The search: of each family as many draws; `fast` makes two. `only` keeps some families.
+    """The search: of each family as many draws at the first place, and the first `RUNS_ELSEWHERE` of them at each other one.
 
-    Draws come in turns of families: however early a search is interrupted, all of them have been tried about equally often.
+    `fast` makes two at the first place; `only` keeps some families. Draws come in turns of families and places: however early a
+    search is interrupted, all of them have been tried about equally often.
     """
     for family in only:
         require(family in FAMILIES, "--only", family, f"for frontier: {', '.join(FAMILIES)}")
+    first, *elsewhere = PLACES
     trials = [
-        (family, red_team_spec(number % _SEEDS, COLUMNS["hardened"], {"attack": attack_of(family, number)}))
+        SearchTrial(place, family, _spec(place, family, number))
         for number in range(2 if fast else runs)
+        for place in (first, *(elsewhere if number < RUNS_ELSEWHERE and not fast else ()))
         for family in FAMILIES
         if not only or family in only
     ]
     return Frontier("frontier" + ("-fast" if fast else ""), trials)
+
+
+def _spec(place: str, family: str, number: int) -> Spec:
+    return red_team_spec(number % _SEEDS, COLUMNS["hardened"], PLACES[place], {"attack": attack_of(family, number)})
 
 
 def attack_of(family: str, number: int) -> dict[str, Any]:

@@ -125,7 +125,6 @@ PIECES: dict[str, dict[str, Any]] = {
     "hybrid threshold": {"panel": {"strong": "off"}},
     "directional test": {"panel": {"direction": "off"}},
     "tests for different data": {"panel": {"mixed": "off"}},
-    "backward test": {"panel": {"backward": "off"}},
     "mutual pruning": {"detection": {"pruning": "directed"}},
     "exile rule": {"detection": {"exile": "off"}},
     "guard": {"panel": {"guard": "off"}},

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 from bymi.paper import page_array_detection as detect_level
+from bymi.paper import page_attack_search as attack_search
 from bymi.paper import page_default_experiment as default
 from bymi.paper import page_images as images
 from bymi.paper import page_red_team as red_team
@@ -47,6 +48,7 @@ _STUDIES = {
     "optimisers": "Optimisers of the third phase",
     "centres": "Robust means of detection",
     "centralised": "Centralised ByMI",
+    "pieces-arrays": "What each test buys on arrays",
     "rules": "Rules alone and as warm-up, and told a wrong share",
     "red-team": "Red team",
     "evidence": "Evidence at a glance",
@@ -349,6 +351,12 @@ def red_team_adaptive(results: Results) -> str:
     return "\n".join(lines) or NOT_MEASURED
 
 
+def attack_search_worst(results: Results) -> str:
+    """The worst gap and the worst loss that the random search found, by ratio and degree."""
+    values = results.json("frontier/frontier.json")
+    return NOT_MEASURED if values is None else attack_search.places_table(values["runs"]).rstrip("\n")
+
+
 def published_step(results: Results) -> str:
     """The published method with other settings of its optimisation: how many runs diverge, when, and the gap of the others."""
     values = results.json("published-step/published-step.json")
@@ -402,6 +410,7 @@ BLOCKS: dict[str, Callable[[Results], str]] = {
     "red-team-table": red_team_table,
     "red-team-limits": red_team_limits,
     "red-team-adaptive": red_team_adaptive,
+    "frontier": attack_search_worst,
     "published-step": published_step,
     "detection-cost": detection_cost,
     "detect-profiles": detect_profiles,

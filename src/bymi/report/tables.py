@@ -65,14 +65,13 @@ REASONS: dict[str, str] = {
     "suspended": "flagged by an earlier detection, and not judged again yet",
     "alike": "the noise in its halves resembles that of others",
     "far": "its gradients are farther off than data of another distribution explain",
-    "backward": "its gradients point against the mean gradient",
     "joint update": "its updates, or those of a group with it, are shifted along one direction",
 }
 """What each reason of a flag says about a neighbour."""
 
 UNITS: dict[str, str] = {
     **dict.fromkeys(("kept", "score", "extreme score", "far"), "x usual score"),
-    **dict.fromkeys(("inconsistent", "too good", "alike", "direction", "backward"), "spreads"),
+    **dict.fromkeys(("inconsistent", "too good", "alike", "direction"), "spreads"),
     **dict.fromkeys(("drift", "deed", "joint update"), "spreads"),
     "absurd": "x usual length",
     "fuse": "of the rounds",
