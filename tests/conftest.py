@@ -18,22 +18,32 @@ if "PYTEST_DEBUG_TEMPROOT" not in os.environ and os.access("/dev/shm", os.W_OK):
 
 
 _LONG = (
-    "rank",
-    "same_numbers",
-    "sharded",
-    "launchers",
     "golden",
-    "documents",
-    "default_experiment",
-    "own_parts",
-    "interrupt",
     "node_run",
+    "same_numbers",
+    "sharded_list",
+    "lists_on_ranks",
+    "node_",
+    "own_parts",
+    "default_experiment",
+    "rank_",
+    "adversary.py",
+    "interrupt",
+    "documents",
+    "refusals",
+    "launchers",
+    "bounds",
+    "arrays",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long come first, so that no worker is left with one of them when the others have ended."""
-    items.sort(key=lambda item: not any(word in item.path.name for word in _LONG))
+
+    def place(item: pytest.Item) -> int:
+        return next((number for number, word in enumerate(_LONG) if word in item.path.name), len(_LONG))
+
+    items.sort(key=place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,18 +1,20 @@
 """A stand-in for torchrun in tests: reads once what takes long to read, then starts ranks in an instant.
 
-`python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line on so many ranks, or {"size",
-"specs", "out"}, many runs one after the other in one group with a checkpoint "every" so many rounds, and a file of what each
-rank sent, or {"size", "golden", "out"}, golden runs by name, and a file of what each rank saw of them. "breaks": [what, rank,
-name, time] does something to one rank when it sends something of that name, or is about to store a "checkpoint", for the nth
-time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from then on. "said": a file for what is written to
-stderr. "lists": graphs are lists of neighbours, however small. "set": limits of the library. "largest": beside
-what each rank sent, how many entries the largest tensor has that it ever made. A job starts when the one before has ended.
-Prints a line of JSON for each job that starts and for each rank that ends.
+`python -m tests.launcher JOBS`, a JSON list: each job is {"size", "words"}, one command line of bymi, or of the "program"
+bymi.runs, on so many ranks, or {"size", "specs", "out"}, many runs one after the other in one group with a checkpoint "every"
+so many rounds, and a file of what each rank sent, or {"size", "golden", "out"}, golden runs by name, and a file of what each
+rank saw of them. "breaks": [what, rank, name, time] does something to one rank when it sends something of that name, or is
+about to store a "checkpoint", for the nth time: "killed", "stopped" by SIGTERM, or, when it stores, its disk is "full" from
+then on. "patience": seconds for which the others wait for a word from one that is lost. "said": a file for what is written to
+stderr. "lists": graphs are lists of neighbours, however small. "set": limits of the library. "largest": beside what each rank
+sent, how many entries the largest tensor has that it ever made. A job starts when the one before has ended. Prints a line of
+JSON for each job that starts and for each rank that ends.
 """
 
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import signal
@@ -34,7 +36,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bymi.cli
 import bymi.experiment
 import bymi.report.figures
+import bymi.runs.__main__
 from bymi.core.errors import BymiError
+from bymi.distributed import collectives
 from bymi.distributed.collectives import Group
 from bymi.distributed.device_and_thread_settings import Host, one_thread
 from bymi.distributed.join_process_group import ranks
@@ -49,6 +53,11 @@ class Largest(TorchDispatchMode):
     """How many entries the largest tensor has that any operation gives."""
 
     entries = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch would import its compiler, in seconds, to skip it."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -77,6 +86,7 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
         os.environ.update({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **job.get("env", {})})
         if "said" in job:
             os.dup2(os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        collectives._PATIENCE = job.get("patience", collectives._PATIENCE)
         if job.get("breaks", [None, None])[1] == rank:
             _break(*job["breaks"])
         set_limits({**(LISTS if job.get("lists") else {}), **job.get("set", {})})
@@ -102,7 +112,7 @@ def start(job: dict[str, Any], rank: int, port: int) -> int:
             raise SystemExit(0)
         words = job["words"]
         sys.argv = ["bymi", *(words[rank] if isinstance(words[0], list) else words)]
-        bymi.cli.main()
+        raise SystemExit({"bymi": bymi.cli.main, "bymi.runs": bymi.runs.__main__.main}[job.get("program", "bymi")]())
     except SystemExit as left:
         code = int(left.code or 0)
     except BymiError as problem:
@@ -143,6 +153,7 @@ def _break(what: str, rank: int, name: str, time: int) -> None:
 
 
 def main() -> None:
+    gc.freeze()  # ranks need not look through all that was read
     for number, job in enumerate(json.loads(sys.argv[1])):
         port = job.get("port") or free_port()
         ranks = {start(job, rank, port): rank for rank in range(job["size"])}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -24,6 +23,7 @@ from bymi.runs import checkpoints
 from bymi.runs import run_folder as store
 from bymi.runs.observers import RunStatus
 from tests.commands import TINY, Answer, bymi, dates_in, files_in, only_folder
+from tests.forked import call
 
 WORDS = [*TINY, "method=drsgd-bymi", "record_every=5"]
 DAMAGE: dict[str, Any] = {
@@ -181,7 +181,7 @@ figures.draw_run(Path(sys.argv[1]))
 def test_a_kill_while_drawing_is_made_good_by_the_next_call(original: Path, tmp_path: Path) -> None:
     folder = copy(original, tmp_path)
     (folder / "figures" / "gap.svg").unlink()
-    assert subprocess.run([sys.executable, "-c", KILLED, str(folder)]).returncode == -9
+    assert call("-c", KILLED, str(folder)).returncode == -9
     assert not (folder / "figures" / "gap.svg").exists()
     bymi("run", *WORDS, "--out", tmp_path)
     assert ElementTree.parse(folder / "figures" / "gap.svg").getroot().tag == "{http://www.w3.org/2000/svg}svg"
@@ -213,8 +213,7 @@ def test_the_warning_is_a_line_on_stderr(tmp_path: Path) -> None:
         "def fail(*words, **more): raise RuntimeError('out of ink')\n"
         "Figure.savefig = fail; sys.argv[0] = 'bymi'; main()"
     )
-    words = [sys.executable, "-c", program, "run", *TINY, "method=dsgd", "--out", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = call("-c", program, "run", *TINY, "method=dsgd", "--out", str(tmp_path))
     assert done.returncode == 0
     assert done.stderr == f"bymi: no figure {only_folder(tmp_path)}/figures/gap: out of ink\n"
 

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +31,7 @@ from bymi.runs.checkpoints import Checkpointer, Place
 from bymi.runs.observers import RunStatus
 from bymi.runs.run_setup import set_up_run
 from tests.commands import bymi, mistake
+from tests.forked import call
 from tests.idx_files import write_image_set
 from tests.interruption_fixtures import RUNS, SMALL, frame_of, state_at
 
@@ -194,8 +194,7 @@ main()
 def ending(room: str, name: str, count: int, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command as a process of its own, which gets a signal when it calls something for the n-th time."""
     words = ["run", *SMALL, *RUNS["hardened"], "record_every=4", "--out", str(out), "--checkpoint-every", "3"]
-    command = [sys.executable, "-c", DIE, room, name, str(count), *words]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=120)
+    return call("-c", DIE, room, name, str(count), *words, env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import struct
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from bymi.runs.simulate import ManyProcesses, engine_of
 from bymi.runs.trained_models import MODEL, NODES, collect, write_models
 from tests.commands import bymi as command
 from tests.commands import mistake
+from tests.forked import call
 from tests.idx_files import write_image_set
 
 SMALL = ("nodes=16", "steps=20", "data.dim=4", "data.samples=40", "record_every=5")
@@ -287,8 +286,7 @@ def test_shards_of_one_process_have_the_models_of_all_nodes() -> None:
 def test_ranks_keep_the_same_models_as_one_process(keep: str, tmp_path: Path) -> None:
     words = ["run", *SMALL, *METHODS["hardened"], "--keep-models", keep, "--device", "cpu"]
     jobs = [{"size": size, "words": [*words, "--out", str(tmp_path / str(size))]} for size in (1, 2)]
-    line = [sys.executable, "-m", "tests.launcher", json.dumps(jobs)]
-    done = subprocess.run(line, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=240, check=False)
+    done = call("-m", "tests.launcher", json.dumps(jobs), cwd=Path(__file__).parents[1])
     assert done.stdout.count('"code": 0') == 3, done.stderr
     spec = spec_of(*METHODS["hardened"])
     one, two = (store.folder_of(tmp_path / str(size), spec) for size in (1, 2))

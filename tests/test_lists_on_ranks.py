@@ -81,7 +81,7 @@ def runs(lists: None, specs: dict[str, Spec], broken: dict[str, Spec], tmp_path_
         job = {"specs": str(place / f"{name}.json"), "every": 3, "lists": True, "said": str(place / f"{name}.said")}
         _, breaks, after = BROKEN[name]
         jobs.append({**job, "size": 2, "out": str(place / f"whole {name}"), "every": 0})
-        jobs.append({**job, "size": 4, "out": str(place / name), "breaks": breaks})
+        jobs.append({**job, "size": 4, "out": str(place / name), "breaks": breaks, "patience": 0.3})
         jobs.append({**job, "size": after, "out": str(place / name)})
     done = launch(jobs)
     codes: dict[int, list[int]] = {}

@@ -26,6 +26,7 @@ from bymi.runs.foreign_source_digests import foreign_source, refuse_imports
 from bymi.runs.resolved_spec import ResolvedSpec
 from bymi.runs.run_setup import check_resolved_spec, set_up_run
 from tests.commands import bymi, mistake
+from tests.forked import call
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -106,12 +107,12 @@ def test_a_mistake_is_one_line_that_names_the_key(word: str, line: str, module: 
 
 
 def test_a_changed_module_is_another_run(module: str, tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "bymi", "run", *SMALL, f"warm_up.rule={module}:Mine", "--out", "runs"]
+    words = ["-m", "bymi", "run", *SMALL, f"warm_up.rule={module}:Mine", "--out", "runs"]
     folders = []
     for text in (RULE, RULE.replace("int = 4", "int = 4 + 0"), RULE):
         (tmp_path / f"{module}.py").write_text(text)
         shutil.rmtree(tmp_path / "__pycache__", ignore_errors=True)
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        done = call(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         folders.append(re.findall(r"^Folder: (\S+)$", done.stdout, re.MULTILINE))
     assert all(folders)
@@ -126,17 +127,13 @@ def test_a_sheet_or_a_run_folder_imports_nothing_unless_told_to(module: str, tmp
     folder = store.folder_of(Path("runs"), spec)
     (tmp_path / "imported").unlink()
 
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", *words]
-        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-
     for words in (("bymi.runs", "specs.json", "--out", "other"), ("bymi", "run", str(folder / "spec.json"), "--out", "other")):
-        refused = call(*words)
+        refused = call("-m", *words, cwd=tmp_path)
         assert refused.returncode == 2
         assert refused.stderr.count("\n") == 1
         assert f"got '{module}:Mine', allowed: a name without an import, or --allow-imports" in refused.stderr
         assert not (tmp_path / "imported").exists()
-        allowed = call(*words, "--allow-imports")
+        allowed = call("-m", *words, "--allow-imports", cwd=tmp_path)
         assert allowed.returncode == 0, allowed.stderr
         (tmp_path / "imported").unlink()
 
@@ -228,18 +225,20 @@ def test_the_examples_in_one_process_in_workers_and_on_ranks(tmp_path: Path) -> 
     assert {given["attack"].split(":")[0], given["graph"]["name"].split(":")[0]} == {"push_attack", "small_world_topology"}
     command = str(Path(sys.executable).with_name("bymi"))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", command]
-    launchers = {"alone": [command], "workers": [command], "ranks": torchrun}
     more = {"alone": ["--jobs", "1"], "workers": ["--jobs", "2"], "ranks": []}
     found: dict[str, list[dict[str, Any]]] = {}
-    for name, launcher in launchers.items():
-        line = [*launcher, "run", "own_parts.toml", "--device", "cpu", "--out", name, *more[name]]
-        done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    for name in more:
+        words = ["run", "own_parts.toml", "record_every=12", "--device", "cpu", "--out", name, *more[name]]
+        if name == "ranks":
+            done = subprocess.run([*torchrun, *words], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        else:
+            done = call("-m", "bymi", *words, cwd=tmp_path)
         assert done.returncode in (0, 5), done.stderr
         folders = sorted(path for path in (tmp_path / name).iterdir() if path.is_dir() and not path.name.startswith("."))
         found[name] = [json.loads((folder / "summary.json").read_text()) for folder in folders]
     keys, numbers = ("method", "digest", "outcome"), ("found", "fdp", "acc_all", "consensus")
     alone, workers, ranks = (
-        [[*(one[key] for key in keys), *(one[key] or 0.0 for key in numbers)] for one in found[name]] for name in launchers
+        [[*(one[key] for key in keys), *(one[key] or 0.0 for key in numbers)] for one in found[name]] for name in more
     )
     assert [one[0] for one in alone] == ["MIDDLE-DRSGD-ByMI", "MIDDLE"]
     assert workers == alone

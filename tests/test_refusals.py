@@ -32,6 +32,7 @@ from bymi.runs import single_run as runner
 from bymi.runs.observers import RunStatus
 from bymi.runs.resolved_spec import write_resolved_specs
 from tests.commands import TINY, bymi, only_line
+from tests.forked import call
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
@@ -280,8 +281,9 @@ def test_the_estimate_is_no_more_than_what_a_run_takes(words: list[str], tmp_pat
         "run(load(None, ['nodes=3', 'method=dsgd', 'steps=2', 'warm_up.steps=1']).resolved, Path(sys.argv[1]))  # imports\n"
         "before = peak(); run(resolved, Path(sys.argv[1])); print(peak() - before, sum(needs(resolved).values()))"
     )
-    command = [sys.executable, "-c", program, str(tmp_path), "method=dsgd", "steps=8", "warm_up.steps=2", *words]
-    taken, told = map(int, subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    done = call("-c", program, str(tmp_path), "method=dsgd", "steps=8", "warm_up.steps=2", *words)
+    assert done.returncode == 0, done.stderr
+    taken, told = map(int, done.stdout.split())
     assert told <= 1.3 * taken
     assert told >= 0.25 * taken
 

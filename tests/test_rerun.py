@@ -21,6 +21,7 @@ from bymi.runs import single_run as runner
 from bymi.runs import write_resolved_specs
 from bymi.runs.observers import RunStatus
 from tests.commands import bymi
+from tests.forked import call
 
 WORDS = ("profile=paper", "method=dsgd", "nodes=12", "steps=20", "data.dim=3", "data.samples=20", "record_every=5")
 SPEC = load(None, list(WORDS))
@@ -176,20 +177,9 @@ def test_so_does_the_one_for_resolved_specs(tmp_path: Path, monkeypatch: pytest.
 def test_ranks_run_again(apart: bool, tmp_path: Path) -> None:
     folder = first_run(tmp_path / "out")
     (tmp_path / "specs.json").write_text(json.dumps([SPEC.resolved.values]))
-    program = [
-        sys.executable,
-        "-m",
-        "bymi.runs",
-        str(tmp_path / "specs.json"),
-        "--out",
-        str(tmp_path / "out"),
-        "--device",
-        "cpu",
-    ]
-    jobs = [*program, *(["--apart"] if apart else [])]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    words = [str(tmp_path / "specs.json"), "--out", str(tmp_path / "out"), "--device", "cpu", *(["--apart"] if apart else [])]
     for more, there in (([], True), (["--again"], False)):
-        line = [*launch, *jobs[2:], *more]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr
+        job = {"size": 2, "program": "bymi.runs", "words": [*words, *more]}
+        done = call("-m", "tests.launcher", json.dumps([job]), cwd=Path(__file__).parents[1])
+        assert done.stdout.count('"code": 0') == 2, done.stderr
         assert ("mark" in store.read_json(folder / store.SUMMARY)) is there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from bymi.aggregation import RULES
 from bymi.experiment import Spec, load
 from bymi.runs import run_all, write_resolved_specs
 from bymi.runs.run_folder import METRICS, SUMMARY, VERDICT, folder_of, read_json, read_rows
+from tests.forked import call
 
 SIZES = (1, 2, 4)
 SMALL = ["nodes=12", "steps=5", "warm_up.steps=2", "record_every=1", "graph.p=0.9", "data.samples=24", "attack=ipm:a=2.0"]
@@ -76,8 +76,7 @@ IMAGES: dict[str, list[str]] = {
 
 
 def launch(jobs: Sequence[dict[str, Any]], limit: float = 240) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.launcher", json.dumps(list(jobs))]
-    return subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=limit, check=False)
+    return call("-m", "tests.launcher", json.dumps(list(jobs)), cwd=Path(__file__).parents[1], timeout=limit)
 
 
 @pytest.fixture(scope="module")

@@ -118,7 +118,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
     ]
     watched = {"specs": str(place / "watched.json"), "every": 3, "said": str(place / "said"), **how}
     jobs.append({**watched, "size": 2, "out": str(place / "whole"), "every": 0})
-    jobs.append({**watched, "size": 4, "out": str(place / "broken"), "breaks": ["killed", 3, "mixtures", 37]})
+    jobs.append({**watched, "size": 4, "out": str(place / "broken"), "breaks": ["killed", 3, "mixtures", 37], "patience": 0.3})
     # Three ranks hold one, one and two shards.
     some = {**how, "set": {**ALWAYS, "slice_turn": 500}}
     jobs.append({**watched, **some, "size": 3, "out": str(place / "broken")})
@@ -136,7 +136,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
         for way, values in (("rows", {}), ("strips", ALWAYS))
     ]
     large = {"size": 8, "specs": str(place / "large.json"), "lists": True, "largest": True}
-    little = {**dict.fromkeys(BUFFERS, SIZE // 16), "theory_size": 16}
+    little = {**dict.fromkeys(BUFFERS, SIZE // 8), "theory_size": 16}
     jobs.append({**large, "out": str(place / "strips"), "set": {**ALWAYS, **little}})
     jobs.append({**large, "specs": str(place / "short.json"), "out": str(place / "rows"), "set": little})
     done = launch(jobs)
@@ -150,7 +150,7 @@ def runs(staying: None, specs: dict[str, Spec], tmp_path_factory: pytest.TempPat
     return place
 
 
-IMAGES = [*LENET, "nodes=8", "graph=regular:degree=6", "steps=6", *HARDENED, "attack=ood"]
+IMAGES = [*LENET, "nodes=8", "graph=regular:degree=6", "steps=5", "record_every=5", *HARDENED, "attack=ood"]
 BUFFERS = ("answers", "slice_turn", "models", "routed_rows", "remote_vectors", "moments")
 NODES, DIM = 300, 130
 SIZE = NODES * DIM

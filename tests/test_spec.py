@@ -268,7 +268,7 @@ def test_a_part_with_another_name_starts_from_its_own_defaults() -> None:
 PANEL = {
     **{"absurd": 2000.0, "duplicate": 0.01, "high": "off", "low": 7.0, "alike": "off", "edge": 1.3, "most": 0.4},
     **{"strong": 9.0, "weak": 6.0, "direction": "off", "joint": 3.0, "guard": 0.6, "widen": 5.0},
-    **{"mixed": 0.3, "far": 13.0, "far_joint": 8.0, "backward": "off", "few": 6},
+    **{"mixed": 0.3, "far": 13.0, "far_joint": 8.0, "few": 6},
 }
 WATCH = {
     "every": 100,

@@ -30,6 +30,7 @@ from bymi.runs import run_folder as store
 from bymi.runs.metrics import TRUTH_KEYS
 from bymi.runs.run_folder import DETECTIONS
 from bymi.training.samples import all_samples, fresh_halves, split_samples
+from tests.forked import call
 
 NODES = 10
 FACTOR = 1.0
@@ -285,11 +286,10 @@ print(rows, run.summary["stopping"], run.folder)
 def test_an_interrupted_call_goes_on(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(INTERRUPTED.format(root=str(Path(__file__).parents[1])))
 
-    def call(out: str, what: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / out), what]
-        return subprocess.run(line, capture_output=True, text=True, timeout=240, check=False)
+    def run(out: str, what: str) -> subprocess.CompletedProcess[str]:
+        return call(str(tmp_path / "script.py"), str(tmp_path / out), what)
 
-    whole, stopped, resumed = call("whole", "go"), call("parts", "stop"), call("parts", "go")
+    whole, stopped, resumed = run("whole", "go"), run("parts", "stop"), run("parts", "go")
     assert whole.returncode == 0, whole.stderr
     assert stopped.returncode != 0
     assert "the same command goes on from there" in stopped.stderr
