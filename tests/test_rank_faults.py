@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from bymi.core.errors import RankLostError
+from bymi.distributed.collectives import Group
 from tests.commands import bymi
+from tests.forked import Forked, call, fork, start
 from tests.idx_files import write_image_set
+from tests.launcher import free_port
 
 ROOT = Path(__file__).parents[1]
 LONG = [
@@ -37,7 +41,7 @@ LONG = [
 class Job:
     """Ranks under way, started by `launcher`."""
 
-    launcher: subprocess.Popen[str]
+    launcher: Forked
     ranks: list[int]
     out: Path
 
@@ -53,27 +57,28 @@ class Job:
 
     def end(self, seconds: float = 40) -> tuple[dict[int, int], str]:
         """Exit codes by rank, and what was said."""
-        out, err = self.launcher.communicate(timeout=seconds)
-        ended = [json.loads(line) for line in out.splitlines() if line.startswith('{"job"')]
-        return {line["rank"]: line["code"] for line in ended}, err
+        done = self.launcher.end(seconds)
+        ended = [json.loads(line) for line in done.stdout.splitlines() if '"code"' in line]
+        return {line["rank"]: line["code"] for line in ended}, done.stderr
 
 
 @contextmanager
 def launched(out: Path, words: list[str], *, size: int = 2, **more: Any) -> Iterator[Job]:
     jobs = json.dumps([{"size": size, "words": [*words, "--out", str(out)], **more}])
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "tests.launcher", jobs], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    launcher = start("-m", "tests.launcher", jobs, cwd=ROOT)
     ranks: list[int] = []
     try:
-        assert launcher.stdout is not None
-        ranks = json.loads(launcher.stdout.readline())["started"]
+        until = time.monotonic() + 40
+        while "\n" not in launcher.out:
+            assert time.monotonic() < until, launcher.err
+            time.sleep(0.01)
+        ranks = json.loads(launcher.out.splitlines()[0])["started"]
         yield Job(launcher, ranks, out)
     finally:
         for process in (launcher.pid, *ranks):
             if alive(process):
                 os.kill(process, signal.SIGKILL)
-        launcher.wait()
+        launcher.process.join()
 
 
 def alive(process: int) -> bool:
@@ -113,6 +118,32 @@ def test_a_rank_killed_in_a_detection_ends_the_others_with_one_line(tmp_path: Pa
     assert said.count("in round 3 (answers)") == 2
 
 
+def _wait_for(other: int | None, rank: int, port: int, said: Path) -> None:
+    """One of three ranks: dies, or waits for another and writes what it then says."""
+    store = dist.TCPStore("127.0.0.1", port, 3, is_master=rank == 0)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    group = Group(rank, 3, store)
+    group.all_agree(True)  # all are connected
+    if other is None:
+        os._exit(9)
+    try:
+        group._do(lambda: dist.recv(torch.zeros(1), src=other), "words")
+    except RankLostError as lost:
+        said.write_text(str(lost))
+
+
+def test_a_rank_that_waits_for_a_stopped_one_reports_in_time(tmp_path: Path) -> None:
+    """Rank 0 waits for rank 2 and that for rank 1, which dies: nobody blames a rank that lives."""
+    port = free_port()
+    waiting = {0: 2, 1: None, 2: 1}
+    processes = [fork(_wait_for, other, rank, port, tmp_path / str(rank)) for rank, other in waiting.items()]
+    for process in processes:
+        process.join(40)
+    assert [process.exitcode for process in processes] == [0, 9, 0]
+    for rank in (0, 2):
+        assert "no word from rank 1 (" in (tmp_path / str(rank)).read_text()
+
+
 def check_survivors(codes: dict[int, int], said: str, out: Path) -> None:
     assert codes == {0: 6, 1: -signal.SIGKILL, 2: 6}
     lines = [line for line in said.splitlines() if line.startswith("bymi:")]
@@ -143,7 +174,7 @@ def test_without_its_launcher_no_rank_is_left(tmp_path: Path) -> None:
         os.kill(job.ranks[1], signal.SIGSTOP)  # even one that cannot look by itself
         os.kill(job.launcher.pid, signal.SIGKILL)
         assert gone(job.ranks, 8)
-        assert "the launcher is gone" in job.launcher.communicate()[1]
+        assert "the launcher is gone" in job.launcher.err
 
 
 _FAILING = """
@@ -151,8 +182,10 @@ import os
 from bymi import cli, runs  # what forked ranks share
 from bymi.distributed import collectives as group
 from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 from torch.distributed.run import config_from_args, get_args_parser
 import sys
+import time
 
 swap = group.Group.swap
 
@@ -165,6 +198,7 @@ def fail(self, rows, counts, coming, name):
 if __name__ == "__main__":
     group.Group.swap = fail
     group._PATIENCE = 0.2  # a rank that is gone reports nothing
+    dynamic_rendezvous._delay = lambda seconds: time.sleep(0.02)  # a second between looks of the agent at its store
     words = ["--nproc-per-node=2", "--max-restarts=10", "--start-method=fork", "--monitor-interval=0.02"]
     words += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "bymi"]  # what torchrun takes on one machine
     config, _, _ = config_from_args(get_args_parser().parse_args(words))
@@ -180,7 +214,7 @@ def test_torchrun_restarts_with_gloo_and_goes_on_with_the_same_numbers(tmp_path:
     spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=rule"]
     (tmp_path / "failing.py").write_text(_FAILING)
     words = [str(tmp_path / "failing.py"), "run", *spec, "--checkpoint-every", "1", "--out", str(tmp_path / "ranks")]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    done = call(*words, cwd=ROOT, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr.count("no word from rank 1") == 10
     assert bymi("run", *spec, "--out", str(tmp_path / "alone")).code == 0
@@ -194,17 +228,16 @@ def numbers(row: str) -> dict[str, float]:
 
 
 def test_a_study_that_is_told_to_stop_leaves_no_worker(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bymi", "reproduce", "scenario-a", "--seeds", "1", "--jobs", "2", "--out", str(tmp_path)]
-    study = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    study = start("-m", "bymi", "reproduce", "scenario-a", "--seeds", "1", "--jobs", "2", "--out", str(tmp_path), cwd=ROOT)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("*/.*-seed*")) and time.monotonic() < until:
         time.sleep(0.1)
     workers = children(study.pid)
-    study.terminate()
-    said = study.communicate(timeout=30)[1]
+    study.process.terminate()
+    done = study.end(30)
     assert len(workers) >= 2
-    assert study.returncode == 130, said
-    assert "interrupted" in said
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr
     assert gone(workers)
     left = list(tmp_path.glob("*/.*-seed*"))  # a worker that had begun with rounds has stored the last one
     assert all(folder.suffix == ".checkpoints" for folder in left)
@@ -231,8 +264,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
             {"size": 2, "words": [*few, "colour=red"]},
             {"size": 2, "words": [*labels, "--data", str(tmp_path)]},
         ]
-        command = [sys.executable, "-m", "tests.launcher", json.dumps(jobs)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        done = call("-m", "tests.launcher", json.dumps(jobs), cwd=ROOT, timeout=100)
     ended = [json.loads(line) for line in done.stdout.splitlines()]
     assert {line["code"] for line in ended if "code" in line} == {2}, done.stderr
     few_nodes, specs, port, jobs_given, unknown, one_rank = (

@@ -136,16 +136,20 @@ class Group:
         entry.calls, entry.messages, entry.bytes = entry.calls + 1, entry.messages + len(sent), entry.bytes + sum(sent)
 
     def _do(self, work: Callable[[], object], name: str) -> None:
-        start = time.perf_counter()
+        start, failed = time.perf_counter(), ""
         try:
             work()
         except RuntimeError as problem:  # raised by torch.distributed for lost and for silent connections
-            raise self.lost(f"{name}: {_short(problem)}") from None
+            failed = _short(problem)
+        if failed:  # outside of the handler: the exception refers to the process group, and `lost` closes it
+            raise self.lost(f"{name}: {failed}")
         self.traffic[name].seconds += time.perf_counter() - start
 
     def lost(self, why: str) -> RankLostError:
         """The error of a rank that cannot continue: which ranks stopped without a note, and what to do."""
         self.stopping = True
+        self.say(_STOPPED, self.moment)
+        self._hang_up()
         silent = self._silent()
         here = f"rank {self.rank} of {self.size} stopped {self.moment}"
         if not silent:
@@ -161,14 +165,22 @@ class Group:
         Rank 0 may host the store, so it waits for the others.
         """
         first = self.say("mistake")
+        self.say(_STOPPED, self.moment)
         self._silent()
         return first
+
+    def _hang_up(self) -> None:
+        """Close the connections, so that ranks that wait for this one learn of it now and can report in time.
+
+        With gloo only: to destroy a process group of NCCL may wait for work on the GPU that never ends.
+        """
+        if dist.is_initialized() and dist.get_backend() == "gloo":
+            dist.destroy_process_group()
 
     def _silent(self) -> list[int]:
         """Ranks that do not report within a few seconds that they have stopped."""
         if self.store is None:
             return []
-        self.say(_STOPPED, self.moment)
         silent = self.missing(_STOPPED)
         if self.rank == 0:  # the store may end with rank 0, and the others still look for its note there
             time.sleep(2 * _LOOK_EVERY)
