@@ -229,7 +229,8 @@ def small_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[object
 def test_a_study_runs_resumes_and_draws(small_world: tuple[object, ...], tmp_path: Path) -> None:
     place = tmp_path / "runs" / "reproduce-mnist"
     answer = bymi("reproduce", "table-mnist", "--seeds", 2, *small_world)
-    assert (answer.code, answer.err.strip()) == (0, "")
+    assert answer.code == 0
+    assert all(" rounds/s, " in line for line in answer.err.splitlines())  # progress, where it takes long
     assert str(place / "table-mnist.md") in answer.out
     made = {path.name: dates_in(path) for path in place.iterdir() if path.is_dir()}
     assert len(made) == 2 * (1 + 2 * 4 + 1)

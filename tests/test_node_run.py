@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,6 +112,11 @@ def test_a_flood_of_events_does_not_fill_the_disk(tmp_path: Path) -> None:
     assert journal.counts["refused call"] == 1000
 
 
+def own_entries(log: Path) -> list[dict[str, Any]]:
+    """What the node itself did: a neighbour may call at any time, also while the node ends."""
+    return [line for line in entries(log) if line["event"] != "refused call"]
+
+
 @pytest.mark.parametrize("profile", ["paper", "hardened"])
 def test_kill_9_in_each_phase(tmp_path: Path, profile: str) -> None:
     """A process is killed in the warm-up, in the detection after its commitment, and in the optimisation; then it is stopped.
@@ -139,14 +145,14 @@ def test_kill_9_in_each_phase(tmp_path: Path, profile: str) -> None:
     node.terminate()
     node.join(30)
     assert node.exitcode == 0
-    stopped = entries(log)[-1]
+    stopped = own_entries(log)[-1]
     assert stopped["event"] == "stopped"
     node = in_process(paths[3])
     runs = [one.end() for one in others]
     node.join(30)
     assert node.exitcode == 0
 
-    events = entries(log)
+    events = own_entries(log)
     assert [line["event"] for line in events].count("start") == 5
     restored = [line for line in events if line["event"] == "restored"]
     assert [line["phase"] for line in restored] == ["warm-up", "warm-up", "optimisation", "optimisation"]
@@ -161,7 +167,7 @@ def test_kill_9_in_each_phase(tmp_path: Path, profile: str) -> None:
         audit = [line for line in entries(run.state_folder / AUDIT) if line.get("peer") == 3]
         suspected, back = (next(line for line in audit if line["event"] == what) for what in ("suspected", "readmitted"))
         assert suspected["step"] < joined["joins"]
-        assert back["time"] - joined["time"] < 5.0  # gRPC pauses up to a second, tens of these rounds, between attempts
+        assert back["time"] - joined["time"] < 20.0  # gRPC pauses up to a second, tens of these rounds, between attempts
         assert peer.counts["heard"] > 50 or (profile == "paper" and "node-3" in run.progress.flagged)
 
 

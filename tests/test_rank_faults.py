@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,16 @@ import torch
 import torch.distributed as dist
 
 from bymi.core.errors import RankLostError
+from bymi.distributed import collectives
 from bymi.distributed.collectives import Group
+from bymi.distributed.join_process_group import _use_loopback
 from tests.commands import bymi
 from tests.forked import Forked, call, fork, start
 from tests.idx_files import write_image_set
 from tests.launcher import free_port
 
 ROOT = Path(__file__).parents[1]
+PATIENCE = 15.0  # seconds for which one of several survivors may stall on a slow machine without being taken for lost
 LONG = [
     "run",
     "nodes=8",
@@ -45,7 +50,7 @@ class Job:
     ranks: list[int]
     out: Path
 
-    def wait_for(self, phase: str, seconds: float = 40) -> None:
+    def wait_for(self, phase: str, seconds: float = 120) -> None:
         """Until a round of a phase is on record."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -55,7 +60,7 @@ class Job:
             time.sleep(0.05)
         raise AssertionError(f"no round of {phase}")
 
-    def end(self, seconds: float = 40) -> tuple[dict[int, int], str]:
+    def end(self, seconds: float = 120) -> tuple[dict[int, int], str]:
         """Exit codes by rank, and what was said."""
         done = self.launcher.end(seconds)
         ended = [json.loads(line) for line in done.stdout.splitlines() if '"code"' in line]
@@ -66,18 +71,14 @@ class Job:
 def launched(out: Path, words: list[str], *, size: int = 2, **more: Any) -> Iterator[Job]:
     jobs = json.dumps([{"size": size, "words": [*words, "--out", str(out)], **more}])
     launcher = start("-m", "tests.launcher", jobs, cwd=ROOT)
-    ranks: list[int] = []
     try:
-        until = time.monotonic() + 40
+        until = time.monotonic() + 120
         while "\n" not in launcher.out:
             assert time.monotonic() < until, launcher.err
             time.sleep(0.01)
-        ranks = json.loads(launcher.out.splitlines()[0])["started"]
-        yield Job(launcher, ranks, out)
+        yield Job(launcher, json.loads(launcher.out.splitlines()[0])["started"], out)
     finally:
-        for process in (launcher.pid, *ranks):
-            if alive(process):
-                os.kill(process, signal.SIGKILL)
+        launcher.process.kill()  # ranks that are left end without it: their numbers may be those of other processes by now
         launcher.process.join()
 
 
@@ -88,7 +89,7 @@ def alive(process: int) -> bool:
         return False
 
 
-def gone(processes: list[int], seconds: float = 10) -> bool:
+def gone(processes: list[int], seconds: float = 60) -> bool:
     until = time.monotonic() + seconds
     while any(map(alive, processes)) and time.monotonic() < until:
         time.sleep(0.05)
@@ -96,84 +97,165 @@ def gone(processes: list[int], seconds: float = 10) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("phase", "lengths"),
+    ("phase", "killed", "lengths"),
     [
-        ("warm-up", ["steps=90000", "warm_up.steps=80000"]),
-        ("optimisation", ["steps=90000", "warm_up.steps=2"]),
+        ("warm-up", 1, ["steps=90000", "warm_up.steps=80000"]),
+        ("optimisation", 0, ["steps=90000", "warm_up.steps=2"]),  # the store ends with it
     ],
 )
-def test_a_killed_rank_ends_the_others_with_one_line(phase: str, lengths: list[str], tmp_path: Path) -> None:
-    with launched(tmp_path, [*LONG, *lengths], size=3) as job:
+def test_a_killed_rank_ends_the_others_with_one_line(phase: str, killed: int, lengths: list[str], tmp_path: Path) -> None:
+    with launched(tmp_path, [*LONG, *lengths], size=3, patience=PATIENCE) as job:
         job.wait_for(phase)
-        os.kill(job.ranks[1], signal.SIGKILL)
+        os.kill(job.ranks[killed], signal.SIGKILL)
         codes, said = job.end()
-    check_survivors(codes, said, tmp_path)
+    check_survivors(codes, said, tmp_path, killed)
 
 
 def test_a_rank_killed_in_a_detection_ends_the_others_with_one_line(tmp_path: Path) -> None:
     words = [*LONG, "steps=20", "warm_up.steps=3", "detection.point=receiver"]
-    with launched(tmp_path, words, size=3, breaks=["killed", 1, "answers", 1]) as job:
+    with launched(tmp_path, words, size=3, breaks=["killed", 1, "answers", 1], patience=PATIENCE) as job:
         codes, said = job.end()
-    check_survivors(codes, said, tmp_path)
+    check_survivors(codes, said, tmp_path, 1)
     assert said.count("in round 3 (answers)") == 2
 
 
-def _wait_for(other: int | None, rank: int, port: int, said: Path) -> None:
-    """One of three ranks: dies, or waits for another and writes what it then says."""
+def test_a_rank_that_is_told_to_stop_in_a_collective_is_heard_by_the_others(tmp_path: Path) -> None:
+    words = [*LONG, "steps=90000", "warm_up.steps=80000", "--checkpoint-every", "0"]  # nothing defers the signal
+    with launched(tmp_path, words, size=3, patience=PATIENCE) as job:
+        job.wait_for("warm-up")
+        os.kill(job.ranks[1], signal.SIGTERM)
+        codes, said = job.end()
+    assert codes == dict.fromkeys(range(3), 6)
+    assert said.count("told to stop by the launcher") == 1
+    assert said.count("so have all other ranks") == 3
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Three connected ranks, of which each does something, and what must be said by those that are lost."""
+
+    roles: tuple[int | str, int | str, int | str]  # by rank: the rank that it waits for, or how it stops
+    codes: tuple[int | None, int | None, int | None]
+    says: str
+    patience: float = PATIENCE
+    timeout: float = 60.0
+
+
+SCENES = {
+    "a rank waits for one that has stopped": Scene((2, "dies", 1), (0, 9, 0), "no word from rank 1 ("),
+    "rank 0 alone has an error": Scene(("leaves", 0, 0), (0, 0, 0), "so have all other ranks"),
+    "rank 0 hangs, with the store": Scene(("hangs", 0, 0), (None, 0, 0), "no word from rank 0 (", 0.3, 10.0),
+}
+
+
+def _play(scene: Scene, rank: int, port: int, said: Path) -> None:
+    _use_loopback()
+    collectives._PATIENCE = scene.patience
     store = dist.TCPStore("127.0.0.1", port, 3, is_master=rank == 0)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3, timeout=timedelta(seconds=scene.timeout))
     group = Group(rank, 3, store)
     group.all_agree(True)  # all are connected
-    if other is None:
-        os._exit(9)
+    match scene.roles[rank]:
+        case "dies":
+            os._exit(9)
+        case "hangs":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "leaves":
+            group.leave()
+        case other:
+            try:
+                group._do(lambda: dist.recv(torch.zeros(1), src=int(other)), "words")
+            except RankLostError as lost:
+                said.write_text(str(lost))
+
+
+def test_nobody_blames_a_rank_that_lives(tmp_path: Path) -> None:
+    """All scenes at once: what takes long is to wait."""
+    played = {}
+    for name, scene in SCENES.items():
+        port = free_port()
+        played[name] = [fork(_play, scene, rank, port, tmp_path / f"{name} {rank}", daemon=True) for rank in range(3)]
     try:
-        group._do(lambda: dist.recv(torch.zeros(1), src=other), "words")
-    except RankLostError as lost:
-        said.write_text(str(lost))
+        for name, scene in SCENES.items():
+            for rank, (process, code) in enumerate(zip(played[name], scene.codes, strict=True)):
+                if code is not None:
+                    process.join(120)
+                assert process.exitcode == code, (name, rank)
+                if isinstance(scene.roles[rank], int):
+                    assert scene.says in (tmp_path / f"{name} {rank}").read_text(), (name, rank)
+    finally:
+        for process in chain.from_iterable(played.values()):
+            process.kill()
+            process.join()
 
 
-def test_a_rank_that_waits_for_a_stopped_one_reports_in_time(tmp_path: Path) -> None:
-    """Rank 0 waits for rank 2 and that for rank 1, which dies: nobody blames a rank that lives."""
-    port = free_port()
-    waiting = {0: 2, 1: None, 2: 1}
-    processes = [fork(_wait_for, other, rank, port, tmp_path / str(rank)) for rank, other in waiting.items()]
-    for process in processes:
-        process.join(40)
-    assert [process.exitcode for process in processes] == [0, 9, 0]
-    for rank in (0, 2):
-        assert "no word from rank 1 (" in (tmp_path / str(rank)).read_text()
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Group:
+    """One of two ranks, with a store, that does not wait for the other."""
+    monkeypatch.setattr(collectives, "_PATIENCE", 0.0)
+    return Group(0, 2, dist.HashStore())
 
 
-def check_survivors(codes: dict[int, int], said: str, out: Path) -> None:
-    assert codes == {0: 6, 1: -signal.SIGKILL, 2: 6}
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("\nConnection closed", "words: Connection closed"),
+        ("[/x/pair.cc:534] \nConnection closed", "words: Connection closed"),
+        ("[/x/pair.cc:534] Timed out. Or so", "words: Timed out)"),
+        ("", "words: RuntimeError"),
+    ],
+)
+def test_no_error_of_the_transport_is_passed_over(message: str, says: str, impatient: Group) -> None:
+    def fail() -> None:
+        raise RuntimeError(message)
+
+    with pytest.raises(RankLostError) as lost:
+        impatient._do(fail, "words")
+    assert says in str(lost.value)
+
+
+def test_a_signal_within_a_collective_acts_after_it(impatient: Group) -> None:
+    done = []
+
+    def work() -> None:
+        impatient.stop()
+        done.append(True)
+
+    with pytest.raises(RankLostError, match="told to stop"):
+        impatient._do(work, "words")
+    assert done
+    impatient.stop()  # no second error while it stops
+
+
+def check_survivors(codes: dict[int, int], said: str, out: Path, killed: int) -> None:
+    assert codes == {**dict.fromkeys(range(3), 6), killed: -signal.SIGKILL}
     lines = [line for line in said.splitlines() if line.startswith("bymi:")]
     assert len(lines) == 2
     for line in lines:
-        assert "no word from rank 1 (" in line
+        assert f"no word from rank {killed} (" in line
         assert " round " in line
         assert "start the same command again" in line
     assert not list(out.glob("[!.]*"))
 
 
 def test_a_rank_that_hangs_is_lost_after_the_timeout(tmp_path: Path) -> None:
-    with launched(tmp_path, [*LONG, "steps=90000", "warm_up.steps=80000", "--timeout", "2"]) as job:
+    with launched(tmp_path, [*LONG, "steps=90000", "warm_up.steps=80000", "--timeout", "8"]) as job:
         job.wait_for("warm-up")
         os.kill(job.ranks[1], signal.SIGSTOP)
-        start = time.monotonic()
-        assert gone(job.ranks[:1], 15)
-        assert time.monotonic() - start > 1.5
+        assert gone(job.ranks[:1])
         os.kill(job.ranks[1], signal.SIGKILL)
         codes, said = job.end()
     assert codes[0] == 6
     assert "no word from rank 1 (" in said
+    assert "8000ms" in said
 
 
 def test_without_its_launcher_no_rank_is_left(tmp_path: Path) -> None:
-    with launched(tmp_path, [*LONG, "steps=90000", "warm_up.steps=80000", "--timeout", "30"]) as job:
+    with launched(tmp_path, [*LONG, "steps=90000", "warm_up.steps=80000", "--timeout", "120"]) as job:
         job.wait_for("warm-up")
         os.kill(job.ranks[1], signal.SIGSTOP)  # even one that cannot look by itself
         os.kill(job.launcher.pid, signal.SIGKILL)
-        assert gone(job.ranks, 8)
+        assert gone(job.ranks)
         assert "the launcher is gone" in job.launcher.err
 
 
@@ -214,7 +296,7 @@ def test_torchrun_restarts_with_gloo_and_goes_on_with_the_same_numbers(tmp_path:
     spec = ["nodes=8", "steps=4", "warm_up.steps=2", "data.samples=24", "graph=complete", "method=rule"]
     (tmp_path / "failing.py").write_text(_FAILING)
     words = [str(tmp_path / "failing.py"), "run", *spec, "--checkpoint-every", "1", "--out", str(tmp_path / "ranks")]
-    done = call(*words, cwd=ROOT, timeout=400)
+    done = call(*words, cwd=ROOT, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr.count("no word from rank 1") == 10
     assert bymi("run", *spec, "--out", str(tmp_path / "alone")).code == 0
@@ -229,12 +311,12 @@ def numbers(row: str) -> dict[str, float]:
 
 def test_a_study_that_is_told_to_stop_leaves_no_worker(tmp_path: Path) -> None:
     study = start("-m", "bymi", "reproduce", "scenario-a", "--seeds", "1", "--jobs", "2", "--out", str(tmp_path), cwd=ROOT)
-    until = time.monotonic() + 60
-    while not list(tmp_path.glob("*/.*-seed*")) and time.monotonic() < until:
+    until = time.monotonic() + 120
+    while not (list(tmp_path.glob("*/.*-seed*")) and len(children(study.pid)) > 1) and time.monotonic() < until:
         time.sleep(0.1)
     workers = children(study.pid)
     study.process.terminate()
-    done = study.end(30)
+    done = study.end(120)
     assert len(workers) >= 2
     assert done.returncode == 130, done.stderr
     assert "interrupted" in done.stderr
@@ -264,7 +346,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
             {"size": 2, "words": [*few, "colour=red"]},
             {"size": 2, "words": [*labels, "--data", str(tmp_path)]},
         ]
-        done = call("-m", "tests.launcher", json.dumps(jobs), cwd=ROOT, timeout=100)
+        jobs = [{**job, "patience": PATIENCE} for job in jobs]
+        done = call("-m", "tests.launcher", json.dumps(jobs), cwd=ROOT)
     ended = [json.loads(line) for line in done.stdout.splitlines()]
     assert {line["code"] for line in ended if "code" in line} == {2}, done.stderr
     few_nodes, specs, port, jobs_given, unknown, one_rank = (

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,9 +20,13 @@ from torch import Tensor
 from bymi.core.errors import RankLostError
 
 _PATIENCE = 3.0  # seconds to wait for other ranks to report that they have stopped
+_HANGS = 10.0  # seconds beyond all waiting after which a store that does not answer hangs
 _LOOK_EVERY = 0.05
-_STOPPED = "stopped"
+_STOPPED, _SEEN = "stopped", "seen"  # notes: this rank cannot continue; it has looked who else cannot
 _SAY_AGAIN = "start the same command again"
+_TOLD = "told to stop by the launcher"
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -46,6 +52,8 @@ class Group:
     moment: str = "before the first round"
     traffic: dict[str, Traffic] = field(default_factory=lambda: defaultdict(Traffic))
     stopping: bool = False  # this rank has reported that it cannot continue
+    told: bool = False  # the launcher has told this rank to stop
+    in_collective: bool = False
 
     def swap(self, rows: Tensor, counts: Sequence[int], coming: Sequence[int], name: str) -> Tensor:
         """Rows received from all ranks, after sending counts[0] rows to rank 0, the next counts[1] to rank 1, and so on.
@@ -108,15 +116,11 @@ class Group:
         self._do(lambda: dist.all_gather(received, padded), "words")
         return [json.loads(bytes(one[: int(length)].tolist())) for one, length in zip(received, lengths, strict=True)]
 
-    def say(self, name: str, words: str = "") -> bool:
-        """Write a note to the store for the other ranks; returns whether this rank is the first to write under this name."""
-        if self.store is None:
-            return True
-        try:
-            self.store.set(f"{name} {self.rank}", words)
-            return bool(self.store.add(name, 1) == 1)
-        except RuntimeError:  # the store ended with the rank that hosted it
-            return False
+    def say(self, name: str, words: str = "") -> None:
+        """Write a note to the store for the other ranks, without waiting for an answer."""
+        if self.store is not None:
+            with suppress(RuntimeError):  # the store ended with the rank that hosted it
+                self.store.set(f"{name} {self.rank}", words)
 
     def wait(self, name: str, others: Sequence[int]) -> None:
         """Block until the given ranks have written a note, without a timeout; torchrun ends all ranks when one of them dies."""
@@ -136,21 +140,33 @@ class Group:
         entry.calls, entry.messages, entry.bytes = entry.calls + 1, entry.messages + len(sent), entry.bytes + sum(sent)
 
     def _do(self, work: Callable[[], object], name: str) -> None:
-        start, failed = time.perf_counter(), ""
+        start = time.perf_counter()
+        failed: str | None = None
+        self.in_collective = True
         try:
             work()
         except RuntimeError as problem:  # raised by torch.distributed for lost and for silent connections
-            failed = _short(problem)
-        if failed:  # outside of the handler: the exception refers to the process group, and `lost` closes it
-            raise self.lost(f"{name}: {failed}")
+            failed = f"{name}: {_short(problem)}"
+        finally:
+            self.in_collective = False
+        if self.told and failed is None:
+            failed = _TOLD
+        if failed is not None:  # outside of the handler: the exception refers to the process group, and `lost` closes it
+            raise self.lost(failed)
         self.traffic[name].seconds += time.perf_counter() - start
+
+    def stop(self) -> None:
+        """Raise the error of a rank that was told to stop; within a collective, whose frames hold the group, after it."""
+        self.told = True
+        if not (self.in_collective or self.stopping):
+            raise self.lost(_TOLD)
 
     def lost(self, why: str) -> RankLostError:
         """The error of a rank that cannot continue: which ranks stopped without a note, and what to do."""
         self.stopping = True
         self.say(_STOPPED, self.moment)
         self._hang_up()
-        silent = self._silent()
+        silent = self._in_time(self._silent, [0])
         here = f"rank {self.rank} of {self.size} stopped {self.moment}"
         if not silent:
             return RankLostError(f"{here}: {why}, and so have all other ranks; {_SAY_AGAIN}")
@@ -160,19 +176,26 @@ class Group:
         )
 
     def leave(self) -> bool:
-        """Stop because of an error that all ranks are expected to have; returns whether this rank should print it.
+        """Stop because of an error that is no lost rank's; returns whether this rank should print it.
 
-        Rank 0 may host the store, so it waits for the others.
+        Either all ranks have it and report, or this one alone: then the others wait for it until it closes its connections.
         """
-        first = self.say("mistake")
+        self.stopping = True
+        return self._in_time(self._leave, True)
+
+    def _leave(self) -> bool:
+        first = self.take("mistake") == 0
         self.say(_STOPPED, self.moment)
-        self._silent()
+        if self._silent():
+            self._hang_up()
+            self._silent()
         return first
 
     def _hang_up(self) -> None:
         """Close the connections, so that ranks that wait for this one learn of it now and can report in time.
 
-        With gloo only: to destroy a process group of NCCL may wait for work on the GPU that never ends.
+        They close only if no frame or exception holds the process group. With gloo only: to destroy a process group of NCCL may
+        wait for work on the GPU that never ends.
         """
         if dist.is_initialized() and dist.get_backend() == "gloo":
             dist.destroy_process_group()
@@ -181,25 +204,42 @@ class Group:
         """Ranks that do not report within a few seconds that they have stopped."""
         if self.store is None:
             return []
-        silent = self.missing(_STOPPED)
-        if self.rank == 0:  # the store may end with rank 0, and the others still look for its note there
-            time.sleep(2 * _LOOK_EVERY)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        silent = self._missing(_STOPPED, others)
+        self.say(_SEEN)
+        if self.rank == 0:  # the store may end with rank 0: the others look first
+            self._missing(_SEEN, [rank for rank in others if rank not in silent])
         return silent
 
-    def missing(self, name: str) -> list[int]:
-        """Ranks that have not written this note, after waiting a few seconds."""
-        others = [rank for rank in range(self.size) if rank != self.rank]
+    def _missing(self, name: str, ranks: list[int]) -> list[int]:
+        """Those of the ranks that have not written this note, after waiting a few seconds."""
         until = time.monotonic() + _PATIENCE
         try:
-            while others and time.monotonic() < until:
-                others = [rank for rank in others if not self.store.check([f"{name} {rank}"])]
-                time.sleep(_LOOK_EVERY if others else 0)
-        except RuntimeError:
-            return others
-        return others
+            while ranks and time.monotonic() < until:
+                ranks = [rank for rank in ranks if not self.store.check([f"{name} {rank}"])]
+                time.sleep(_LOOK_EVERY if ranks else 0)
+        except RuntimeError:  # the store is gone: rank 0 hosts it, and leaves last
+            return [0] if 0 in ranks else ranks
+        return ranks
+
+    def _in_time(self, talk: Callable[[], Result], otherwise: Result) -> Result:
+        """What `talk` returns, which asks the store; `otherwise` if the store is gone, or hangs with the rank that hosts it.
+
+        Its calls have no timeout, so a thread makes them, which is left behind.
+        """
+        results: list[Result] = []
+
+        def work() -> None:
+            with suppress(RuntimeError):
+                results.append(talk())
+
+        thread = threading.Thread(target=work, name="store", daemon=True)
+        thread.start()
+        thread.join(_HANGS + 4 * _PATIENCE)
+        return results[0] if results else otherwise
 
 
 def _short(problem: Exception) -> str:
     """First sentence of a torch.distributed error, without its source location."""
-    first = str(problem).splitlines()[0] if str(problem) else type(problem).__name__
-    return re.sub(r"^\[\S+:\d+\] ", "", first).split(". ")[0]
+    text = re.sub(r"^\s*\[\S+:\d+\]", "", str(problem)).strip()
+    return text.splitlines()[0].split(". ")[0] if text else type(problem).__name__

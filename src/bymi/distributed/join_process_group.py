@@ -46,8 +46,7 @@ def ranks(timeout: float | None = None, *, device: str = "auto") -> Iterator[Gro
     _rendezvous(group, timeout or TIMEOUT, device)
 
     def stopped(number: int, frame: Any) -> None:
-        if not group.stopping:
-            raise group.lost("told to stop by the launcher")
+        group.stop()
 
     before = signal.signal(signal.SIGTERM, stopped)
     try:
