@@ -20,7 +20,7 @@ from bymi.core.topic import PARAMETERS
 from bymi.experiment import load
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import simulate
-from tests.golden.forms import LISTS, Form, forced
+from tests.golden.forms import LISTS, STRIPS, Form, forced, rounds
 from tests.reference.peer_rules import ALL_TRANSCRIPTIONS
 from tests.reference.rules import Vector
 from tests.test_all_rules import Crowd, draw
@@ -66,6 +66,22 @@ def test_products_give_what_vectors_give(wrapper: str, rule: str) -> None:
     torch.testing.assert_close(
         chain.combine(CROWD.inbox(), moment), chain._one_by_one(CROWD.inbox(), moment), rtol=0, atol=1e-10
     )
+
+
+@pytest.mark.parametrize("rule", ["ubar", "rtc", "bulyan", "faba", "meamed", "mda"])
+@pytest.mark.parametrize("wrapper", ["nnm", "clipping"])
+def test_exact_ties_are_broken_alike_in_every_form(wrapper: str, rule: str) -> None:
+    """NNM makes vectors equal, and clipping makes them equally far: rounding, which differs by form, must not choose."""
+    words = ("nodes=12", "steps=3", "method=rule", "attack=ipm", f"warm_up.rule={wrapper}+{rule}", "data.samples=20")
+    results = []
+    for form in (Form(()), Form((), limits=LISTS), Form((), sharded=True, limits=STRIPS)):
+        *_, last = rounds((*words, "graph=regular:degree=8", "data.dim=60"), form)
+        theta = torch.empty(12, 60, dtype=torch.float64)
+        for part in last:
+            theta[part.nodes] = part.snapshot.theta
+        results.append(theta)
+    for other in results[1:]:
+        torch.testing.assert_close(other, results[0], rtol=0, atol=1e-10)
 
 
 CHAINS = ["nnm+krum", "bucketing+scclip", "clipping+median", "bucketing+nnm+trimmed-mean", "nnm+balance"]

@@ -32,7 +32,7 @@ Order = Literal["adapt-then-combine", "combine-then-adapt"]
 _ENTRIES = 1 << 19  # entries of a block of coordinates on a CPU, which fits its cache
 _ENTRIES_AT_ONCE = 1 << 23  # the same on a GPU: few large kernels
 _TURNS = 4  # on an accelerator, turns between two looks at what is left to do
-_TIE = 1e-9  # relative difference below which two values are equal
+TIE = 1e-9  # relative difference below which two values are equal
 
 
 class Rule(Checked, ABC):
@@ -253,7 +253,7 @@ class Tolerant(Checked):
         return number.minimum(most).clamp_min(0)
 
 
-def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) -> Tensor:
+def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = TIE) -> Tensor:
     """Membership [b, n] of the `count` [b, 1] smallest values in `among`, as float64 that sums to `count`.
 
     Values equal to the largest of them, up to a relative `tie`, share what is left: the order of senders decides nothing.
@@ -266,6 +266,27 @@ def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = _TIE) ->
     tied = among & ~below & (masked <= last + room)
     left = (count - below.sum(1, keepdim=True)).double() / tied.sum(1, keepdim=True).clamp_min(1)
     return (below + tied * left) * (count > 0)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Rank [b, n] of each value in its row, ascending; of equal values the one in the first column.
+
+    Equal up to rounding is equal: clipping and NNM make messages that are equally far off, and matrices, lists and ranks of a
+    distributed run round differently.
+    """
+    ordered, order = values.sort(dim=1, stable=True)
+    middle = ordered.gather(1, (ordered.isfinite().sum(1, keepdim=True) // 2).clamp_max(values.shape[1] - 1))
+    larger = ordered.diff(dim=1) > TIE * torch.maximum(ordered[:, :-1].abs(), middle.abs())
+    group = torch.zeros_like(order)
+    group[:, 1:] = larger.cumsum(1)
+    return torch.zeros_like(order).scatter(1, order, group).argsort(dim=1, stable=True).argsort(dim=1, stable=True)
+
+
+def first_least(values: Tensor, dim: int = 1) -> Tensor:
+    """Index of the least value along a dimension, which is kept; of values that are equal up to rounding the first."""
+    least = values.amin(dim, keepdim=True)
+    tie = max(TIE, 8 * torch.finfo(values.dtype).eps)
+    return (values <= least + tie * least.abs()).to(torch.int8).argmax(dim, keepdim=True)
 
 
 def iterate(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Rule, Tolerant, others, smallest, squared_distances
+from bymi.aggregation.base import Rule, Tolerant, first_least, others, smallest, squared_distances
 from bymi.aggregation.each_receiver import each_receiver
 from bymi.aggregation.meamed import mean_about
 from bymi.aggregation.median import middle
@@ -60,6 +60,6 @@ class Bulyan(Tolerant, Rule):
             score = (nearest * within).sum(2).masked_fill(~left, torch.inf)
             # Two vectors that are nearest to each other have equal scores of one distance: then all distances decide.
             equal = smallest(score, left, torch.ones_like(count)) > 0
-            best = (dist2 * left[:, None, :]).sum(2).masked_fill(~equal, torch.inf).argmin(1, keepdim=True)
+            best = first_least((dist2 * left[:, None, :]).sum(2).masked_fill(~equal, torch.inf))
             left = left & ~(torch.zeros_like(left).scatter(1, best, True) & (turn < wanted))
         return (valid & ~left).to(torch.float64)

@@ -19,11 +19,11 @@ _SURELY = 2.5  # times the longest: above the distance of any two points, with r
 
 @dataclass(frozen=True)
 class GeometricMedian(SetRule):
-    """argmin_y sum_j |y - x_j| over N_i and i, also called RFA.
+    """argmin_y sum_j |y - x_j| over N_i and i, also called RFA (Pillutla, Kakade, Harchaoui 2022).
 
-    y <- sum x_j / max(nu, |y - x_j|), normalised; nu is `smoothing` times the median of the points' median distances to each
-    other, so that the result depends neither on units nor on how far Byzantine points are. The breakdown point is one half; the
-    bias grows with the Byzantine share.
+    By Weiszfeld's iteration (1937): y <- sum x_j / max(nu, |y - x_j|), normalised; nu is `smoothing` times the median of the
+    points' median distances to each other, so that the result depends neither on units nor on how far Byzantine points are.
+    The breakdown point is one half; the bias grows with the Byzantine share.
     """
 
     smoothing: float = bounded(1e-6, gt=0)

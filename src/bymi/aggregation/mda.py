@@ -10,13 +10,12 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import SetRule, Tolerant, squared_distances
+from bymi.aggregation.base import TIE, SetRule, Tolerant, first_least, squared_distances
 from bymi.core.errors import require
 from bymi.core.named_parts import bounded
 
 _SUBSETS = 20_000  # subsets looked at per neighbourhood
 _ENTRIES = 1 << 22  # distances gathered at a time
-_EQUAL = 1e-12  # relative difference of equal diameters
 
 
 @dataclass(frozen=True)
@@ -63,5 +62,5 @@ def _closest(dist2: Tensor, subsets: Tensor) -> Tensor:
         sums.append(block.sum(2))
     diameter = torch.cat(diameters, 1)
     # Many subsets contain the two points that are farthest apart in the best one: of these the closest.
-    equal = diameter <= diameter.amin(1, keepdim=True) * (1 + _EQUAL)
-    return subsets[torch.cat(sums, 1).masked_fill(~equal, torch.inf).argmin(1)]
+    equal = diameter <= diameter.amin(1, keepdim=True) * (1 + TIE)
+    return subsets[first_least(torch.cat(sums, 1).masked_fill(~equal, torch.inf)).squeeze(1)]

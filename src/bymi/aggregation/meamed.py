@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import CoordinateRule, Tolerant
+from bymi.aggregation.base import CoordinateRule, Tolerant, first_least
 from bymi.aggregation.median import middle
 from bymi.core.named_parts import bounded
 
@@ -36,6 +36,6 @@ def mean_about(ordered: Tensor, centre: Tensor, count: Tensor, number: Tensor) -
     first = ordered[:, : len(starts)]
     ends = (starts + number - 1)[:, :, None].expand_as(first)
     reach = torch.maximum(centre[:, None] - first, ordered.gather(1, ends.clamp_max(len(places) - 1)) - centre[:, None])
-    start = reach.masked_fill((starts + number > count)[:, :, None], torch.inf).argmin(1, keepdim=True)
+    start = first_least(reach.masked_fill((starts + number > count)[:, :, None], torch.inf))
     chosen = (places[:, None] >= start) & (places[:, None] < start + number[:, :, None])
     return torch.where(chosen, ordered, torch.zeros_like(ordered)).sum(1) / number

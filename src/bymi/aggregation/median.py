@@ -12,7 +12,7 @@ from bymi.aggregation.base import CoordinateRule
 
 @dataclass(frozen=True)
 class Median(CoordinateRule):
-    """Median of each coordinate over N_i and i, the mean of the middle two for an even number.
+    """Median of each coordinate over N_i and i, the mean of the middle two for an even number (Yin et al. 2018).
 
     No parameters; its error grows with the square root of the dimension.
     """

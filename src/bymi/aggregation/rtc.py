@@ -16,7 +16,7 @@ from bymi.core.named_parts import bounded
 
 @dataclass(frozen=True)
 class RTC(DistanceRule):
-    """Remove the neighbours farthest from x_i while their weight in all is at most delta_i; of those left, S:
+    """Remove the neighbours farthest from x_i while their weight in all is at most delta_i, and clip S, those left, about x_i.
 
     tau_i = sqrt((1 / delta_i) sum_S W_ij |x_i - x_j|^2), x_i <- sum_S W_ij (x_i + clip(x_j - x_i, tau_i)) + (rest of the
     weight) x_i. delta_i = `share` of the neighbours' weight. Weights are those of the graph (published: max-degree weights),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Around, DistanceRule
+from bymi.aggregation.base import Around, DistanceRule, ranks
 from bymi.core.inbox import Round
 from bymi.core.named_parts import bounded
 
@@ -41,7 +41,7 @@ def clipped(dist2: Tensor, radius2: Tensor) -> Tensor:
 def adaptive_radius(around: Around, share: float) -> tuple[Tensor, Tensor]:
     """Mask [b, n] of messages left when the farthest of total weight at most delta are removed, and tau^2 [b, 1] from these."""
     delta = share * around.weight.sum(1, keepdim=True)
-    order = torch.where(around.heard, around.dist2, -1.0).argsort(dim=1, descending=True, stable=True)
+    order = ranks(torch.where(around.heard, -around.dist2, torch.inf)).argsort(1)  # the farthest first
     removed = around.weight.gather(1, order).cumsum(1) <= delta * (1 + 1e-9)
     near = around.heard & ~torch.zeros_like(around.heard).scatter(1, order, removed)
     return near, (around.weight * near * around.dist2).sum(1, keepdim=True) / delta

@@ -15,7 +15,7 @@ from bymi.core.named_parts import bounded
 class TrMean(Tolerant, CoordinateRule):
     """Mean of each coordinate over N_i and i without the floor(share n) largest and smallest values, or the `f` ones.
 
-    Requires share < 1/2. Its error grows with the square root of the dimension, like the median's.
+    From Yin et al. (2018). Requires share < 1/2. Its error grows with the square root of the dimension, like the median's.
     """
 
     share: float = bounded(0.35, ge=0, lt=0.5)

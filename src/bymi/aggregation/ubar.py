@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Order, Tolerant, WeightedRule, with_own
+from bymi.aggregation.base import TIE, Order, Tolerant, WeightedRule, ranks, with_own
 from bymi.core.errors import InputError
 from bymi.core.inbox import Inbox, Losses, Mixture, Round
 from bymi.core.named_parts import bounded
@@ -36,7 +36,7 @@ class UBAR(Tolerant, WeightedRule):
         heard = inbox.heard
         count = heard.sum(1)
         keep = count - self.assumed(count, count - 1)
-        near = heard & (_rank(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
+        near = heard & (ranks(torch.where(heard, inbox.dist2_to_own(), torch.inf)) < keep[:, None])
 
         losses, own_loss = torch.full_like(inbox.weight, torch.inf), torch.zeros_like(inbox.self_weight)
         for trial in inbox.iter_receivers(near):
@@ -44,8 +44,8 @@ class UBAR(Tolerant, WeightedRule):
             losses[trial.receivers] = trial_losses.gather(1, trial.places)
             own_loss[trial.receivers] = trial_losses.gather(1, trial.own).squeeze(1)
         loss = torch.where(near, losses, torch.inf)
-        good = near & (loss <= own_loss[:, None])
-        best = near & (_rank(loss) == 0)
+        good = near & (loss <= (own_loss + TIE * own_loss.abs())[:, None])
+        best = near & (ranks(loss) == 0)
         return with_own(torch.where(good.any(1, keepdim=True), good, best), self.self_weight)
 
 
@@ -58,8 +58,3 @@ def _evaluate(trial: Trial, losses: Losses) -> Tensor:
     values = losses(vectors, wanted, receivers) if isinstance(receivers, Tensor) else losses(vectors, wanted)
     values = values.to(torch.float64)
     return torch.where(values < _WORST, values, _WORST)
-
-
-def _rank(values: Tensor) -> Tensor:
-    """Rank of each entry in its row in ascending order, ties in column order."""
-    return values.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
