@@ -25,7 +25,7 @@ struct double2 {
 static double2 make_double2(double x, double y) { return {x, y}; }
 static double rsqrt(double value) { return 1 / std::sqrt(value); }
 
-double memory[1 << 15];  // shared by a block
+double memory[1 << 15];  // shared by a block; a kernel may use as many bytes as it is started with
 static struct {
     int x;
 } threadIdx, blockIdx;
@@ -76,7 +76,9 @@ static void one_thread() {
     resume_next();
 }
 
-static void run(int blocks, std::function<void()> work) {
+// Returns the number of entries that were written behind `shared` bytes of memory.
+static int run(int blocks, int shared, std::function<void()> work) {
+    int behind = 0;
     static std::vector<char> stacks(THREADS * STACK);
     kernel = work;
     for (blockIdx.x = 0; blockIdx.x < blocks; ++blockIdx.x) {
@@ -93,7 +95,9 @@ static void run(int blocks, std::function<void()> work) {
             running[thread] = true;
         }
         if (!_setjmp(outside)) resume_next();
+        behind += std::count_if(memory + shared / sizeof(double), std::end(memory), [](double entry) { return entry == entry; });
     }
+    return behind;
 }
 }  // namespace emulated
 

@@ -3,12 +3,13 @@
 #include "cuda_on_cpu.h"
 #include "../src/bymi/aggregation/spectral_filter.cu"
 
-extern "C" void filter(const double* gram, const unsigned char* valid, const double* goals, double* output, int sets, int n) {
-    emulated::run(sets, [=] { spectral_filter(gram, valid, goals, output, n); });
+extern "C" int filter(
+    const double* gram, const unsigned char* valid, const double* goals, double* output, int sets, int n, int shared) {
+    return emulated::run(sets, shared, [=] { spectral_filter(gram, valid, goals, output, n); });
 }
 
 extern "C" void projections(const double* gram, const double* shares, double* output, int sets, int n) {
-    emulated::run(sets, [=] {
+    emulated::run(sets, sizeof(memory), [=] {
         Block block = block_in(memory);
         Vector share, root, along;
         int first = 3;

@@ -41,11 +41,11 @@ def test_few_pieces_are_behind() -> None:
         behind -= 1
 
     with BackgroundReader() as beside:
-        for _ in range(half_gradients._BEHIND):
+        for _ in range(half_gradients._WORKERS):
             beside(wait, numbers=LONG, device=CPU)
         threading.Timer(0.05, gate.set).start()
         beside(lambda: None, numbers=LONG, device=CPU)  # waits for the first of those before
-        assert behind < half_gradients._BEHIND
+        assert behind < half_gradients._WORKERS
 
 
 def test_a_thread_aside_has_no_more_threads_and_others_keep_theirs() -> None:

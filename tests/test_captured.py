@@ -100,6 +100,32 @@ def test_a_program_that_cannot_be_captured_is_called_with_a_warning(
     assert len(caught) == 1
 
 
+def test_inputs_of_a_recording_can_be_overwritten_in_any_mode() -> None:
+    """Rounds of linear runs are in inference mode; a later run in the same process may replay what they recorded."""
+    with torch.inference_mode():
+        values = torch.arange(6.0).view(2, 3)
+        copies = module._static((values, values.T))
+    for copy, value in zip(copies, (values, values.T), strict=True):
+        assert not copy.is_inference()
+        assert not copy.requires_grad
+        assert copy.is_contiguous()
+        assert torch.equal(copy, value)
+        assert copy.data_ptr() != value.data_ptr()
+        copy.copy_(torch.zeros_like(value))
+    with torch.inference_mode():
+        copies[0].copy_(values)
+    (copy,) = module._static((torch.ones(2, requires_grad=True),))
+    assert not copy.requires_grad
+
+
+@on_a_gpu
+def test_a_replay_in_another_mode_than_the_recording() -> None:
+    with torch.inference_mode():
+        for _ in range(2):
+            captured(powers, torch.ones(11, device="cuda"))
+    assert captured(powers, torch.full((11,), 3.0, device="cuda"))[1].tolist() == [9.0] * 11
+
+
 @on_a_gpu
 def test_a_replay_computes_from_new_numbers_and_overwrites_no_result() -> None:
     found = [captured(powers, torch.full((3,), float(turn), device="cuda"), factor=2) for turn in range(5)]

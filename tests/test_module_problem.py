@@ -306,10 +306,20 @@ def test_the_pooled_gradient_is_the_mean_over_samples(
     monkeypatch.setattr(module, "_POOLED", pooled)
     monkeypatch.setattr(LIMITS, "looked_at", looked_at)
     problem, model, shards = make("strided", torch.float64, threads=threads)
+    if pooled < SAMPLES:
+        monkeypatch.setattr(problem, "gradient", None)  # takes all samples of a node in one pass
     theta, nodes = spread(problem, 1)[0], torch.tensor([3, 0, 1])
     inputs, targets = shards.inputs[nodes].flatten(0, 1), shards.targets[nodes].flatten()
     each = [plain_gradient(model, theta, inputs[at : at + 1], targets[at : at + 1]) for at in range(18)]
     assert_close(problem.pooled_gradient(theta, nodes), torch.stack(each).mean(0), 1e-12)
+
+
+def test_the_pooled_gradient_of_no_nodes_on_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "looked_at", ())
+    problem, _, _ = make("mlp", torch.float64)
+    found = problem.pooled_gradient(spread(problem, 1)[0], torch.arange(0))
+    assert found.shape == (problem.dim,)
+    assert found.isnan().all(), "the mean of nothing"
 
 
 def test_the_pooled_gradient_of_single_precision_models_is_summed_in_double() -> None:

@@ -26,6 +26,12 @@ def hooked(layer: nn.Module) -> nn.Module:
     return layer
 
 
+def replaced(layer: nn.Module) -> nn.Module:
+    inner = layer.forward
+    layer.forward = lambda inputs: 2 * inner(inputs)  # type: ignore[method-assign]
+    return layer
+
+
 class Own(nn.Conv2d):
     """May compute something else."""
 
@@ -59,6 +65,9 @@ OTHERS: dict[str, nn.Module] = {
     "hook at the convolution": nn.Sequential(hooked(conv()), nn.MaxPool2d(2)),
     "hook at the pool": nn.Sequential(conv(), hooked(nn.MaxPool2d(2))),
     "hook between": nn.Sequential(conv(), hooked(nn.ReLU()), nn.MaxPool2d(2)),
+    "forward of the convolution replaced": nn.Sequential(replaced(conv()), nn.MaxPool2d(2)),
+    "forward of the pool replaced": nn.Sequential(conv(), replaced(nn.MaxPool2d(2))),
+    "forward of the chain replaced": replaced(nn.Sequential(conv(), nn.MaxPool2d(2))),
     "not a chain": nn.ModuleList([conv(), nn.MaxPool2d(2)]),
 }
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bymi.aggregation import CAF, Filtering, SetRule
 from bymi.aggregation import spectral_filter_kernel as module
+from bymi.core.cuda_kernels import compiled
 from bymi.core.random_streams import stream
 from tests.reference.peer_rules import ALL_TRANSCRIPTIONS
 from tests.reference.rules import Node
@@ -86,7 +87,8 @@ def address(values: Tensor) -> ctypes.c_void_p:
 def filtered(emulated: Emulated, rule: SetRule, gram: Tensor, valid: Tensor) -> Tensor:
     output, ends = torch.empty_like(gram[:, 0]), goal(rule, valid)
     arguments = [address(values) for values in (gram, valid, ends, output)]
-    emulated(rule, gram.shape[1]).filter(*arguments, len(gram), gram.shape[1])
+    shared = module.shared_memory(module.macros(gram.shape[1], caf=False, median=False)["TILE"])
+    assert emulated(rule, gram.shape[1]).filter(*arguments, len(gram), gram.shape[1], shared) == 0, "wrote behind its memory"
     return output
 
 
@@ -158,9 +160,37 @@ def test_points_that_coincide_are_not_filtered(emulated: Emulated) -> None:
             assert torch.equal(filtered(emulated, rule, gram, valid), valid.double() / count)
 
 
-def test_on_a_cpu_and_for_many_points_there_is_no_kernel() -> None:
+def test_on_a_cpu_there_is_no_kernel() -> None:
     gram, valid = products(cloud("noise", 7, 5))
     assert module.filtered(gram, valid, valid.sum(1).double()) is None
+
+
+class OnCuda:
+    """What `filtered` looks at, of products on a GPU."""
+
+    is_cuda, device = True, torch.device("cuda", 0)
+
+    def __init__(self, sets: int, points: int, dtype: torch.dtype = torch.float64) -> None:
+        self.shape, self.dtype = torch.Size((sets, points, points)), dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+
+def test_the_kernel_is_for_up_to_128_points_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, int]] = []
+    monkeypatch.setattr(module, "_kernel", lambda device, **macros: asked.append(macros))  # as if it could not be compiled
+    single = torch.float32
+    for gram in (OnCuda(2, 128), OnCuda(2, 129), OnCuda(0, 7), OnCuda(2, 7, single), OnCuda(1, 33)):
+        valid = torch.ones(gram.shape[:2], dtype=torch.bool)
+        assert module.filtered(gram, valid, torch.ones(len(gram), dtype=torch.float64)) is None  # type: ignore[arg-type]
+    assert [macros["TILE"] for macros in asked] == [8, 4]
+
+
+def test_without_its_source_there_is_no_kernel(tmp_path: Path) -> None:
+    device = torch.device("cuda", 0)
+    with pytest.warns(UserWarning, match=r"kernel spectral_filter not compiled, so slower \(.*No such file"):
+        assert compiled(tmp_path / "absent.cu", "spectral_filter", device, 256, 1024) is None
 
 
 @on_a_gpu

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
+from bymi import InputError
+from bymi.core import random_streams as module
+from bymi.core.cuda_graphs import padded_count
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
 
 
@@ -59,6 +65,28 @@ def test_the_hash_is_splitmix64() -> None:
 
     got = [word % (1 << 64) for word in Stream(torch.tensor(0)).bits(5).tolist()]
     assert got == expected
+
+
+@pytest.mark.parametrize("high", [0, -3])
+def test_there_are_no_integers_below_zero(high: int) -> None:
+    with pytest.raises(InputError, match=f"high: got {high}, allowed: an integer of 1 or more"):
+        stream(0, "x").integers(high, 4)
+
+
+def test_draws_are_recorded_up_to_a_size_that_counts_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One key is padded to 32 on a GPU, 33 to 64: that many rows are computed, and kept as the output of the recording."""
+    recorded: list[tuple[int, int]] = []
+
+    def captured_rows(program: Callable[..., torch.Tensor], rows: torch.Tensor, count: int) -> torch.Tensor:
+        recorded.append((len(rows), count))
+        return program(rows, count=count)
+
+    monkeypatch.setattr(module, "captured_rows", captured_rows)
+    monkeypatch.setattr(LIMITS, "captured", 320)
+    assert [padded_count(rows) for rows in (0, 1, 32, 33)] == [0, 32, 32, 64]
+    for rows, count in ((1, 10), (1, 11), (32, 10), (33, 5), (33, 6)):
+        stream(0, "x", node=torch.arange(rows)).normal(count)
+    assert recorded == [(1, 10), (32, 10), (33, 5)]
 
 
 def test_uniform_integers_and_normals_have_their_moments() -> None:

@@ -32,6 +32,7 @@ from bymi.problems import (
 )
 from bymi.problems.vmap_convolution import ConvolutionsOfMany
 from tests import kernel_checks
+from tests.test_pooled_convolution import OnCuda
 from tests.test_pooled_convolution import plain_forward as plain_pooled
 
 ROOT = Path(__file__).parents[1]
@@ -58,15 +59,6 @@ def test_without_triton_nothing_is_available(monkeypatch: pytest.MonkeyPatch) ->
     assert not hasattr(bare, "_forward")
     for values in (torch.zeros(1), OnCuda(torch.float32)):
         assert bare.available(values) is False
-
-
-class OnCuda:
-    """What `available` looks at."""
-
-    is_cuda = True
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
 
 
 def test_with_triton_it_takes_single_precision_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:

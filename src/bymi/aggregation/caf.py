@@ -18,10 +18,11 @@ from bymi.core.neighbourhoods import Need, Neighbourhoods
 
 @dataclass(frozen=True)
 class CAF(Tolerant, SetRule):
-    """With weights c, initially 1, mean mu_c and top eigenpair (lambda, v) of the weighted covariance of N_i and i:
+    """Weigh down what lies far along the top eigenvector of the covariance; of all means the one with the least eigenvalue.
 
-    while sum c > n - 2 f: c_j <- c_j (1 - tau_j / max tau), tau_j = <x_j - mu_c, v>^2. The output is the mu_c of the smallest
-    lambda. No bound on the covariance has to be known. f = ceil(`share` |N_i|), or `f`, below n / 2. Eigenpairs are exact: an
+    With weights c, initially 1, mean mu_c and top eigenpair (lambda, v) of the weighted covariance of N_i and i: while
+    sum c > n - 2 f: c_j <- c_j (1 - tau_j / max tau), tau_j = <x_j - mu_c, v>^2. The output is the mu_c of the smallest lambda.
+    No bound on the covariance has to be known. f = ceil(`share` |N_i|), or `f`, below n / 2. Eigenpairs are exact: an
     implementation that takes one power step from a random vector gives another result in every call.
     """
 
@@ -29,10 +30,11 @@ class CAF(Tolerant, SetRule):
     share: float = bounded(0.35, ge=0, lt=0.5)
 
     def weights(self, gram: Tensor, valid: Tensor) -> Tensor:
-        found = filtered(gram, valid, captured(self._goal, valid), caf=True)
-        if found is not None:
-            return found
-        return by_size(lambda some, there: self._filter(spread_of_products, some, there), gram, valid)
+        if gram.is_cuda:
+            found = filtered(gram, valid, captured(self._goal, valid), caf=True)
+            if found is not None:
+                return found
+        return by_size(lambda some, mask: self._filter(spread_of_products, some, mask), gram, valid)
 
     def weights_in(self, hood: Neighbourhoods) -> Tensor:
         if hood.points is None:

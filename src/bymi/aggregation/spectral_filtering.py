@@ -51,7 +51,7 @@ class Filtering(SetRule):
         found = filtered(gram, valid, goal, median=self.about == "median")
         if found is not None:
             return found
-        kept = by_size(lambda some, there: self._filter(spread_of_products, some, there.to(torch.float64)), gram, valid)
+        kept = by_size(lambda some, mask: self._filter(spread_of_products, some, mask.to(torch.float64)), gram, valid)
         return kept / kept.sum(1, keepdim=True)
 
     def weights_in(self, hood: Neighbourhoods) -> Tensor:
@@ -92,8 +92,8 @@ def by_size(work: Callable[[Tensor, Tensor], Tensor], gram: Tensor, valid: Tenso
         return work(gram, valid)
 
     def some(sets: Tensor) -> tuple[Tensor, Tensor]:
-        index, there = gather_members(valid[sets])
-        return index, work(among(gram[sets], index), there)
+        index, mask = gather_members(valid[sets])
+        return index, work(among(gram[sets], index), mask)
 
     batches = valid.sum(1).argsort(stable=True).split(_TOGETHER)
     output = torch.zeros_like(gram[:, 0])

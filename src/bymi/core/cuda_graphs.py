@@ -55,8 +55,13 @@ def captured_rows(program: Callable[..., Tensor], rows: Tensor, /, *values: Tens
     """`captured` for a program whose result [n, ...] is computed row by row from `rows` [n], padded so that few sizes occur."""
     if rows.device.type != "cuda":
         return program(rows, *values, **constants)
-    padded = torch.nn.functional.pad(rows, (0, -len(rows) % _MULTIPLE))
+    padded = torch.nn.functional.pad(rows, (0, padded_count(len(rows)) - len(rows)))
     return captured(program, padded, *values, **constants)[: len(rows)]
+
+
+def padded_count(rows: int) -> int:
+    """Rows that `captured_rows` computes on a GPU for so many."""
+    return rows + -rows % _MULTIPLE
 
 
 def _recordable(values: tuple[Tensor, ...], most: int) -> bool:
@@ -74,6 +79,13 @@ def _recorded(program: Callable[..., Any], values: tuple[Tensor, ...]) -> Callab
         return program
 
 
+def _static(values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Contiguous copies to overwrite before each replay. Recordings outlive the mode in which they are made: only in inference
+    mode may a tensor that was made in it be overwritten."""
+    with torch.inference_mode(False), torch.no_grad():
+        return tuple(value.clone(memory_format=torch.contiguous_format) for value in values)
+
+
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """The stream of all recordings: torch keeps freed memory per stream."""
@@ -84,7 +96,7 @@ class Recording:
     """One captured program with its static inputs and outputs, in memory of its own or in a `pool` that recordings share."""
 
     def __init__(self, program: Callable[..., Any], example: tuple[Tensor, ...], pool: Any = None) -> None:
-        self._inputs = tuple(value.clone(memory_format=torch.contiguous_format) for value in example)
+        self._inputs = _static(example)
         self._device = example[0].device
         self._graph = torch.cuda.CUDAGraph()
         with on_device(self._device):

@@ -21,12 +21,14 @@ Launch = Callable[..., None]
 
 
 @cache
-def compiled(source: str, name: str, device: torch.device, threads: int, shared: int, **macros: int) -> Launch | None:
-    """The kernel `name` for blocks of `threads` threads with `shared` bytes of memory each; None if it cannot be compiled."""
+def compiled(source: Path, name: str, device: torch.device, threads: int, shared: int, **macros: int) -> Launch | None:
+    """The kernel `name` of a file for blocks of `threads` threads with `shared` bytes of memory each; None if it cannot be
+    read or compiled."""
     try:
+        text = source.read_text(encoding="utf-8")
         with on_device(device):
             torch.cuda.current_stream()  # creates the context
-            return _loaded(_binary(source, device, macros), name, threads, shared)
+            return _loaded(_binary(text, device, macros), name, threads, shared)
     except (OSError, RuntimeError, AttributeError) as problem:
         warnings.warn(f"kernel {name} not compiled, so slower ({first_line(problem)})", stacklevel=3)
         return None

@@ -32,9 +32,10 @@ class Usage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Receivers:
-    """The receivers that expect each message of a dense inbox, and what follows from these arcs alone, computed once.
+    """The receivers that expect each message, and what follows from these arcs alone, computed once.
 
-    Of PerArcLists: the receivers of each node's own message.
+    Of PerArcLists: the receivers of each node's own message. Over other lists columns are places, not messages: nothing is
+    computed from them.
     """
 
     expected: Tensor  # [M, J] bool
@@ -66,7 +67,7 @@ class Receivers:
         return (self.count - 1).clamp_min(0) // 2
 
     def clipped_by_half(self, share: Tensor) -> Clipped:
-        """The messages that at least half of them clipped, from the shares [M, J] that they used."""
+        """The messages that at least half of them clipped, as `Clipped`, from the shares [M, J] that they used."""
         clipped = ((share < 1) & self.expected).sum(0) >= self.half
         # On an accelerator all messages, those not clipped with a share of one: the host would wait for their numbers.
         numbers = clipped.nonzero().flatten() if on_host(share) else torch.arange(len(clipped), device=share.device)
@@ -78,10 +79,10 @@ class Receivers:
 
 
 class Clipped(NamedTuple):
-    """Messages that at least half of their receivers clipped."""
+    """Messages that at least half of their receivers clipped; on an accelerator all messages, others with a share of one."""
 
     numbers: Tensor  # [n]
-    share: Tensor  # [n, 1] lower median share used
+    share: Tensor  # [n, 1] lower median share used, one where fewer clipped it
     audience: Tensor  # [n, M] float64: one for a receiver of the message, else zero
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.core.cuda_graphs import captured_rows
+from bymi.core.cuda_graphs import captured_rows, padded_count
 from bymi.core.errors import is_integer, require
 from bymi.core.performance_thresholds import LIMITS
 
@@ -93,6 +93,8 @@ class Stream:
 
     def integers(self, high: int | Tensor, *shape: int) -> Tensor:
         """Integers in [0, high), with replacement; a tensor `high` broadcasts with the result."""
+        if not isinstance(high, Tensor):
+            require(high > 0, "high", high, "an integer of 1 or more")
         words = self.bits(*shape).bitwise_and_(_LARGEST)
         if isinstance(high, Tensor) or words.device.type != "cpu":
             return words.remainder_(high)
@@ -102,7 +104,8 @@ class Stream:
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal float64."""
-        count, few = math.prod(shape), self.keys.numel() * math.prod(shape) <= LIMITS.captured
+        count = math.prod(shape)
+        few = padded_count(self.keys.numel()) * count <= LIMITS.captured
         drawn = captured_rows(_normals, self.keys, count=count) if self.keys.ndim == 1 and few else _normals(self.keys, count)
         return drawn.reshape(*self.keys.shape, *shape)
 

@@ -48,7 +48,7 @@ class SelfCentredClipping:
             self._arcs = _Arcs(inbox.heard, inbox.weight)
         arcs, distance = self._arcs, inbox.distance_to_own()
         if on_host(distance):
-            found = _far(distance, arcs.idle, arcs.quartiles, arcs.heard)
+            found = _to_clip(distance, arcs.idle, arcs.quartiles, arcs.heard)
             if not any_true(found[0]):
                 return arcs.share, arcs.far_out
             share, far_out = _clip(distance, *found, self._factor)
@@ -59,26 +59,26 @@ class SelfCentredClipping:
         return share, far_out
 
 
-def _far(distance: Tensor, idle: Tensor, quartiles: Tensor, heard: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _to_clip(distance: Tensor, idle: Tensor, quartiles: Tensor, heard: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mask of messages to be clipped [B, P], median and lower quartile of the distances of those that carry weight [B, 1]."""
     middle, lower = sort_rows_(distance + idle).gather(1, quartiles).split(1, 1)
     return heard & (distance > _REACH * middle), middle, lower
 
 
-def _clip(distance: Tensor, far: Tensor, middle: Tensor, lower: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+def _clip(distance: Tensor, clipped: Tensor, middle: Tensor, lower: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Shares and mask of messages far out, each [B, P]; changes the distances."""
     lower = lower.clamp_min(_NEAR * middle)
     limits = math.log(factor), math.log(max(factor, _WIDEST))
     wide = (_SPREADS / _QUARTILE * (log(middle) - log(lower))).clamp(*limits)
     share = torch.div(_REACH * middle, distance.clamp_min_(1e-300)).clamp_max_(1.0)
-    return share, far & (distance > middle * wide.exp())
+    return share, clipped & (distance > middle * wide.exp())
 
 
 def _clip_all(distance: Tensor, idle: Tensor, quartiles: Tensor, heard: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     """Both, without a look at the result: where nothing is to be clipped, shares are one."""
-    far, middle, lower = _far(distance, idle, quartiles, heard)
-    share, far_out = _clip(distance, far, middle, lower, factor)
-    return torch.where(far.any(), share, 1.0), far_out
+    clipped, middle, lower = _to_clip(distance, idle, quartiles, heard)
+    share, far_out = _clip(distance, clipped, middle, lower, factor)
+    return torch.where(clipped.any(), share, 1.0), far_out
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,7 +25,7 @@ from bymi.core.performance_thresholds import LIMITS
 from bymi.detection.half_gradient_products import Evidence, NeighbourIndex
 from bymi.detection.update_history import by_kind
 
-_BEHIND = 2  # tasks and threads
+_WORKERS = 2  # threads, and tasks that may be open
 _LONG = 1 << 20  # entries from which the cost of a thread hand-over is negligible
 
 
@@ -47,8 +47,8 @@ class BackgroundReader:
             work()
             return
         if self._pool is None:
-            self._pool = _threads(_BEHIND)
-        while len(self._open) >= _BEHIND:
+            self._pool = _threads(_WORKERS)
+        while len(self._open) >= _WORKERS:
             self._open.popleft().result()
         self._open.append(self._pool.submit(work))
 
@@ -70,7 +70,7 @@ def _threads(count: int) -> ThreadPoolExecutor:
         torch.get_num_threads()  # torch applies the setting of a thread when it is first queried
         started.wait()
 
-    pool = ThreadPoolExecutor(count, "aside")
+    pool = ThreadPoolExecutor(count, "half gradients")
     for task in [pool.submit(begin) for _ in range(count)]:
         task.result()
     torch.set_num_threads(before)  # the new threads have changed the default of later threads
@@ -208,8 +208,8 @@ class QueriedHalfGradients:
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
         valid, own = torch.zeros_like(seats.taken), seats.taken & ~seats.judged
-        deeds = None if rows is None else self._deeds
-        found: dict[int, _OfReceivers] = {}  # by the first receiver of each batch
+        stored = None if rows is None or self._deeds is None else (self._deeds, rows)
+        found: dict[int, _BatchInputs] = {}  # by the first receiver of each batch
 
         def read(start: int, replies: Sequence[NeighbourhoodReply]) -> None:
             first, second = read_together(replies)
@@ -220,18 +220,18 @@ class QueriedHalfGradients:
             history = None
             if replies[0].history is not None:
                 history = by_kind(pad_rows([reply.history() for reply in replies if reply.history is not None], size), dim)
-            elif deeds is not None and rows is not None and dim > LIMITS.points_dim:
-                history = tuple(kind[rows[here]] for kind in by_kind(deeds, dim))
+            elif stored is not None and dim > LIMITS.points_dim:
+                history = tuple(kind[stored[1][here]] for kind in by_kind(stored[0], dim))
             crossed = None if history is None else _cross(history, one, two)
             grams = None
             if history is not None and replies[0].history is not None:
                 grams = [inner(kind, kind, medoid(kind, seats.taken[here])) for kind in history]
             if dim <= LIMITS.points_dim:
-                found[start] = _OfReceivers((one, two), None, crossed, grams)
+                found[start] = _BatchInputs((one, two), None, crossed, grams)
                 return
             present = first.heard | (own[here] & (first.own_column >= 0)[:, None])
             origin = medoid(one, present)
-            found[start] = _OfReceivers(inner_of_both(one, two, origin), _origin(one, two, origin), crossed, grams)
+            found[start] = _BatchInputs(inner_of_both(one, two, origin), _origin(one, two, origin), crossed, grams)
 
         replies, start = islice(self._replies, len(seats.receivers)), 0
         with BackgroundReader() as run:
@@ -244,7 +244,7 @@ class QueriedHalfGradients:
                 start += len(some)
         return self._inputs(seats, rows, valid, [part for _, part in sorted(found.items())])
 
-    def _inputs(self, seats: NeighbourIndex, rows: Tensor | None, valid: Tensor, found: Sequence[_OfReceivers]) -> TestInputs:
+    def _inputs(self, seats: NeighbourIndex, rows: Tensor | None, valid: Tensor, found: Sequence[_BatchInputs]) -> TestInputs:
         """Test inputs of all receivers, from those of batches."""
         taken = seats.taken
         crossed, grams = (
@@ -259,17 +259,17 @@ class QueriedHalfGradients:
         one, two = (
             torch.cat([_pad(part.products[half], taken.shape[1]) for part in found]).to(torch.float64) for half in range(2)
         )
-        origin, there = medoid(one, valid)[:, None], taken[:, :, None]
-        evidence = _from_points((one - origin) * there, (two - origin) * there, valid, seats)
+        origin, mask = medoid(one, valid)[:, None], taken[:, :, None]
+        evidence = _from_points((one - origin) * mask, (two - origin) * mask, valid, seats)
         middle = (one + two) / 2
-        to_origin = torch.cat([((middle - origin) * there) @ origin.mT, origin @ origin.mT], 1).squeeze(2)
+        to_origin = torch.cat([((middle - origin) * mask) @ origin.mT, origin @ origin.mT], 1).squeeze(2)
         if self._deeds is None or rows is None:
             return TestInputs(evidence, to_origin, crossed, grams)
-        kinds = by_kind(self._deeds[rows].to(torch.float64) * there, one.shape[2])
+        kinds = by_kind(self._deeds[rows].to(torch.float64) * mask, one.shape[2])
         return TestInputs(evidence, to_origin, [kind @ middle.mT for kind in kinds])
 
 
-class _OfReceivers(NamedTuple):
+class _BatchInputs(NamedTuple):
     """Test inputs of a batch of b receivers, padded to the longest of their replies; in few dimensions halves [b, n, d]."""
 
     products: tuple[Tensor, ...]
@@ -282,10 +282,10 @@ class BufferedHalfGradients:
     """Test inputs computed in advance, group by group: two streams of replies cannot be read at once."""
 
     def __init__(self, answers: QueriedHalfGradients, receivers: Tensor, arcs: Tensor, nodes: Tensor) -> None:
-        self._pages = iter([answers.before(NeighbourIndex.of(arcs, nodes, group), None) for group in groups(receivers)])
+        self._groups = iter([answers.before(NeighbourIndex.of(arcs, nodes, group), None) for group in groups(receivers)])
 
     def before(self, seats: NeighbourIndex, rows: Tensor | None) -> TestInputs:
-        return next(self._pages)
+        return next(self._groups)
 
 
 def groups(receivers: Tensor) -> tuple[Tensor, ...]:

@@ -148,9 +148,9 @@ class Batched:
         for part in _pieces(len(index), size):
             rows = order[part]
             most = min(numbers[0], -(-max(1, numbers[part.start]) // _MULTIPLE) * _MULTIPLE)
-            some, there = index[part, :most], valid[part, :most]
+            some, mask = index[part, :most], valid[part, :most]
             values = self.run(self.losses_piece, vectors, some, inputs[rows], targets[rows]).to(output.dtype)
-            output[rows] = output[rows].scatter(1, some, torch.where(there, values, torch.inf))
+            output[rows] = output[rows].scatter(1, some, torch.where(mask, values, torch.inf))
         return output
 
     def losses_piece(self, vectors: Tensor, index: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -144,13 +144,14 @@ class ModuleProblem:
 
     def pooled_gradient(self, theta: Tensor, nodes: Tensor) -> Tensor:
         """Gradient of the mean loss of one model [D] over all samples of the nodes."""
-        if not on_host(theta) and self.sizes is None:  # by the kernels and graphs of training
-            parts = nodes.tensor_split(-(-len(nodes) * self.largest // _pass_size(theta)))
+        size = _pass_size(theta)
+        if not on_host(theta) and self.sizes is None and self.largest <= size:  # by the kernels and graphs of training
+            parts = nodes.tensor_split(max(1, -(-len(nodes) * self.largest // size)))
             everything = torch.arange(self.largest, device=nodes.device).expand(len(nodes), -1)
-            by_node = [self.gradient(theta.expand(len(part), -1), part, everything[: len(part)]) for part in parts if len(part)]
+            by_node = [self.gradient(theta.expand(len(part), -1), part, everything[: len(part)]) for part in parts]
             return torch.cat(by_node).mean(0, dtype=torch.float64)
         places = self._all_rows(nodes)
-        parts = places.split(_pass_size(theta))
+        parts = places.split(size)
         gradients = theta.new_zeros(len(parts), self.dim)
 
         def work(models: Models, numbers: range) -> None:

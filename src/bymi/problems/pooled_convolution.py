@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from bymi.problems import triton_pooled_convolution as kernels
-from bymi.problems.vmap_convolution import Pair, as_pair, batch_models, flat
+from bymi.problems.triton_convolution import Pair
+from bymi.problems.vmap_convolution import as_pair, batch_models, flat
 
 Kind = TypeVar("Kind", bound=nn.Module)
 
@@ -25,7 +26,7 @@ def fuse(model: nn.Module) -> nn.Module:
     """The model with each convolution that pooling follows as one `PooledConvolution`; parameters keep their names.
 
     In a Sequential, and in those inside it. Pooling may come before or after an activation, and a ReLU joins the layer. Exact
-    types without hooks only: others may compute something else.
+    types without hooks or a `forward` of their own only: others may compute something else.
     """
     if not _is(model, nn.Sequential):
         return model
@@ -60,7 +61,7 @@ def _halves(layer: nn.Module) -> bool:
 
 def _is(layer: nn.Module, *kinds: type[Kind]) -> TypeGuard[Kind]:
     """Whether the layer is of exactly one of these types, and as torch computes it."""
-    return type(layer) in kinds and not (layer._forward_hooks or layer._forward_pre_hooks)
+    return type(layer) in kinds and not (layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer))
 
 
 class PooledConvolution(nn.Module):

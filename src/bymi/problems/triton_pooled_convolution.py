@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from bymi.problems.triton_convolution import Pair
+
 try:
     import triton
     import triton.language as tl
 except ImportError:  # a CPU build of torch
     triton = None
-
-Pair = tuple[int, int]
 
 _MOST_TAPS = 512  # taps of a kernel: the loop over them is unrolled
 _TAPS, _POSITIONS, _MOST_CHANNELS = 32, 128, 64  # size of the products of a program; four positions are one square

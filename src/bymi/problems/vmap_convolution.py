@@ -15,8 +15,8 @@ from torch.nn import functional as nnf
 from torch.overrides import TorchFunctionMode
 
 from bymi.problems import triton_convolution as kernels
+from bymi.problems.triton_convolution import Pair
 
-Pair = tuple[int, int]
 _IGNORED = -100  # the default of torch
 
 
