@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bymi.aggregation.base import Rule
 from bymi.aggregation.each_receiver import each_receiver
-from bymi.core.errors import InputError, require
+from bymi.core.errors import InputError, require, shown
 from bymi.core.inbox import Inbox, Round
 
 _PLAIN = bool | int | float | str | None
@@ -85,7 +85,9 @@ def _call(target: Any, vectors: Tensor, name: str) -> Tensor:
 
 def as_rule(given: Any) -> Any:
     """A callable as a rule; rules, names and everything else as they are, such as an attack given by mistake."""
-    if isinstance(given, (str, Rule, type)) or given is None or _is_other_part(given):
+    if isinstance(given, type):
+        raise InputError(f"rule: got {shown(given)}, allowed: an instance of it, such as {given.__name__}()")
+    if isinstance(given, (str, Rule)) or given is None or _is_other_part(given):
         return given
     return CallableRule(given) if callable(_function(given)) else given
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bymi.aggregation.base import NeighbourhoodRule, Order, Rule
 from bymi.aggregation.bucketing import Bucketing
-from bymi.aggregation.callables import wrapped
+from bymi.aggregation.callables import as_rule, wrapped
 from bymi.aggregation.clip_before_rule import Clipping
 from bymi.aggregation.each_receiver import each_receiver
 from bymi.aggregation.gradient_estimators import LocalGradient
@@ -31,12 +31,14 @@ WRAPPERS: dict[str, type[Wrapper]] = {"nnm": NNM, "bucketing": Bucketing, "clipp
 class Chain(Rule):
     """A rule on vectors that went through wrappers, in the order given: `Chain(Momentum(), NNM(f=5), Krum(f=5))`.
 
+    The rule may be an aggregator of another library or a function, see `CallableRule`; each part has parameters of its own.
     Rules by weights are computed from inner products. For others, the vectors of one receiver after the other are formed.
     """
 
     parts: tuple[Wrapper | Rule, ...]
 
-    def __init__(self, *parts: Wrapper | Rule) -> None:
+    def __init__(self, *parts: Any) -> None:
+        parts = (*parts[:-1], *map(as_rule, parts[-1:]))
         fits = len(parts) > 0 and isinstance(parts[-1], Rule) and all(isinstance(part, Wrapper) for part in parts[:-1])
         require(fits, "Chain", parts, f"wrappers ({', '.join(WRAPPERS)}), then one rule")
         object.__setattr__(self, "parts", parts)
@@ -110,16 +112,19 @@ class Chain(Rule):
         return output
 
     def named(self) -> tuple[str, dict[str, Any]]:
-        """Name and parameters in a spec; parts that share a parameter must agree on it."""
+        """Name and parameters in a spec; parts that share a parameter must agree on it, or all have defaults of their own."""
         values: dict[str, Any] = {}
-        for part in self.parts:
-            for one in dataclasses.fields(part):  # type: ignore[arg-type]
-                value = getattr(part, one.name)
-                require(values.get(one.name, value) == value, one.name, value, "one value for all parts of a chain")
-                values[one.name] = value
+        kinds: list[Any] = [type(part) for part in self.parts]
+        for name in dict.fromkeys(one.name for kind in kinds for one in dataclasses.fields(kind)):
+            sharing = [(part, one) for part, kind in zip(self.parts, kinds, strict=True) for one in dataclasses.fields(kind)]
+            found = [(getattr(part, name), one.default) for part, one in sharing if one.name == name]
+            alike = all(value == found[0][0] for value, _ in found)
+            got = ", then ".join(str(value) for value, _ in found)
+            fits = alike or all(value == default for value, default in found)
+            require(fits, name, got, "one value for all parts of a chain that a spec names")
+            values[name] = found[0][0] if alike else None
         names = {kind: name for name, kind in WRAPPERS.items()}
         rules = {kind: name for name, kind in _rules().items()}
-        kinds: list[Any] = [type(part) for part in self.parts]
         require(kinds[-1] in rules, "rule", self.rule, "a listed rule at the end of a chain")
         return "+".join([*(names[kind] for kind in kinds[:-1]), rules[kinds[-1]]]), values
 
@@ -145,7 +150,11 @@ def _alone(inbox: Inbox, receiver: int, places: Tensor, messages: Tensor) -> Inb
 
 
 class NamedChain(Rule):
-    """Base of chains by name: a dataclass with the parameters of all parts; parts that share one have one value of it."""
+    """Base of chains by name: a dataclass with the parameters of all parts. Those that share one get the same value of it.
+
+    Where their defaults differ the chain's is None, which means each part's own: "nnm+bulyan" has share 0.35 in NNM and 0.24 in
+    Bulyan, "nnm+bulyan:share=0.2" has 0.2 in both. A `Chain` in Python may have different values.
+    """
 
     kinds: ClassVar[tuple[type[Any], ...]] = ()
 
@@ -153,7 +162,7 @@ class NamedChain(Rule):
     def chain(self) -> Chain:
         """The chain itself."""
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return Chain(*(kind(**{one.name: values[one.name] for one in dataclasses.fields(kind)}) for kind in self.kinds))
+        return Chain(*(kind(**_given(kind, values)) for kind in self.kinds))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -179,7 +188,7 @@ class RuleTable(Table[Rule]):
             return super().__missing__(name)
         unknown = [one for one in wrappers if one not in WRAPPERS]
         if unknown or last not in self:
-            allowed = f"wrappers ({', '.join(WRAPPERS)}) and then a rule, joined by +"
+            allowed = f"wrappers ({', '.join(WRAPPERS)}) and then a rule or module:Name, joined by +"
             raise InputError(f"got {name!r}, allowed: {allowed}")
         return _named_chain(name, (*(WRAPPERS[one] for one in wrappers), self[last]))
 
@@ -190,15 +199,25 @@ class RuleTable(Table[Rule]):
         return wrapped(name, entry)
 
 
+def _given(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of one part of a chain: its fields in `values`; without those that are None for its own default."""
+    fields = {one.name: one.default for one in dataclasses.fields(kind)}
+    return {name: values[name] for name, default in fields.items() if values[name] is not None or default is None}
+
+
 @cache
 def _named_chain(name: str, kinds: tuple[type[Any], ...]) -> type[Rule]:
     fields: dict[str, tuple[str, Any, Any]] = {}
     for kind in kinds:
         hints = get_type_hints(kind)
         for one in dataclasses.fields(kind):
-            default = field(default=one.default, metadata=one.metadata)
-            fields.setdefault(one.name, (one.name, hints[one.name], default))
+            _, hint, default = fields.get(one.name, ("", hints[one.name], one))
+            own = default.default != one.default  # None for each part's own
+            default = field(default=None if own else default.default, metadata=default.metadata)
+            fields[one.name] = (one.name, hint | None if own else hint, default)
     space = {"kinds": kinds, "order": kinds[-1].order, "__module__": __name__, "__doc__": f"The chain {name}."}
+    if kinds[-1].__module__.partition(".")[0] != "bymi":  # so that run folders are named by its source
+        space |= {"__module__": kinds[-1].__module__, "__qualname__": kinds[-1].__qualname__}
     made: type[Rule] = make_dataclass(name, fields.values(), bases=(NamedChain,), namespace=space, frozen=True)
     return made
 

@@ -27,7 +27,8 @@ _WORDS = {
     ("gt", "lt"): "strictly between {gt} and {lt}",
 }
 
-_IMPORTED = re.compile(r"\s*([A-Za-z_][\w.]*:[A-Z_]\w*)\s*")  # module:Name
+_IMPORTED = re.compile(r"\s*((?:[\w-]+\+)*[A-Za-z_][\w.]*:[A-Z_]\w*)\s*")  # module:Name, or wrapper+module:Name
+_SMALL = re.compile(r"\s*((?:[\w-]+\+)*[A-Za-z_][\w.]*:[a-z]\w*)\s*(:.*)?")  # a function whose name has no capital letter
 
 
 class Table(dict[str, type[Entry]]):
@@ -102,6 +103,13 @@ def read_value(text: str) -> Any:
         return text
 
 
+def require_capital(text: object, table: Mapping[str, Any]) -> None:
+    """Raise an InputError if a text is "module:name" with a small letter, which is not taken for an import."""
+    small = _SMALL.fullmatch(text) if isinstance(text, str) else None
+    if small is not None and small[1].partition(":")[0].lower() not in table:
+        raise InputError(f"got {small[1]!r}, allowed: module:Name, whose Name begins with a capital letter or an underscore")
+
+
 def full_name(name: str, aliases: Mapping[str, str]) -> str:
     """The name in a table for a name written by a user: aliases resolved, lower case unless it is an import."""
     return name.strip() if is_import(name) else aliases.get(name.lower(), name.lower())
@@ -126,6 +134,7 @@ def part_by_name(key: str, value: Any, kind: Any, table: Mapping[str, type[Any]]
     part = read_shorthand(value)
     part["name"] = name = full_name(part["name"], aliases)
     try:
+        require_capital(value, {**table, **aliases})
         known_name = name in table
     except InputError as problem:
         raise InputError(f"{key}: {problem}") from None

@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from bymi.core.errors import InputError
-from bymi.core.named_parts import Table, full_name, read_shorthand
+from bymi.core.named_parts import Table, full_name, read_shorthand, require_capital
 from bymi.experiment.validation_errors import validated
 from bymi.runs.resolved_spec import LARGEST_INTEGER, LARGEST_NUMBER
 
@@ -144,6 +144,7 @@ class PartOf:
         given = self._read(value)
         name = given.get("name") if isinstance(given, dict) else None
         try:
+            require_capital(value.get("name") if isinstance(value, dict) else value, {**self._table, **self._aliases})
             if not isinstance(name, str) or name in self._listed or name not in self._table:
                 return known(given)
             entry: Any = self._table[name]

@@ -258,6 +258,8 @@ class Spec(Section):
             del values["detection"]["threshold"]
         if self.optimisation.method == _DEFAULTS["method"]:
             del values["optimisation"]["method"]
+        elif decentralised_optimisers.OPTIMISERS[self.optimisation.method.name].adapts_first:
+            values["optimisation"]["order"] = "adapt-then-combine"
         for part, key in ((values["warm_up"]["rule"], "f"), (values["detection"]["centre"], "f"), (values["warm_up"], "order")):
             if part.get(key, "") is None:
                 del part[key]

@@ -38,6 +38,7 @@ Arrays = Tensor | np.ndarray[Any, Any]
 Data = Shards | tuple[Arrays, Arrays] | Sequence[tuple[Arrays, Arrays]] | Dataset[Any]
 
 _PROFILES = {"published": "paper"}  # its name in bymi.identify
+_OWN_RULE = "bymi.runs.given_objects:OwnRule"
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +129,13 @@ def train(
         "graph": graph if own is None else {"name": "bymi.runs.given_objects:OwnGraph", "content": _digest_of_graph(own)},
         "data": {"name": "bymi.runs.given_objects:OwnData", **content},
         "attack": "silent" if attack is None else _named("attack", attack, attacks.ATTACKS),
-        "warm_up": {"rule": _named("rule", rule, aggregation.RULES), **settings.get("warm_up", {})},
+        "warm_up": {"rule": (named := _named("rule", rule, aggregation.RULES)), **settings.get("warm_up", {})},
     }
     spec = read_spec(values)
     require(len(spec.methods) == 1, "method", spec.methods, "one method per call")
     known = attack is not None
     task = OwnTask(**content, model=model, loss=loss, shards=pairs, evaluate=evaluate, ground_truth=known)  # type: ignore[arg-type]
-    own_rule = rule if isinstance(rule, aggregation.CallableRule) else None
+    own_rule = cast(aggregation.Rule, rule) if isinstance(named, dict) and named["name"] == _OWN_RULE else None
     given = Given(task, own, members, own_rule, ground_truth=known)
     resolved = spec.resolved
     if resolved.remark is not None:
@@ -179,11 +180,14 @@ def _named(key: str, part: Any, table: Table[Any]) -> Any:
         return part
     part_by_name(key, part, table.kind, table, {})
     if isinstance(part, aggregation.CallableRule):
-        content = digest_of(part.target, getattr(part.target, "__dict__", {}))
-        return {"name": "bymi.runs.given_objects:OwnRule", "content": content, "label": part.name}
+        return {"name": _OWN_RULE, "content": digest_of(*_inside(part)), "label": part.name}
     if isinstance(part, aggregation.Chain):
-        name, fields = part.named()
-        return {"name": name, **fields}
+        try:
+            name, fields = part.named()
+            return {"name": name, **fields}
+        except InputError:  # a callable, or parts that share a parameter and have different values of it
+            label = "+".join(getattr(one, "name", type(one).__name__) for one in part.parts)
+            return {"name": _OWN_RULE, "content": digest_of(*map(_inside, part.parts)), "label": label}
     kind = type(part)
     name = next((name for name, entry in table.items() if entry is kind), f"{kind.__module__}:{kind.__qualname__}")
     try:
@@ -196,6 +200,12 @@ def _named(key: str, part: Any, table: Table[Any]) -> Any:
         plain = value is None or isinstance(value, (bool, int, float, str))
         require(plain, f"{key}.{field}", value, "a number, a string, True, False or None")
     return {"name": name, **fields}
+
+
+def _inside(part: Any) -> tuple[object, object]:
+    """What decides the results of a rule or wrapper: itself, or the callable in it, and its fields."""
+    target = part.target if isinstance(part, aggregation.CallableRule) else part
+    return target, getattr(target, "__dict__", {})
 
 
 def _byzantine(given: Any, nodes: int) -> tuple[float, Tensor | None]:

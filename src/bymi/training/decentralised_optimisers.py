@@ -63,6 +63,9 @@ class Optimiser(Checked, ABC):
     doubly_stochastic: ClassVar[bool] = False
     """Whether it needs weights whose columns sum to one, so mutual pruning."""
 
+    adapts_first: ClassVar[bool] = False
+    """Whether its order is "adapt-then-combine", whatever `order` says."""
+
     push: ClassVar[bool] = False
     """Whether directions are pushed, so that a graph must be symmetric before pruning."""
 
@@ -114,7 +117,8 @@ class DSGD(DRSGD):
 class DGDRS(Optimiser):
     """x_i <- sum_j W_ij x_j - a g_i / [y_i]_i with y before the round and y_i = e_i at first. Paper: eq:DGDRS.
 
-    As printed (Mai, Abed 2016): no premixing, no cap on local steps, no floor under [y_i]_i.
+    No premixing, no cap on local steps, no floor under [y_i]_i. It is as printed (Mai, Abed 2016) only with `convention` =
+    "paper" and directed pruning: "mean" divides steps by m, and after mutual pruning there is no tracker.
     """
 
     premixed: ClassVar[bool] = False
@@ -159,6 +163,8 @@ class FROST(_Tracking):
 
     x_i <- sum_j W_ij x_j - a_i z_i, z_i <- sum_j W_ij z_j + g_i(x_i) / (m [y_i]_i) - the same before. Published without m,
     which is in `convention`, and with uncoordinated steps a_i (`spread`). `heavy_ball` adds b (x_i - its predecessor).
+    Published with y_i = e_i at first and no bound on steps: here y starts at its limit (`premix_rounds` = 0 for e_i), and steps
+    are limited by `max_local_step` and `min_weight`.
     """
 
 
@@ -167,13 +173,20 @@ class AB(_Tracking):
     """Gradient tracking that pulls parameters and pushes directions: C has columns that sum to one, s_i = g_i (Xin, Khan 2018).
 
     x_i <- sum_j W_ij x_j - a z_i, z_i <- sum_j C_ij z_j + g_i(x_i) - the same before, C_ij = 1 / (1 + receivers of j).
-    Order "adapt-then-combine" is push-pull (Pu, Shi, Xu, Nedic 2021). Receivers of j are neighbours that it hears, too: what it
+    Order "adapt-then-combine" is `push-pull`. Receivers of j are neighbours that it hears, too: what it
     pushed to a node that it has cut would be lost. It must know which have cut it, so nodes have to announce their cuts; a
     simulation reads them off the graph, which must be symmetric before pruning. Exact where these arcs connect all nodes.
     """
 
     tracked: ClassVar[bool] = False
     push: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class PushPull(AB):
+    """AB in order "adapt-then-combine", the only one that it has: x_i <- sum_j W_ij (x_j - a z_j) (Pu, Shi, Xu, Nedic 2021)."""
+
+    adapts_first: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -193,8 +206,9 @@ _OPTIMISERS: dict[str, type[Optimiser]] = {
     "dgd-rs": DGDRS,
     "frost": FROST,
     "ab": AB,
+    "push-pull": PushPull,
     "gradient-tracking": GradientTracking,
 }
 OPTIMISERS: Table[Optimiser] = Table(Optimiser, _OPTIMISERS, "bymi.optimisers")
 
-ALIASES: dict[str, str] = {"push-pull": "ab", "gt": "gradient-tracking", "diging": "gradient-tracking"}
+ALIASES: dict[str, str] = {"gt": "gradient-tracking", "diging": "gradient-tracking"}

@@ -125,7 +125,7 @@ class Optimisation:
     `min_weight` / m floors [y]_ii: a node that few others receive from has a tiny [y]_ii and would take a huge step. Uses of
     the cap and the floor are counted. `premix_rounds`: rounds of y without data before the first step; None: until y has
     reached its limit. `order`: "combine-then-adapt" as published, or "adapt-then-combine", which averages the noise of a step
-    before the next gradient is taken and so allows larger steps.
+    before the next gradient is taken and so allows larger steps. Method "push-pull" is always in the latter order.
     """
 
     step_size: StepSize = StepSize(0.0625, "linear")
@@ -143,6 +143,8 @@ class Optimisation:
         check_fields(self)
         if isinstance(self.method, DGDRS):
             require(self.order == "combine-then-adapt", "order", self.order, "combine-then-adapt with dgd-rs")
+        if self.method.adapts_first:
+            object.__setattr__(self, "order", "adapt-then-combine")
 
     def usual_step(self, step: int, steps: int, nodes: int) -> float:
         """Local step of a node with [y]_ii = 1 / m in round `step` of `steps`: the step size of DSGD."""
