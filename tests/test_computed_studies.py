@@ -13,7 +13,7 @@ from bymi import RULES, InputError
 from bymi.paper import study_centres, study_pieces_on_arrays
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.computed_study import ComputedStudy
-from bymi.paper.page_rule_tables import figure, page, worth
+from bymi.paper.page_rule_tables import endings, figure, page, worth
 from bymi.paper.study_optimisers import METHODS, cut_graph
 from bymi.paper.study_rule_tables import GRID_STUDIES, TOLD, build_grid
 from bymi.training.decentralised_optimisers import OPTIMISERS
@@ -57,7 +57,8 @@ def test_a_test_left_out_on_arrays_is_missed_where_it_is_needed() -> None:
     assert values["found"][study_pieces_on_arrays.WHOLE] == 1
     assert values["found"]["screen, upper side"] == 0
     page = study_pieces_on_arrays.page({"command": "bymi reproduce pieces-arrays", "points": [values]})
-    assert "| screen, upper side | 1 | opposite halves, d = 30, 20% bad (100 / 0.0 -> 0 / 0.0) | none |" in page
+    assert "| consistency (upper side) | 1 | opposite halves, d = 30, 20% bad (100 / 0.0 -> 0 / 0.0) | none |" in page
+    assert "1, with 12 bad machines" in page
     clean = dict.fromkeys(values["lost"], 0.0)
     calm = {**point, "attack": "none", "found": dict.fromkeys(clean, 1.0), "lost": {**clean, "guard": 0.03}}
     assert "| guard | 1 | none, d = 30 (100 / 0.0 -> 100 / 3.0) | none |" in study_pieces_on_arrays.page(
@@ -111,7 +112,25 @@ def test_a_study_over_rules_is_one_heat_map_and_one_table(name: str) -> None:
     assert [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")][2:] == rows
     assert "Not among these runs" not in text
     fewer = page({**data, "cells": [cell for cell in cells if cell["row"] != rows[-1]]})
-    assert (f"Not among these runs: {rows[-1]}." in " ".join(fewer.split())) == (name == "rules")
+    assert (f"Not among these runs: {rows[-1]}." in " ".join(fewer.split())) == (name != "few-neighbours")
+    part = page({**data, "cells": cells[:-1]})
+    words = f"Not among these runs: {rows[-1]} but for {len(columns) - 1} of {len(columns)} cells."
+    assert (words in " ".join(part.split())) == (name != "few-neighbours")
+    assert "hardened, infiltrated" not in text
+
+
+def test_bad_endings_of_the_hardened_method_are_named_by_attack_and_rule() -> None:
+    run = {"outcome": "finished", "core_byzantine": 0}
+    cells = [
+        {"row": rule, "column": f"{attack}, equal, {method}", "runs": [run]}
+        for rule in ("average", "krum")
+        for attack in ("IPM", "ALIE")
+        for method in ("alone", "hardened")
+    ]
+    cells[1]["runs"] = [{**run, "outcome": "diverged"}]
+    cells[-1]["runs"] = [{**run, "core_byzantine": 2}]
+    lines = ["hardened, infiltrated: ALIE, equal (1 of 2 runs).", "hardened, diverged: average (1 of 2 runs)."]
+    assert endings({"cells": cells})[2:] == lines
 
 
 def test_a_diverged_run_is_no_small_gap() -> None:

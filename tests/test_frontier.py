@@ -52,5 +52,11 @@ def test_the_page_and_the_figure(tmp_path: Path) -> None:
     assert f"| ratio 0.2, degree 75 | 3 | 3.7e-03 | {worst:.1e} (" in page.read_text()
     values["runs"][0]["place"] = "ratio 0.3, degree 75"
     assert "| ratio 0.3, degree 75 | 1 | 4.3e-03 |" in frontier.page("frontier", values)
+    assert "Made were 2 of\n2,000 there, and 1 of 600 elsewhere." in frontier.page("frontier", values)
+    assert "late push" not in frontier.page("frontier", values)
+    values["runs"][0] |= {"found": 1.0, "attack": {"last": 2}, "core_byzantine": 3}
+    assert "undo their late push, at: ratio 0.3, degree 75.\n" in frontier.page("frontier", values)
+    row = next(line for line in frontier.page("frontier", values).splitlines() if line.startswith("| ratio 0.3"))
+    assert row.endswith("| 1 | 0 |"), "infiltrated, not diverged"
     values["before"] = [{**values["runs"][0], "gap": None, "outcome": "diverged"}]
     assert "| 1 | diverged |" in frontier.page("frontier", values)

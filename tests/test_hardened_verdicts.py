@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bymi import Graph, InputError, LocalNetwork
 from bymi.attacks import Adversary, SignFlip
+from bymi.core.network import read_together
 from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, PARAMETERS, SECOND_HALF, Topic
@@ -27,6 +28,9 @@ from bymi.detection import (
 )
 from bymi.detection import (
     hardened_detection as tribunal,
+)
+from bymi.detection import (
+    neighbour_half_gradients as half_gradients,
 )
 from bymi.detection.clip_parameter_messages import shorten
 from bymi.detection.half_gradient_products import Evidence, NeighbourIndex
@@ -171,6 +175,8 @@ def test_answers(dim: int, together: int, monkeypatch: pytest.MonkeyPatch) -> No
     if together > 1:
         monkeypatch.setattr(LIMITS, "looked_at", ())
         monkeypatch.setattr(LIMITS, "replies", together * dim * (1 + int(graph.hears.sum(1).max())))
+    read: list[int] = []
+    monkeypatch.setattr(half_gradients, "read_together", lambda some: read.append(len(some)) or read_together(some))  # type: ignore[func-returns-value]
     deeds = stream(5, "deeds").normal(22, 2 * dim)
     silent = 4
     asks = torch.ones(11, dtype=torch.bool)
@@ -208,6 +214,8 @@ def test_answers(dim: int, together: int, monkeypatch: pytest.MonkeyPatch) -> No
                     assert products[place, row, heard].tolist() == pytest.approx(expected, abs=1e-10)
             lengths = origin[place, -1] + 2 * origin[place, heard] + evidence.middle[place].diagonal()[heard]
             assert lengths.tolist() == pytest.approx([float(vector @ vector) for vector in middle], rel=1e-10)
+    assert sum(read) == int(asks.sum())
+    assert (max(read) > 1) == (together > 1)
 
 
 # The bench

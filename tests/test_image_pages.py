@@ -13,7 +13,9 @@ from bymi.experiment.spec import Spec
 from bymi.paper import page_image_curves as image_curves
 from bymi.paper import page_images as report
 from bymi.paper import study_images as images
+from bymi.paper.committed_results import Results
 from bymi.paper.study_images import IMAGE_STUDIES, build_image_study
+from bymi.paper.summary_blocks import BLOCKS
 from bymi.runs import run_folder as store
 from bymi.runs.run_folder import SUMMARY_KEYS
 from tests.pages import are_pictures, headings_of, rows_of
@@ -72,6 +74,17 @@ def test_a_run_that_never_came_to_its_detection_misses_everything() -> None:
 def test_bad_endings_are_a_miss() -> None:
     assert missed({"outcome": "diverged"}, {}, {"outcome": "isolated"}) == ["1 diverged, 1 isolated of 3"]
     assert missed({"outcome": "finished", "core_byzantine": 3}) == ["1 infiltrated of 1"]
+
+
+def test_the_summary_says_what_was_not_run_and_which_version_made_the_rest(tmp_path: Path) -> None:
+    run = {**GOOD, "acc_all": 0.9, "core_byzantine": 0, "seed": 0, "bymi": "0.8.0"}
+    cell = {"attack": "ipm", "rule": "ios", "ratio": 0.1, "column": "hardened", "runs": [run]}
+    place = tmp_path / "docs" / "results" / "images" / "ratios-mnist.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"command": "", "cells": [cell]}))
+    text = BLOCKS["images"](Results(tmp_path))
+    assert "| mnist | hardened | 0.1 | 1 of 9 | gradient (3), ipm (2), ood (3) | 1 |" in text
+    assert "| 0.8.0 |" in text
 
 
 def paper_missed(*changes: dict[str, Any]) -> list[str]:
@@ -149,7 +162,10 @@ def test_a_page_shows_mean_and_deviation_and_the_paper(tmp_path: Path) -> None:
     assert rows["OOD", "no robust rule", "undefended"]["Acc (normal)"] == "90.0 ± 0.0 [65.0]"
     text = page.read_text()
     assert "`bymi reproduce table-mnist`; 96 runs, 2 seeds a cell," in text
-    assert "made on: 2 CPU cores, a GPU. Versions and every value: [table-mnist.json](table-mnist.json)" in text
+    assert (
+        "made on: 2 CPU cores, a GPU. Versions by column and ratio: [summary](README.md); every value: [table-mnist.json]("
+        in text
+    )
     assert text.count("\n* **") == 7, "what each column means"
 
 

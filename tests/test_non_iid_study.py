@@ -47,7 +47,7 @@ def test_the_page_has_what_its_json_says() -> None:
             "published": run(0, acc_normal=0.1, honest_edge_loss=1.0, outcome="diverged"),
         }.items()
     ]
-    values = {"study": "non-iid", "command": "bymi reproduce non-iid", "cells": cells}
+    values = {"study": "non-iid-fast", "command": "bymi reproduce non-iid", "cells": cells}
     text = page(values)
     assert len(read_cells(values)) == 3
     assert (
@@ -55,3 +55,9 @@ def test_the_page_has_what_its_json_says() -> None:
     )
     assert "| mnist | Dirichlet 0.1 | sign flip | published | - | - | 100.0 | 10.0 (1 diverged) |" in text
     assert "Fashion" not in text
+    assert "at some detection: none.\n\nNo runs of: MNIST, Dirichlet 0.1, sign flip (IOS, NNM + Krum).\n" in text
+    hardened["worst_edge_loss"] = 0.051
+    cells[0]["attack"] = "none"
+    text = page(values)
+    assert "at some detection: MNIST, Dirichlet 0.1, none, seed 0 (5.1 %, at the last detection 3.1 %).\n" in text
+    assert "| Dirichlet 0.1 | none | 1 | - | 2.0 |" in text, "no P_a where nobody is Byzantine"

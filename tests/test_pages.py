@@ -203,12 +203,15 @@ def test_the_evidence_states_the_largest_gap_by_the_share_that_rules_are_told(tm
     cells = [
         cell(f"ios {word}", attack, gap and gap / (1 + at)) for word, gap in gaps.items() for at, attack in enumerate("ab")
     ]
+    cells += [cell(f"krum {word}", "a", 0.1) for word in gaps]
     cells += [cell("hardened", "a", 1e-5), cell("hardened", "b", 2e-5), cell("published", "a", 7.0)]
     place = tmp_path / "docs" / "results" / "rules" / "misspecified.json"
     place.parent.mkdir(parents=True)
     place.write_text(json.dumps({"command": "bymi reproduce misspecified", "cells": cells}))
     text = pages.BLOCKS["evidence-comparisons"](Results(tmp_path))
-    assert "0 diverged, half 5.0e-01, exact 2.0e-02, double 3.0e+00; of the hardened method" in text
+    ios = "(ios; the others at most 1.0e-01)"
+    told = f"0 diverged {ios}, half 5.0e-01 {ios}, exact 1.0e-01 (krum; the others at most 2.0e-02), double 3.0e+00 {ios}"
+    assert f"{told}; of the hardened method" in text
     assert "told none: 2.0e-05." in text
 
 
@@ -246,7 +249,7 @@ def test_the_search_for_measured_numbers_finds_them() -> None:
 def test_versions_stand_in_one_written_line_of_a_page() -> None:
     """No row, column or sentence by hand says which version made it."""
     for path in (*HAND, *WHOLE):
-        lines = path.read_text().splitlines()
+        lines = (path.read_text() if path in WHOLE else prose(path)).splitlines()
         made = [line for line in lines if line.startswith("Made with bymi")]
         assert len(made) == (1 if path in WHOLE else 0), path
         assert [line for line in lines if re.search(r"\b0\.\d+\.\d+\b", line) and line not in made] == [], path

@@ -411,6 +411,7 @@ def test_a_panel_needs_a_weighted_mean() -> None:
 def test_codes_have_words() -> None:
     assert len(set(REASONS)) == len(REASONS)
     assert REASONS[0] == "kept"
+    assert (REASONS.index("far"), REASONS.index("joint update")) == (14, 16), "stored codes of 0.15 mean the same"
     assert set(HARD) | set(SEVERE) < set(REASONS)
     assert not {"not heard", "alike", "score", "direction", "joint update", "suspended"} & set(SEVERE)
     assert not {"score", "extreme score", "direction", "fuse", "drift", "deed"} & set(HARD)

@@ -16,7 +16,18 @@ from bymi.experiment.spec import read_spec
 from bymi.paper import page_red_team as red_team
 from bymi.paper.find_study import find_study
 from bymi.paper.page_red_team import harmless, image_verdict, on_common_seeds, verdict
-from bymi.paper.study_red_team import ABLATED, ATTACKS, BELOW_NOISE, COLUMNS, LIMITS, PIECES, WHOLE, RedTeam, build_red_team
+from bymi.paper.study_red_team import (
+    ABLATED,
+    ATTACKS,
+    BELOW_NOISE,
+    COLUMNS,
+    LIMITS,
+    PIECES,
+    SHOWN_AS,
+    WHOLE,
+    RedTeam,
+    build_red_team,
+)
 from bymi.runs.run_setup import set_up_run
 
 IMAGES_ONLY = {"ood", "label-flip"}
@@ -155,6 +166,24 @@ def summary(**changes: Any) -> dict[str, Any]:
 )
 def test_how_an_attack_ended(row: str, runs: list[dict[str, Any]], word: str) -> None:
     assert verdict(row, runs, 1e-5) == word
+
+
+def test_a_mean_that_stops_an_attack_hides_no_run() -> None:
+    infiltrated = summary(outcome="infiltrated", core_size=123, core_byzantine=3)
+    cells = {"ALIE": [{**summary(), "seed": 0}], "wobble": [infiltrated, {**summary(pa=0.94, worst_edge_loss=0.07), "seed": 4}]}
+    flaws = "1 infiltrated of 2, P_a 94.0 % in seed 4, 7.0 % of edges lost in seed 4"
+    assert red_team.not_in_every_run(cells) == [f"wobble ({flaws})"]
+
+
+def test_the_page_of_pieces_names_runs_that_are_in_no_row() -> None:
+    runs = [{"seed": 0, **summary()}]
+    keys = [(WHOLE, "ALIE"), (WHOLE, "kin"), ("deed test", "ALIE"), ("backward test", "ALIE")]
+    cells = [{"row": row, "column": column, "runs": runs} for row, column in keys]
+    page = red_team.page("red-team-pieces", {"command": "", "cells": cells})
+    assert "in no row: kin.\n" in page
+    assert "in no row: backward test (1 attacks).\n" in page
+    assert "| claim mismatch | 1 | none | none |" in page
+    assert set(SHOWN_AS) < set(PIECES)
 
 
 def test_a_held_image_run_with_attackers_in_its_core_says_so() -> None:

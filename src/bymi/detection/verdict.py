@@ -25,10 +25,12 @@ REASONS = (
     "suspended",
     "alike",
     "far",
+    "backward",
     "joint update",
 )
 """Meaning of the codes in `Verdict.reason`. A neighbour whose halves were not heard is flagged, since it cannot be judged.
 
+Codes are stored, so that places stay: "backward" was a test of the panel up to 0.15, and is no longer found.
 "fuse": clipped as far out too often; "drift", "deed", "joint update": update history far off, not matching claimed gradients,
 shifted along one direction; "suspended": flagged earlier, not judged again yet."""
 

@@ -12,6 +12,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bymi.core.files import write_bytes
+from bymi.paper import page_non_iid
 from bymi.paper import page_optimisers as optimisers
 from bymi.paper import page_rule_tables as grid
 from bymi.paper import page_rules_linear as rules_linear
@@ -84,6 +85,8 @@ def non_iid(results: Results) -> str:
             markdown_table(headings, rows),
             f"P_a below 100 %: {'; '.join(missed) or 'nowhere'}.",
             "",
+            page_non_iid.edges_lost(page_non_iid.read_cells(values)),
+            "",
             f"Another defence is as accurate as the hardened run, or more, on common seeds: {'; '.join(level) or 'nowhere'}.",
         ]
     )
@@ -142,15 +145,24 @@ def comparisons(results: Results) -> str:
 
 
 def _misspecified(values: dict[str, Any]) -> str:
-    def largest(row: str) -> str:
-        gap = max(grid.worth(cell["runs"]) for cell in values["cells"] if cell["row"].endswith(row))
-        return f"{gap:.1e}" if math.isfinite(gap) else "diverged"
+    gaps: dict[str, float] = {}
+    for cell in values["cells"]:
+        gaps[cell["row"]] = max(grid.worth(cell["runs"]), gaps.get(cell["row"], 0.0))
 
-    told = ", ".join(f"{word} {largest(f' {word}')}" for word in TOLD)
-    rules = (
-        f"Largest median gap over all attacks of {', '.join(TOLD_RULES)}, by the share of Byzantine nodes they are told: {told}"
-    )
-    return f"{rules}; of the hardened method, which is told none: {largest('hardened')}."
+    def largest(word: str) -> str:
+        found = {rule: gaps[f"{rule} {word}"] for rule in TOLD_RULES if f"{rule} {word}" in gaps}
+        most = max(found.values())
+        others = [gap for gap in found.values() if gap < most]
+        rest = f"; the others at most {_or_diverged(max(others))}" if others else ""
+        return f"{word} {_or_diverged(most)} ({', '.join(rule for rule in found if found[rule] == most)}{rest})"
+
+    rules = f"Largest median gap over all attacks of {', '.join(TOLD_RULES)}, by the share of Byzantine nodes they are told"
+    hardened = _or_diverged(gaps["hardened"])
+    return f"{rules}: {', '.join(map(largest, TOLD))}; of the hardened method, which is told none: {hardened}."
+
+
+def _or_diverged(gap: float) -> str:
+    return f"{gap:.1e}" if math.isfinite(gap) else "diverged"
 
 
 def _centralised(values: dict[str, Any]) -> str:

@@ -57,13 +57,14 @@ def page(name: str, values: dict[str, Any]) -> str:
     runs, before = values["runs"], values[BEFORE]
     first, *elsewhere = PLACES
     here = [run for run in runs if place_of(run) == first]
+    full = [draws * len(FAMILIES) for draws in (RUNS, len(elsewhere) * RUNS_ELSEWHERE)]
     lines = [
         f"# {name}",
         "",
         f"`{values['command']}`; {len(runs)} runs of the defence after these attacks were known (*now*), {len(before)} of",
         f"the same draws by that before (*before*). A full search has {RUNS} draws of each of {len(FAMILIES)} families at",
-        f"{first}, and the first {RUNS_ELSEWHERE} of them at each of {len(elsewhere)} other places. All values:",
-        f"[{name}.json]({name}.json).",
+        f"{first}, and the first {RUNS_ELSEWHERE} of them at each of {len(elsewhere)} other places. Made were {len(here):,} of",
+        f"{full[0]:,} there, and {len(runs) - len(here):,} of {full[1]:,} elsewhere. All values: [{name}.json]({name}.json).",
         "",
         "Linear model as in the red-team study, seeds 0 to 4 in turns. Parameters are drawn at random; a list of attacks,",
         f"however long, is no proof. Lines: a gap of three times the statistical error ({line_at(first):.1e} at ratio 0.2),",
@@ -78,9 +79,18 @@ def page(name: str, values: dict[str, Any]) -> str:
         "",
         places_table(runs).rstrip("\n"),
         "",
+        *_late_pushes(runs),
         f"![harm against visibility]({name}.png)",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _late_pushes(runs: list[dict[str, Any]]) -> list[str]:
+    """A sentence if attackers that were all found had done the most harm before: pushes before the last detections."""
+    worst_gaps = [worst([run for run in runs if place_of(run) == place], "gap") for place in PLACES]
+    late = [place_of(run) for run in worst_gaps if run and run["found"] == 1.0 and run["attack"].get("last") is not None]
+    said = "All attackers are found at the end of the run with the worst gap, which does not undo their late push, at: "
+    return [f"{said}{'; '.join(late)}.", ""] if late else []
 
 
 def place_of(run: dict[str, Any]) -> str:
@@ -121,17 +131,18 @@ def _table(runs: list[dict[str, Any]], before: list[dict[str, Any]]) -> str:
 
 def places_table(runs: list[dict[str, Any]]) -> str:
     """What was found at each place, all families together: the worst of both lines, and how often they were crossed."""
-    headings = ["place", "runs", "line", "worst gap", "above the line", "worst loss", "above 5 %", "diverged"]
+    headings = ["place", "runs", "line", "worst gap", "above the line", "worst loss", "above 5 %", "infiltrated", "diverged"]
     rows = []
     for place in PLACES:
         mine = [run for run in runs if place_of(run) == place]
         gap, lost = (worst(mine, key) for key in ("gap", "worst_edge_loss"))
         families = [f" ({run['family']})" if run else "" for run in (gap, lost)]
+        infiltrated = sum(bool(run["core_byzantine"]) for run in mine)
         diverged = sum(run["outcome"] == "diverged" for run in mine)
         rows.append(
             [
                 *(place, str(len(mine)), f"{line_at(place):.1e}", _gap(gap) + families[0], str(_above(mine))),
-                *(_share(lost, "worst_edge_loss") + families[1], str(_cut(mine)), str(diverged)),
+                *(_share(lost, "worst_edge_loss") + families[1], str(_cut(mine)), str(infiltrated), str(diverged)),
             ]
         )
     return markdown_table(headings, rows)

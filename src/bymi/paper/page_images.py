@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -95,7 +95,7 @@ def page(name: str, values: dict[str, Any]) -> str:
         f"# {values['study']}",
         "",
         f"`{values['command']}`; {sum(map(len, runs.values()))} runs, {'-'.join(map(str, counts)) or 0} seeds a cell,",
-        f"made on: {where}. Versions and every value: [{name}.json]({name}.json).",
+        f"made on: {where}. Versions by column and ratio: [summary](README.md); every value: [{name}.json]({name}.json).",
         "Mean and standard deviation over seeds, in per cent; the paper's number in brackets. Acc (scc) and, after",
         "a detection, the gradient norm are of the mean model of the core, Byzantine nodes in it counted in.",
         "",
@@ -117,11 +117,16 @@ def page(name: str, values: dict[str, Any]) -> str:
 
 def _absent(kind: str, data: str, runs: Runs) -> str:
     """The cells of the study that the JSON has no run of."""
-    keys = dict.fromkeys((cell.attack, cell.rule, cell.ratio, cell.column) for cell in CELLS[kind](data, 1))
-    missing = [key for key in keys if not runs.get(key)]
+    missing = [key for key in planned(kind, data) if not runs.get(key)]
     return (
         "; ".join(f"{_NAMES[attack]}, {rule.upper()}, {ratio:g}, {column}" for attack, rule, ratio, column in missing) or "none"
     )
+
+
+@cache
+def planned(kind: str, data: str) -> tuple[Key, ...]:
+    """All cells that a study has."""
+    return tuple(dict.fromkeys((cell.attack, cell.rule, cell.ratio, cell.column) for cell in CELLS[kind](data, 1)))
 
 
 def table(data: str, runs: Runs) -> tuple[list[str], list[list[str]]]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from bymi.core.files import write_bytes
 from bymi.paper.provenance import fingerprints, origin
-from bymi.paper.study_non_iid import ATTACKS, COLUMNS, DATA, PARTITIONS, NonIidStudy
+from bymi.paper.study_non_iid import ATTACKS, COLUMNS, DATA, PARTITIONS, NonIidStudy, build_non_iid
 from bymi.report.figures import COLOURS, try_to_save
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import run_folder as store
@@ -25,6 +25,7 @@ _KEPT = (
 _DETECTING = ("hardened", "receiver", "published")
 _RULES = ("BALANCE", "IOS", "NNM + Krum")
 _POINTS = 0.002  # below the best rule alone that count as level
+_LOST = 0.05  # of the honest edges, from which on a run is named
 
 
 def draw(study: NonIidStudy, folder: Path, command: str) -> list[Path]:
@@ -69,7 +70,13 @@ def page(values: dict[str, Any]) -> str:
         "150 LeNets, 500 rounds, a fifth of the nodes Byzantine unless the attack is none. Means over seeds, in per cent. FDP,",
         "P_a, honest edges lost and Byzantine nodes in the core are of the last detection, `worst lost` of all. Accuracy is",
         "that of the honest nodes' averaged model; `farthest` that of the honest node whose model is farthest from it.",
-        "`level`: accuracy of the hardened run at least that of the best rule alone minus 0.2 points.",
+        "`level`: accuracy of the hardened run at least that of the best rule alone minus 0.2 points, on common seeds.",
+        "`seeds`: of the hardened run. Where nobody is Byzantine, P_a says nothing and FDP is the share of nodes that flagged",
+        "anybody.",
+        "",
+        edges_lost(runs),
+        "",
+        f"No runs of: {'; '.join(_absent(name, runs)) or 'none'}.",
         "",
     ]
     if values.get("figures"):
@@ -85,8 +92,9 @@ def page(values: dict[str, Any]) -> str:
             headings = ["partition", "attack", "seeds", "P_a", "FDP", "lost", "worst lost", "in the core"]
             headings += ["hardened", *_RULES, "farthest: hardened", *(f"farthest: {rule}" for rule in _RULES), "level"]
             lines += [f"## {title}", "", markdown_table(headings, rows)]
+    keys = ("fdp", "honest_edge_loss", "acc_normal")
     rows = [
-        [data, partition, attack, column, *(_percent(found, key) for key in ("pa", "fdp", "honest_edge_loss", "acc_normal"))]
+        [data, partition, attack, column, _pa(attack, found), *(_percent(found, key) for key in keys)]
         for (data, partition, attack, column), found in runs.items()
         if column in _DETECTING and column != "hardened"
     ]
@@ -96,10 +104,32 @@ def page(values: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+def edges_lost(runs: Runs) -> str:
+    """The hardened runs that lost many honest edges at some detection, which means over seeds may hide."""
+    found = [
+        f"{DATA[data]}, {partition}, {attack}, seed {run['seed']} ({100 * run['worst_edge_loss']:.1f} %, at the last detection "
+        f"{100 * run['honest_edge_loss']:.1f} %)"
+        for (data, partition, attack, column), cell in runs.items()
+        for run in cell
+        if column == "hardened" and (run["worst_edge_loss"] or 0.0) > _LOST
+    ]
+    named = "; ".join(found) or "none"
+    return f"Hardened runs that lost more than {100 * _LOST:g} % of the honest edges at some detection: {named}."
+
+
+def _absent(name: str, runs: Runs) -> list[str]:
+    """The cells of the study that the JSON has no run of, by data, partition and attack."""
+    columns: dict[tuple[str, str, str], list[str]] = {}
+    for cell in build_non_iid(seeds=1, fast=name.endswith("-fast")).cells:
+        if not runs.get((cell.data, cell.partition, cell.attack, cell.column)):
+            columns.setdefault((DATA[cell.data], cell.partition, cell.attack), []).append(cell.column)
+    return [f"{', '.join(where)} ({', '.join(missing)})" for where, missing in columns.items()]
+
+
 def _row(partition: str, attack: str, columns: dict[str, list[dict[str, Any]]]) -> list[str]:
     hardened, rules = columns["hardened"], {rule: columns[rule] for rule in _RULES}
-    row = [partition, attack, str(len(hardened))]
-    row += [_percent(hardened, key) for key in ("pa", "fdp", "honest_edge_loss", "worst_edge_loss")]
+    row = [partition, attack, str(len(hardened)), _pa(attack, hardened)]
+    row += [_percent(hardened, key) for key in ("fdp", "honest_edge_loss", "worst_edge_loss")]
     inside = _mean(hardened, "core_byzantine")
     row.append("-" if inside is None else f"{inside:.1f}")
     row += [_percent(found, "acc_normal") for found in (hardened, *rules.values())]
@@ -152,6 +182,10 @@ def figure(runs: Runs) -> Figure:
 def _mean(runs: list[dict[str, Any]], key: str) -> float | None:
     values = [run[key] for run in runs if run.get(key) is not None]
     return mean(values) if values else None
+
+
+def _pa(attack: str, runs: list[dict[str, Any]]) -> str:
+    return "-" if attack == "none" else _percent(runs, "pa")
 
 
 def _percent(runs: list[dict[str, Any]], key: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from bymi.core.files import write_bytes
 from bymi.paper.provenance import origin
-from bymi.paper.study_red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, WHOLE, RedTeam
+from bymi.paper.study_red_team import BELOW_NOISE, COLUMNS, DIM, NODES, PIECES, SAMPLES, SHOWN_AS, WHOLE, RedTeam
 from bymi.report.tables import endings, markdown_table
 from bymi.runs import run_folder as store
 
@@ -126,11 +126,26 @@ def harmless(calm: float, honest: int) -> float:
 def meanings(harmless_gap: float) -> str:
     """What the words of `verdict` mean, in a sentence for pages."""
     return (
-        f"*Stopped*: P_a of at least {100 * _SURE:g} %, and at most {100 * _LOST:g} % of honest edges lost at any detection. "
-        f"*Harmless*: not so, but a gap of at most {harmless_gap:.1e} ({_TIMES} times that without attackers, or three times "
-        "the statistical error); Byzantine nodes may be left in the core, as *infiltrated* says. *Edges lost*: such a gap, "
-        "and more edges lost. *Through*: a larger gap."
+        f"*Stopped*: in the mean over seeds P_a of at least {100 * _SURE:g} %, and at most {100 * _LOST:g} % of honest edges "
+        f"lost at the worst detection. *Harmless*: not so, but a gap of at most {harmless_gap:.1e} ({_TIMES} times that "
+        "without attackers, or three times the statistical error). *Edges lost*: such a gap, and more edges lost. *Through*: "
+        "a larger gap. Whatever the word, single runs may be *infiltrated*: Byzantine nodes are left in their core."
     )
+
+
+def not_in_every_run(cells: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Which of some attacks are stopped in the mean, but not in every run: bad endings, and seeds that miss a bound."""
+    found = []
+    for row, runs in cells.items():
+        ended = endings(runs)
+        words = [f"{ended} of {len(runs)}"] if ended else []
+        for run in runs:
+            if run["pa"] is not None and run["pa"] < _SURE:
+                words.append(f"P_a {100 * run['pa']:.1f} % in seed {run['seed']}")
+            if run["worst_edge_loss"] is not None and run["worst_edge_loss"] > _LOST:
+                words.append(f"{100 * run['worst_edge_loss']:.1f} % of edges lost in seed {run['seed']}")
+        found += [f"{row} ({', '.join(words)})"] if words else []
+    return found
 
 
 def page(name: str, values: dict[str, Any]) -> str:
@@ -147,7 +162,7 @@ def page(name: str, values: dict[str, Any]) -> str:
         f"Every value: [{name}.json]({name}.json). {means}; P_a, found, FDP, honest edges",
         "lost and the honest nodes in the core in per cent, of the last detection; worst loss over all detections.",
         "",
-        *([_PIECES_PAGE, ""] if base == "red-team-pieces" else []),
+        *([_PIECES_PAGE, *_beside(runs), ""] if base == "red-team-pieces" else []),
         table(runs).rstrip("\n"),
     ]
     return "\n".join(lines) + "\n"
@@ -159,6 +174,25 @@ differ (node optima theta* + 0.3 z_i). Named are attacks under which P_a or the 
 without the piece."""
 
 
+def _beside(runs: Runs) -> list[str]:
+    """Sentences on runs that are in no row: of attacks with all pieces alone, and of pieces that there are no more."""
+    compared = {attack for piece, attack in runs if piece in PIECES}
+    alone = [attack for piece, attack in runs if piece == WHOLE and attack not in compared]
+    gone = [
+        f"{piece} ({sum(row == piece for row, _ in runs)} attacks)" for piece in _rows(runs) if piece not in (WHOLE, *PIECES)
+    ]
+    lines = [f"Run with all pieces in place alone, and in no row: {'; '.join(alone)}."] if alone else []
+    if gone:
+        lines.append(
+            f"Made with a version that had pieces which are gone; what changes without them is in no row: {'; '.join(gone)}."
+        )
+    return lines
+
+
+def _rows(runs: Runs) -> list[str]:
+    return list(dict.fromkeys(row for row, _ in runs))
+
+
 def _attacks(runs: Runs) -> str:
     """One row an attack: the gaps of all defences, then what the two detections found and lost, on the seeds that all have."""
     headings = ["attack", *(f"gap: {name}" for name in COLUMNS)]
@@ -168,7 +202,7 @@ def _attacks(runs: Runs) -> str:
     rows = []
     runs = on_common_seeds(runs)
     calm = _mean(runs.get((_NOBODY, "hardened"), []), "gap")
-    for row in dict.fromkeys(name for name, _ in runs):
+    for row in _rows(runs):
         cells = [row, *(_gap(runs.get((row, name), [])) for name in COLUMNS)]
         for name in ("published", "hardened"):
             found = runs.get((row, name), [])
@@ -188,7 +222,7 @@ def _images(runs: Runs) -> str:
     headings += ["core", "hardened"]
     calm = _mean(runs.get((_NOBODY, "hardened"), []), "acc_normal")
     rows = []
-    for row in dict.fromkeys(name for name, _ in runs):
+    for row in _rows(runs):
         cells = [row, *(_share(runs.get((row, name), []), "acc_normal") for name in COLUMNS)]
         for name in ("published", "hardened"):
             cells += [_share(runs.get((row, name), []), key) for key in ("pa", "found", "fdp", "honest_edge_loss")]
@@ -231,8 +265,14 @@ def _pieces(runs: Runs) -> str:
             for is_worse, words in without(runs[WHOLE, attack], runs[piece, attack]).items():
                 changes[is_worse].append(f"{attack} ({words})")
         if attacks:
-            rows.append([piece, str(len(attacks)), *("; ".join(changes[is_worse]) or "none" for is_worse in (True, False))])
-    idle = ", ".join(row[0] for row in rows if row[2:] == ["none", "none"])
+            rows.append(
+                [
+                    SHOWN_AS.get(piece, piece),
+                    str(len(attacks)),
+                    *("; ".join(changes[is_worse]) or "none" for is_worse in (True, False)),
+                ]
+            )
+    idle = "; ".join(row[0] for row in rows if row[2:] == ["none", "none"])
     said = f"\nNo row changes without one of these, the others in place: {idle}. What they do on plain arrays: "
     said += "[pieces-arrays](../pieces-arrays/pieces-arrays.md); on images, at other ratios and degrees: ADR 0010.\n"
     return markdown_table(["without", "attacks", "worse under", "better under"], rows) + (said if idle else "")

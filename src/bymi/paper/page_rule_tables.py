@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -14,7 +15,18 @@ from bymi.aggregation import RULES
 from bymi.core.files import write_bytes
 from bymi.paper.computed_study import paragraph
 from bymi.paper.provenance import fingerprints, origin
-from bymi.paper.study_rule_tables import ATTACKS, GRID_STUDIES, NODES, RATIO, STEPS, TOLD, TOLD_RULES, UNTOLD, GridStudy
+from bymi.paper.study_rule_tables import (
+    ATTACKS,
+    GRID_STUDIES,
+    MNIST_RULES,
+    NODES,
+    RATIO,
+    STEPS,
+    TOLD,
+    TOLD_RULES,
+    UNTOLD,
+    GridStudy,
+)
 from bymi.report.figures import COLOURS, save
 from bymi.report.tables import endings as bad_endings
 from bymi.report.tables import markdown_table
@@ -60,7 +72,7 @@ def _said(runs: list[dict[str, Any]]) -> str:
     images = any(run["acc_normal"] is not None or run["acc_scc"] is not None for run in runs)
     text = f"{100 * value:.1f}" if images else "diverged" if math.isinf(value) else f"{value:.1e}"
     detecting = [run["pa"] for run in runs if images and run["pa"] is not None and run["core_byzantine"] is not None]
-    text += f", P_a {100 * mean(detecting):.0f}" if detecting else ""
+    text += f", P_a {100 * mean(detecting):.1f}" if detecting else ""
     badly = bad_endings(runs)
     return text + (f" ({badly} of {len(runs)})" if badly else "")
 
@@ -69,12 +81,10 @@ def page(data: dict[str, Any]) -> str:
     """A study as a Markdown page, from what its JSON file holds."""
     name = data["study"].removesuffix("-fast")
     runs = [run for cell in data["cells"] for run in cell["runs"]]
-    counts = sorted({len(cell["runs"]) for cell in data["cells"]})
-    seeds = "one seed" if counts == [1] else f"{' or '.join(map(str, counts))} seeds per cell"
     lines = [
         f"# {data['study']}",
         "",
-        f"`{data['command']}`; {len(runs)} runs, {seeds}. Every value: [JSON]({data['study']}.json).",
+        f"`{data['command']}`; {len(runs)} runs, {_seeds(data)}. Every value: [JSON]({data['study']}.json).",
         "",
         paragraph(f"{GRID_STUDIES[name]} {_SETTINGS[name]}{_not_run(data)}"),
         "",
@@ -87,6 +97,16 @@ def page(data: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
+def _seeds(data: dict[str, Any]) -> str:
+    """How many seeds a cell has; where cells differ, the rows with each number."""
+    rows: dict[int, dict[str, None]] = {}
+    for cell in data["cells"]:
+        rows.setdefault(len(cell["runs"]), {})[cell["row"]] = None
+    if len(rows) == 1:
+        return "one seed" if 1 in rows else f"{next(iter(rows))} seeds per cell"
+    return " or ".join(f"{count} seed{'s' * (count > 1)} per cell ({'; '.join(rows[count])})" for count in sorted(rows))
+
+
 _LINEAR = f"""Linear model, {{nodes}} nodes, {STEPS} rounds, a share of {RATIO:g} Byzantine nodes, other keys as by default.
 Entries are median gaps of the mean model of honest nodes, or of the core; a run in whose core Byzantine nodes remain is
 infiltrated."""
@@ -95,18 +115,22 @@ _SETTINGS = {
     "rules": f"""{_LINEAR.format(nodes=NODES["rules"])} *Different*: node optima theta* + 0.3 z_i. Every rule has its default
     parameters, but for MDA: f = 3 on a regular graph of degree 14, where all subsets can be looked at.""",
     "rules-mnist": """Settings of the recipe mnist; the published method has its step sizes, too, not those of the image
-    tables. Entries are median accuracies of the honest nodes' averaged model, in percent, and P_a.""",
+    tables. Entries are median accuracies of the honest nodes' averaged model and mean P_a, in percent.""",
     "few-neighbours": """LeNet, 500 rounds, settings of the hardened column of the image tables with BALANCE as warm-up; a fifth
-    of the nodes are Byzantine, two of twelve. Entries are median accuracies of the honest nodes' averaged model, in percent,
-    and P_a; in the figure x marks Byzantine nodes in a core alone, not nodes that were isolated. A node with fewer than 15
+    of the nodes are Byzantine, two of twelve. Entries are median accuracies of the honest nodes' averaged model and mean P_a,
+    in percent; in the figure x marks Byzantine nodes in a core alone, not nodes that were isolated. A node with fewer than 15
     neighbours keeps the warm-up rule as its mixing.""",
 }
 
 
 def _not_run(data: dict[str, Any]) -> str:
-    """Which rules a study over all of them has no runs of; empty if none lacks."""
-    there = {cell["row"] for cell in data["cells"]}
-    missing = [rule for rule in RULES if rule not in there] if data["study"] == "rules" else []
+    """Which rules a study over rules has no runs of, or not those of all columns; empty if none lacks."""
+    there = Counter(cell["row"] for cell in data["cells"])
+    columns = len({cell["column"] for cell in data["cells"]})
+    rules = {"rules": tuple(RULES), "rules-mnist": MNIST_RULES}.get(data["study"], ())
+    missing = [
+        rule + (f" but for {there[rule]} of {columns} cells" if there[rule] else "") for rule in rules if there[rule] < columns
+    ]
     return f" Not among these runs: {', '.join(missing)}." if missing else ""
 
 
@@ -126,7 +150,21 @@ def endings(data: dict[str, Any]) -> list[str]:
     for name in dict.fromkeys(cell["column"].rpartition(", ")[2] if ", " in cell["column"] else cell["row"] for cell in cells):
         runs = [run for cell in cells if name in (cell["row"], cell["column"].rpartition(", ")[2]) for run in cell["runs"]]
         lines.append(f"{name}: {len(runs)} runs, {bad_endings(runs) or 'all finished'}.")
-    return lines
+    return lines + [
+        line for ending, key in (("infiltrated", "column"), ("diverged", "row")) for line in _where(cells, ending, key)
+    ]
+
+
+def _where(cells: list[dict[str, Any]], ending: str, key: str) -> list[str]:
+    """A line on the columns, or rows, in which runs of the hardened method came to a bad ending, if any did."""
+    hardened = [cell for cell in cells if cell["column"].endswith(", hardened")]
+    parts = []
+    for name in dict.fromkeys(cell[key] for cell in hardened):
+        runs = [run for cell in hardened if cell[key] == name for run in cell["runs"]]
+        found = sum(bad_endings([run]).endswith(ending) for run in runs)
+        if found:
+            parts.append(f"{name.removesuffix(', hardened')} ({found} of {len(runs)} runs)")
+    return [f"hardened, {ending}: {'; '.join(parts)}."] if parts else []
 
 
 def figure(data: dict[str, Any]) -> Figure:

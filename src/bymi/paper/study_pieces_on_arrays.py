@@ -13,7 +13,9 @@ from torch import Tensor
 from bymi.core.random_streams import stream
 from bymi.detection.detection_settings import Panel
 from bymi.detection.identify_arrays import PANEL, identify
+from bymi.paper.committed_results import span
 from bymi.paper.computed_study import ComputedStudy, paragraph
+from bymi.paper.study_red_team import SHOWN_AS
 from bymi.report.tables import markdown_table
 
 NAME = "pieces-arrays"
@@ -156,7 +158,7 @@ _SETTING = f"""{MACHINES} machines of unit normal noise about a common mean, of 
 {DIMS[-1]:,}; heavy tails are Student's t with {_TAIL} degrees of freedom. Each test of the panel is switched off by itself.
 Named are settings in which the share of bad machines found, or of honest ones flagged, changes by {100 * CHANGED:g} points or
 more, with the values with and without the test in per cent, found / flagged falsely. Without the noise edge the centre is
-`filtering`; without the hybrid threshold scores are compared with the published one."""
+`filtering`; without the score test scores are compared with the published threshold."""
 
 
 def page(values: dict[str, Any]) -> str:
@@ -177,7 +179,7 @@ def page(values: dict[str, Any]) -> str:
                 worse.append(words)
             elif found_without >= found + CHANGED or lost_without <= lost - CHANGED:
                 better.append(words)
-        rows.append([piece, str(len(shown)), "; ".join(worse) or "none", "; ".join(better) or "none"])
+        rows.append([SHOWN_AS.get(piece, piece), str(len(shown)), "; ".join(worse) or "none", "; ".join(better) or "none"])
     nothing = [piece for piece, _, worse, better in rows if worse == better == "none"]
     return "\n".join(
         [
@@ -185,13 +187,23 @@ def page(values: dict[str, Any]) -> str:
             "",
             f"`{values['command']}`. Every value: [JSON]({NAME}.json).",
             "",
-            paragraph(_SETTING),
+            paragraph(f"{_SETTING} {_draws(shown)}"),
             "",
             markdown_table(["without", "settings", "worse", "better"], rows),
             "",
             f"No setting changes without: {', '.join(nothing) or 'none of them'}.",
             "",
         ]
+    )
+
+
+def _draws(points: list[dict[str, Any]]) -> str:
+    """How many draws a setting has, and how many bad machines the smallest change that counts is."""
+    draws = span((point["draws"] for point in points), str)
+    bad = [point["draws"] * round(point["share"] * MACHINES) for point in points if ATTACKS[point["attack"]]]
+    few = [span((part * count for count in bad), "{:.0f}".format) for part in (1, CHANGED)]
+    return f"Draws per setting: {draws}" + (
+        f", with {few[0]} bad machines, of whom {100 * CHANGED:g} points are {few[1]}." if bad else "."
     )
 
 

@@ -139,6 +139,22 @@ PIECES: dict[str, dict[str, Any]] = {
 }
 """Each piece of the hardened profile, and how to switch it off."""
 
+SHOWN_AS = {
+    "hard rejects": "gross outliers",
+    "screen, upper side": "consistency (upper side)",
+    "screen, lower side": "consistency (lower side)",
+    "kinship of differences": "likeness",
+    "hybrid threshold": "score test",
+    "tests for different data": "different data",
+    "fuse": "self-centred clipping",
+    "deed test": "claim mismatch",
+    "joint test on updates": "joint test",
+    "detection again": "repetition",
+    "longer terms": "suspensions",
+    "retreat": "rollback",
+}
+"""Names of pieces in docs/hardened.md, where they differ from those in the JSON of studies."""
+
 WHOLE = "all pieces"
 _DIFFERENT = {"data": {"name": "linear", "dim": DIM, "samples": SAMPLES, "optimum_spread": 0.3}}
 _ABLATED = (

@@ -27,11 +27,12 @@ from bymi.paper.committed_results import (
     small,
     span,
 )
+from bymi.paper.provenance import versions
 from bymi.paper.published_tables import RULES_ALONE
 from bymi.paper.study_images import COLUMNS, DATA, DETECTING
 from bymi.paper.study_red_team import ADAPTIVE
 from bymi.paper.study_red_team import COLUMNS as DEFENCES
-from bymi.report.tables import markdown_table
+from bymi.report.tables import endings, markdown_table
 
 GAP = 1e-4  # the paper's, and the dashed line of its figures
 LEVEL = 0.2
@@ -133,24 +134,30 @@ def image_cells(results: Results, short: str) -> images.Runs:
 
 def image_summary(results: Results) -> str:
     """For each data set, column and ratio: the range of the means of its cells."""
-    headings = ["data", "column", "ratio", "cells", "seeds", "P_a", "FDP", "accuracy", "gradient norm", "ended badly", "misses"]
+    headings = ["data", "column", "ratio", "cells", "not run", "seeds", "P_a", "FDP", "accuracy", "gradient norm"]
+    headings += ["ended badly", "misses", "made with bymi"]
     rows = []
     missing = Counter((data, column, ratio) for data, _, _, ratio, column, _ in _misses(results))
     for short, data in DATA.items():
         runs = image_cells(results, short)
+        planned = {*images.planned("table", data), *images.planned("ratios", data)} if runs else set()
         for column in COLUMNS:
             for ratio in sorted({key[2] for key in runs if key[3] == column}):
                 cells = [found for key, found in runs.items() if key[2:] == (ratio, column)]
+                absent = Counter(key[0] for key in sorted(planned) if key[2:] == (ratio, column) and not runs.get(key))
                 judged = any(numbers(found, "pa") for found in cells)
                 accuracy = "acc_scc" if judged else "acc_normal"
                 rows.append(
                     [
-                        *(data, column, f"{ratio:g}", str(len(cells)), span(map(len, cells), str)),
+                        *(data, column, f"{ratio:g}", f"{len(cells)} of {len(cells) + absent.total()}"),
+                        ", ".join(f"{attack} ({count})" for attack, count in absent.items()) or "-",
+                        span(map(len, cells), str),
                         *(_cell_span(cells, key) if judged else "-" for key in ("pa", "fdp")),
                         _cell_span(cells, accuracy),
                         _cell_span(cells, "grad_norm", "{:.2g}".format),
                         of(ended_badly(run) for found in cells for run in found),
                         of(at < missing[data, column, ratio] for at in range(len(cells))) if judged else "-",
+                        versions({"cells": cells}),
                     ]
                 )
     return f"{markdown_table(headings, rows)}\n{_rules_alone(results)}" if rows else NOT_MEASURED
@@ -245,20 +252,25 @@ def red_team_ends(results: Results) -> str:
     honest = min(run["honest"] for found in runs.values() for run in found)
     lines += [red_team.meanings(red_team.harmless(calm or 0, honest)), ""]
     lines += [markdown_table(["defence", "attacks", *words], rows), "Not stopped by the hardened profile:", ""]
+    stopped = {row: runs[row, "hardened"] for row in attacks if ends.get((row, "hardened")) == "stopped"}
     for row in attacks:
-        if ends.get((row, "hardened"), "stopped") != "stopped":
+        if row not in stopped and (row, "hardened") in ends:
             found = runs[row, "hardened"]
             pa, gap = average(found, "pa"), average(found, "gap")
             inside = of(bool(run["core_byzantine"]) for run in found)
             figures = f"P_a {_or(pa, percent)}, gap {_or(gap, small)}, infiltrated in {inside} runs"
             lines.append(f"* {row}: {ends[row, 'hardened']}, {figures}")
+    flawed = red_team.not_in_every_run(stopped)
+    lines += ["", f"Of the {len(stopped)} that it stops in the mean, not in every run: {_listed(flawed)}.", ""]
     every = list(dict.fromkeys(row for row, _ in runs))
-    lines.append("")
     for column, who in (("nobody", "Plain averaging"), ("BALANCE", "BALANCE alone")):
         as_good = [row for row in every if _as_good(runs, row, column)]
         lines += [f"{who} ends at a gap no larger than the hardened run's, on the same seeds, under: {_listed(as_good)}.", ""]
     only = [row for row in attacks if not any((row, column) in runs for column in DEFENCES if column != "hardened")]
-    lines.append(f"Run against the hardened profile only, and not counted in the other rows: {_listed(only)} ({len(only)}).")
+    if only:
+        lines.append(
+            f"Run against the hardened profile only, and not counted in the other rows: {_listed(only)} ({len(only)})."
+        )
     return "\n".join(lines)
 
 
@@ -327,9 +339,19 @@ def red_team_limits(results: Results) -> str:
         here = {row: found for (row, where), found in runs.items() if where == column and row != "no attackers"}
         ends = {row: _ended(row, found, calm) for row, found in here.items()}
         others = [f"{row} ({end}, gap {_gap(here[row])})" for row, end in ends.items() if end != "stopped"]
-        lost = span(value for value in (average(found, "honest_edge_loss") for found in here.values()) if value is not None)
-        rows.append([column, of(end == "stopped" for end in ends.values()), lost, "; ".join(others) or "-"])
-    return markdown_table(["where", "attacks stopped", "honest edges lost", "not stopped"], rows)
+        every = [run for found in here.values() for run in found]
+        lost = span(value for value in (average(found, "worst_edge_loss") for found in here.values()) if value is not None)
+        worst = percent(max(numbers(every, "worst_edge_loss"), default=0.0))
+        flawed = red_team.not_in_every_run({row: found for row, found in here.items() if ends[row] == "stopped"})
+        rows.append(
+            [
+                *(column, of(end == "stopped" for end in ends.values()), f"{lost} ({worst})"),
+                f"{endings(every) or 'none'} of {len(every)}",
+                *("; ".join(some) or "-" for some in (flawed, others)),
+            ]
+        )
+    headings = ["where", "attacks stopped", "honest edges lost at the worst detection, means over seeds (worst seed)"]
+    return markdown_table([*headings, "runs that ended badly", "stopped in the mean, not in every run", "not stopped"], rows)
 
 
 def red_team_adaptive(results: Results) -> str:
