@@ -21,6 +21,7 @@ from bymi.aggregation import (
     MDA,
     CallableRule,
     CenteredClipping,
+    Chain,
     GeometricMedian,
     Krum,
     Meamed,
@@ -31,6 +32,7 @@ from bymi.aggregation import (
 )
 from bymi.aggregation import NNM as OurNNM
 from bymi.experiment import load
+from bymi.runs.foreign_source_digests import foreign_source, refuse_imports
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import simulate
 from tests.golden.forms import STRIPS, Form, forced, rounds
@@ -146,6 +148,57 @@ def test_train_takes_a_callable(tmp_path: Path) -> None:
         folders.add(run.folder)
     assert len(folders) == 2
     assert Plan.hardened(4, 2, warm_up=WarmUp(Trim(1))).warm_up.rule.name == "Trim"  # type: ignore[arg-type, attr-defined]
+
+
+def test_a_chain_may_end_in_a_callable() -> None:
+    """As `Chain(NNM(), function)` in Python, `nnm+module:Name` in a spec."""
+    same = Chain(OurNNM(f=3), Median())(CROWD.inbox(), Round())
+    torch.testing.assert_close(Chain(OurNNM(f=3), Middle)(CROWD.inbox(), Round()), same, rtol=0, atol=1e-9)
+    alone, spec = (
+        load(None, [*WORDS, f"warm_up.rule={name}tests.test_callables:Trim:f=3"]).expand()[0] for name in ("", "nnm+")
+    )
+    assert spec.label == "NNM+TRIM-hardened-ByMI"
+    assert foreign_source(spec.resolved) == foreign_source(alone.resolved) != b""
+    with pytest.raises(InputError, match="--allow-imports"):
+        refuse_imports(spec.resolved["warm_up"], "spec")
+    ends = []
+    for words in ("nnm+tests.test_callables:Trim:f=3", "nnm+trimmed-mean:f=3"):
+        made = set_up_run(load(None, [*WORDS, f"warm_up.rule={words}"]).expand()[0].resolved)
+        ends.append([*simulate(made.problem, made.graph, made.plan, made.adversary)][-1].theta)
+    torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("text", ["tests.test_callables:lists_only", "nnm+tests.test_callables:lists_only", "torch:median:f=1"])
+def test_a_function_in_small_letters_is_told_what_names_are_allowed(text: str) -> None:
+    for attempt in (lambda: load(None, [*WORDS, f"warm_up.rule={text}"]), lambda: WarmUp(text)):  # type: ignore[arg-type]
+        with pytest.raises(InputError, match=r"rule: got .*, allowed: module:Name, whose Name begins with a capital letter"):
+            attempt()
+    (spec,) = load(None, [*WORDS, "warm_up.rule=krum:f=1"]).expand()
+    assert spec.resolved["warm_up"]["rule"]["name"] == "krum"
+
+
+def test_a_class_is_no_rule_until_it_is_called() -> None:
+    with pytest.raises(InputError, match=r"rule: got .*Krum.*, allowed: an instance of it, such as Krum\(\)"):
+        WarmUp(Krum)  # type: ignore[arg-type]
+
+
+def test_train_takes_chains_that_no_spec_can_name(tmp_path: Path) -> None:
+    """A callable at the end, or parts with values of their own: all of it is in the digest, and the same call resumes."""
+    shards = [(torch.ones(16, 3) * node, torch.full((16,), node % 2)) for node in range(8)]
+    folders = {}
+    for rule in (
+        Chain(OurNNM(f=1), Trim(1)),
+        Chain(OurNNM(f=1), Trim(2)),
+        Chain(OurNNM(f=2), Trim(1)),
+        Chain(OurNNM(f=1), Krum(f=2)),
+    ):
+        model = torch.nn.Linear(3, 2, bias=False)
+        torch.nn.init.ones_(model.weight)
+        call: dict[str, Any] = {"graph": "complete", "attack": "ipm", "byzantine": [0], "steps": 4, "warm_up": {"steps": 2}}
+        runs = [bymi.train(model, torch.nn.functional.cross_entropy, shards, rule=rule, out=tmp_path, **call) for _ in range(2)]
+        assert runs[0].folder == runs[1].folder
+        folders[runs[0].folder] = runs[0].folder.name.partition("-hardened")[0]
+    assert [*folders.values()] == ["nnm+trim", "nnm+trim", "nnm+trim", "nnm+krum"]
 
 
 @pytest.mark.parametrize("name", ["krum", "trimmed-mean", "scclip", "bulyan", "ios"])

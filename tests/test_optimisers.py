@@ -48,6 +48,7 @@ def rows(network: LocalNetwork, problem: Any, plan: Plan, start: Tensor) -> list
         ("frost:heavy_ball=0.2", "adapt-then-combine"),
         ("ab", "combine-then-adapt"),
         ("ab", "adapt-then-combine"),
+        ("push-pull", "combine-then-adapt"),
     ],
 )
 def test_rounds_are_those_of_the_transcription(method: str, order: Any, directed: bool) -> None:
@@ -62,7 +63,10 @@ def test_rounds_are_those_of_the_transcription(method: str, order: Any, directed
     problem, rates = Slopes(scene.targets), [rate * (1 - number / ROUNDS) for number in range(ROUNDS)]
     found = rows(network, problem, plan_of(how), torch.from_numpy(scene.vectors))
 
-    given, first = (scene.vectors, problem.by_node, mixing), order == "adapt-then-combine"
+    given, first = (
+        (scene.vectors, problem.by_node, mixing),
+        order == "adapt-then-combine" or name == "push-pull",
+    )  # its only order
     if name == "dsgd":
         expected = optimisers.dsgd(*given, rates, **options)
     elif name == "dgd-rs":
@@ -76,6 +80,12 @@ def test_rounds_are_those_of_the_transcription(method: str, order: Any, directed
         expected = optimisers.ab(*given, columns, rates, adapt_first=first)
     for got, literal in zip(found, expected, strict=True):
         np.testing.assert_allclose(got.numpy(), literal, rtol=0, atol=1e-9)
+
+
+def test_a_spec_says_the_order_that_push_pull_has() -> None:
+    for words in ([], ["optimisation.order=combine-then-adapt"]):
+        (spec,) = load(None, ["profile=paper", "method=drsgd-bymi", "optimisation.method=push-pull", *words]).expand()
+        assert spec.resolved["optimisation"]["order"] == "adapt-then-combine"
 
 
 @pytest.mark.parametrize("heavy_ball", [0.0, 0.3])

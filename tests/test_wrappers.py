@@ -13,11 +13,12 @@ from torch import Tensor
 
 import bymi
 from bymi import RULES, Detector, Graph, InputError, LocalNetwork, Plan, Round, StepSize, WarmUp
-from bymi.aggregation import NNM, WRAPPERS, Bucketing, Chain, Clipping, Krum, LocalSamples, Median, Momentum, TrMean
+from bymi.aggregation import NNM, WRAPPERS, Bucketing, Bulyan, Chain, Clipping, Krum, LocalSamples, Median, Momentum, TrMean
 from bymi.aggregation.gradient_estimators import LSVRG, SAGA
 from bymi.core.random_streams import stream
 from bymi.core.topic import PARAMETERS
 from bymi.experiment import load
+from bymi.experiment.spec import read_spec
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import simulate
 from tests.golden.forms import LISTS, STRIPS, Form, forced, rounds
@@ -130,13 +131,28 @@ def test_names_and_parameters_of_chains() -> None:
     for wrong in ("nnm+crumb", "crumb+krum", "krum+nnm"):
         with pytest.raises(InputError, match=r"rule: got .*allowed: wrappers"):
             WarmUp(wrong)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="one value for all parts"):
+    with pytest.raises(InputError, match=r"f: got \[1, 2\], allowed: one value for all parts"):
         Chain(NNM(f=1), Krum(f=2)).named()
     for parts in ((NNM(),), (Krum(), NNM()), ()):
         with pytest.raises(InputError, match="then one rule"):
             Chain(*parts)  # type: ignore[arg-type]
     assert set(WRAPPERS) == {"nnm", "bucketing", "clipping", "momentum"}
     assert Clipping(0.0)(CROWD.messages[0]).allclose(CROWD.messages[0, :1])
+
+
+def test_parts_of_a_chain_that_share_a_parameter_have_defaults_of_their_own() -> None:
+    own, given = WarmUp("nnm+bulyan").rule, WarmUp("nnm+bulyan:share=0.2").rule  # type: ignore[arg-type]
+    assert own.chain == Chain(NNM(), Bulyan())  # type: ignore[attr-defined]
+    assert NNM().share != Bulyan().share
+    assert given.chain == Chain(NNM(share=0.2), Bulyan(share=0.2))  # type: ignore[attr-defined]
+    assert Chain(NNM(), Bulyan()).named() == ("nnm+bulyan", {"share": None, "f": None})
+    assert Chain(NNM(share=0.2), Bulyan(share=0.2)).named() == ("nnm+bulyan", {"share": 0.2, "f": None})
+    torch.testing.assert_close(own(CROWD.inbox(), Round()), Chain(NNM(), Bulyan())(CROWD.inbox(), Round()), rtol=0, atol=0)
+    for words, share in (("nnm+bulyan", None), ("nnm+bulyan:share=0.2", 0.2)):
+        (spec,) = load(None, ["method=drsgd-bymi", f"warm_up.rule={words}"]).expand()
+        assert spec.resolved["warm_up"]["rule"].get("share") == share
+        again = read_spec({"method": "drsgd-bymi", "warm_up": {"rule": spec.resolved["warm_up"]["rule"]}})
+        assert again.digest == spec.digest
 
 
 # Local gradients.

@@ -119,9 +119,8 @@ class Chain(Rule):
             sharing = [(part, one) for part, kind in zip(self.parts, kinds, strict=True) for one in dataclasses.fields(kind)]
             found = [(getattr(part, name), one.default) for part, one in sharing if one.name == name]
             alike = all(value == found[0][0] for value, _ in found)
-            got = ", then ".join(str(value) for value, _ in found)
             fits = alike or all(value == default for value, default in found)
-            require(fits, name, got, "one value for all parts of a chain that a spec names")
+            require(fits, name, [value for value, _ in found], "one value for all parts of a chain that a spec names")
             values[name] = found[0][0] if alike else None
         names = {kind: name for name, kind in WRAPPERS.items()}
         rules = {kind: name for name, kind in _rules().items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class ResolvedSpec:
         optimiser other than DRSGD is named: BALANCE-FROST-ByMI, BALANCE-hardened-FROST-ByMI.
         """
         part = self.values["warm_up"]["rule"]
-        rule = str(part.get("label", part["name"].rpartition(":")[2])).upper()
+        rule = str(part.get("label", re.sub(r"[^+]*:", "", part["name"]))).upper()  # without modules
         receiver = self.values["detection"]["point"] == "receiver"
         method = self.values["optimisation"].get("method", {"name": "drsgd"})["name"].rpartition(":")[2].upper()
         kind = "hardened" if self.values["panel"] is not None else "receiver" if receiver else ""
