@@ -274,6 +274,8 @@ def ranks(values: Tensor) -> Tensor:
     Equal up to rounding is equal: clipping and NNM make messages that are equally far off, and matrices, lists and ranks of a
     distributed run round differently.
     """
+    if not values.shape[1]:
+        return torch.zeros_like(values, dtype=torch.long)
     ordered, order = values.sort(dim=1, stable=True)
     middle = ordered.gather(1, (ordered.isfinite().sum(1, keepdim=True) // 2).clamp_max(values.shape[1] - 1))
     larger = ordered.diff(dim=1) > TIE * torch.maximum(ordered[:, :-1].abs(), middle.abs())
@@ -282,11 +284,9 @@ def ranks(values: Tensor) -> Tensor:
     return torch.zeros_like(order).scatter(1, order, group).argsort(dim=1, stable=True).argsort(dim=1, stable=True)
 
 
-def first_least(values: Tensor, dim: int = 1) -> Tensor:
-    """Index of the least value along a dimension, which is kept; of values that are equal up to rounding the first."""
-    least = values.amin(dim, keepdim=True)
-    tie = max(TIE, 8 * torch.finfo(values.dtype).eps)
-    return (values <= least + tie * least.abs()).to(torch.int8).argmax(dim, keepdim=True)
+def first_least(values: Tensor, tie: Tensor) -> Tensor:
+    """Column [b, 1, ...] of the least value of each row [b, n, ...]; of values that exceed it by at most `tie` the first."""
+    return (values <= values.amin(1, keepdim=True) + tie).to(torch.int8).argmax(1, keepdim=True)
 
 
 def iterate(

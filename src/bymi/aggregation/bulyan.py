@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bymi.aggregation.base import Rule, Tolerant, first_least, others, smallest, squared_distances
+from bymi.aggregation.base import TIE, Rule, Tolerant, first_least, others, smallest, squared_distances
 from bymi.aggregation.each_receiver import each_receiver
 from bymi.aggregation.meamed import mean_about
 from bymi.aggregation.median import middle
@@ -49,17 +49,20 @@ class Bulyan(Tolerant, Rule):
         count = valid.sum(1, keepdim=True)
         assumed = self.assumed(count - 1, (count - 3) // 4)
         wanted, left = count - 2 * assumed, valid.clone()
-        dist2 = squared_distances(gram)
-        nearest, order = dist2.masked_fill(~others(valid), torch.inf).sort(2)
-        nearest = nearest.masked_fill(nearest.isinf(), 0.0)
+        nearest, order = squared_distances(gram).masked_fill(~others(valid), torch.inf).sort(2)
+        nearest, squares = nearest.masked_fill(nearest.isinf(), 0.0), gram.diagonal(dim1=1, dim2=2)
         for turn in range(int(wanted.max()) if len(wanted) else 0):
             remaining = left.sum(1, keepdim=True)
             # Krum's scores among those left: the first ones of each order of all.
             there = left[:, None, :].expand_as(order).gather(2, order)
             within = there & (there.cumsum(2, dtype=torch.int32) <= (remaining - assumed - 2).clamp_min(1)[:, :, None])
             score = (nearest * within).sum(2).masked_fill(~left, torch.inf)
-            # Two vectors that are nearest to each other have equal scores of one distance: then all distances decide.
+            # Two vectors that are nearest to each other have equal scores of one distance: then all distances decide,
+            # sum_j |x_i - x_j|^2 without sum_j |x_j|^2: a message that is far off would hide how the others differ.
             equal = smallest(score, left, torch.ones_like(count)) > 0
-            best = first_least((dist2 * left[:, None, :]).sum(2).masked_fill(~equal, torch.inf))
+            square, product = remaining * squares, 2 * gram * left[:, None, :]
+            apart = (square - product.sum(2)).masked_fill(~equal, torch.inf)
+            rounding = (square + product.abs().sum(2)).masked_fill(~equal, torch.inf).amin(1, keepdim=True)
+            best = first_least(apart, TIE * rounding)
             left = left & ~(torch.zeros_like(left).scatter(1, best, True) & (turn < wanted))
         return (valid & ~left).to(torch.float64)

@@ -63,4 +63,5 @@ def _closest(dist2: Tensor, subsets: Tensor) -> Tensor:
     diameter = torch.cat(diameters, 1)
     # Many subsets contain the two points that are farthest apart in the best one: of these the closest.
     equal = diameter <= diameter.amin(1, keepdim=True) * (1 + TIE)
-    return subsets[first_least(torch.cat(sums, 1).masked_fill(~equal, torch.inf)).squeeze(1)]
+    total = torch.cat(sums, 1).masked_fill(~equal, torch.inf)
+    return subsets[first_least(total, TIE * total.amin(1, keepdim=True)).squeeze(1)]

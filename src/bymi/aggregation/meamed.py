@@ -36,6 +36,8 @@ def mean_about(ordered: Tensor, centre: Tensor, count: Tensor, number: Tensor) -
     first = ordered[:, : len(starts)]
     ends = (starts + number - 1)[:, :, None].expand_as(first)
     reach = torch.maximum(centre[:, None] - first, ordered.gather(1, ends.clamp_max(len(places) - 1)) - centre[:, None])
-    start = first_least(reach.masked_fill((starts + number > count)[:, :, None], torch.inf))
+    reach = reach.masked_fill((starts + number > count)[:, :, None], torch.inf)
+    rounding = 8 * torch.finfo(centre.dtype).eps * (centre.abs()[:, None] + reach.amin(1, keepdim=True))
+    start = first_least(reach, rounding)
     chosen = (places[:, None] >= start) & (places[:, None] < start + number[:, :, None])
     return torch.where(chosen, ordered, torch.zeros_like(ordered)).sum(1) / number
