@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import sys
 import types
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 import bymi
-from bymi import RULES, InputError, Plan, Round, TrMean, WarmUp
+from bymi import RULES, Inbox, InputError, Plan, Round, TrMean, WarmUp
 from bymi.aggregation import (
     CAF,
     MDA,
@@ -31,6 +32,7 @@ from bymi.aggregation import (
     MultiKrum,
 )
 from bymi.aggregation import NNM as OurNNM
+from bymi.aggregation.base import Rule
 from bymi.experiment import load
 from bymi.runs.foreign_source_digests import foreign_source, refuse_imports
 from bymi.runs.run_setup import set_up_run
@@ -166,6 +168,27 @@ def test_a_chain_may_end_in_a_callable() -> None:
         made = set_up_run(load(None, [*WORDS, f"warm_up.rule={words}"]).expand()[0].resolved)
         ends.append([*simulate(made.problem, made.graph, made.plan, made.adversary)][-1].theta)
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-9)
+
+
+@dataclass(frozen=True)
+class Nearest(Rule):
+    """A rule with a parameter that has no default, and one whose default is made."""
+
+    keep: int
+    tags: dict[str, int] = field(default_factory=dict)
+
+    def combine(self, inbox: Inbox, round: Round) -> Tensor:
+        return inbox.own * self.keep
+
+
+def test_a_chain_may_end_in_an_imported_rule_that_needs_a_parameter() -> None:
+    for name in ("nnm+tests.test_callables:Nearest", "NNM+tests.test_callables:Nearest"):
+        rule = WarmUp(f"{name}:keep=2").rule  # type: ignore[arg-type]
+        assert rule.chain == Chain(OurNNM(), Nearest(2))  # type: ignore[attr-defined]
+        with pytest.raises(InputError, match="keep"):
+            WarmUp(name)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="f: "):
+        WarmUp("nnm+krum:f")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["tests.test_callables:lists_only", "nnm+tests.test_callables:lists_only", "torch:median:f=1"])

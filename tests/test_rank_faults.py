@@ -23,6 +23,8 @@ from bymi.core.errors import RankLostError
 from bymi.distributed import collectives
 from bymi.distributed.collectives import Group
 from bymi.distributed.join_process_group import _use_loopback
+from bymi.experiment import load
+from bymi.runs import parallel_runs
 from tests.commands import bymi
 from tests.forked import Forked, call, fork, start
 from tests.idx_files import write_image_set
@@ -128,6 +130,23 @@ def test_a_rank_that_is_told_to_stop_in_a_collective_is_heard_by_the_others(tmp_
     assert codes == dict.fromkeys(range(3), 6)
     assert said.count("told to stop by the launcher") == 1
     assert said.count("so have all other ranks") == 3
+
+
+def test_a_rank_that_has_left_starts_nothing_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever catches the error and goes on to the next collective gets it again, and a run does not take it for its own."""
+    group = Group(rank=1, size=2)
+    error = group.lost("told to stop by the launcher")
+    with pytest.raises(RankLostError) as again:
+        group.tell({})
+    assert again.value is error
+
+    def told(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(parallel_runs, "run", told)
+    (spec,) = load(None, ["nodes=4", "steps=2", "method=dsgd"]).expand()
+    with pytest.raises(RankLostError):
+        parallel_runs.run_all([spec.resolved], tmp_path, jobs=1)
 
 
 @dataclass(frozen=True)

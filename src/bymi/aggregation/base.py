@@ -269,7 +269,7 @@ def smallest(values: Tensor, among: Tensor, count: Tensor, tie: float = TIE) -> 
 
 
 def ranks(values: Tensor) -> Tensor:
-    """Rank [b, n] of each value in its row, ascending; of equal values the one in the first column.
+    """Rank [b, n] of each value in its row, ascending; of equal values the one in the first column. No value is NaN.
 
     Equal up to rounding is equal: clipping and NNM make messages that are equally far off, and matrices, lists and ranks of a
     distributed run round differently.
@@ -285,7 +285,10 @@ def ranks(values: Tensor) -> Tensor:
 
 
 def first_least(values: Tensor, tie: Tensor) -> Tensor:
-    """Column [b, 1, ...] of the least value of each row [b, n, ...]; of values that exceed it by at most `tie` the first."""
+    """Column [b, 1, ...] of the least value of each row [b, n, ...]; of values that exceed it by at most `tie` the first.
+
+    Neighbours are in the same order in every form of a round. The own vector is not: it is in its node's column, or last.
+    """
     return (values <= values.amin(1, keepdim=True) + tie).to(torch.int8).argmax(1, keepdim=True)
 
 

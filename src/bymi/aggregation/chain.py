@@ -210,10 +210,14 @@ def _named_chain(name: str, kinds: tuple[type[Any], ...]) -> type[Rule]:
     for kind in kinds:
         hints = get_type_hints(kind)
         for one in dataclasses.fields(kind):
-            _, hint, default = fields.get(one.name, ("", hints[one.name], one))
-            own = default.default != one.default  # None for each part's own
-            default = field(default=None if own else default.default, metadata=default.metadata)
-            fields[one.name] = (one.name, hint | None if own else hint, default)
+            _, hint, first = fields.get(one.name, ("", hints[one.name], one))
+            default: dict[str, Any] = {"default": None}  # each part's own
+            if (alike := first.default == one.default) and first.default_factory is not dataclasses.MISSING:
+                default = {"default_factory": first.default_factory}
+            elif alike:
+                default = {"default": first.default}
+            value = field(kw_only=True, metadata=first.metadata, **default)
+            fields[one.name] = (one.name, hint if alike else hint | None, value)
     space = {"kinds": kinds, "order": kinds[-1].order, "__module__": __name__, "__doc__": f"The chain {name}."}
     if kinds[-1].__module__.partition(".")[0] != "bymi":  # so that run folders are named by its source
         space |= {"__module__": kinds[-1].__module__, "__qualname__": kinds[-1].__qualname__}

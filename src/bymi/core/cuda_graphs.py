@@ -53,7 +53,7 @@ def captured_up_to(most: int, program: Callable[..., T], /, *values: Tensor, **c
 
 def captured_rows(program: Callable[..., Tensor], rows: Tensor, /, *values: Tensor, **constants: Hashable) -> Tensor:
     """`captured` for a program whose result [n, ...] is computed row by row from `rows` [n], padded so that few sizes occur."""
-    if rows.device.type != "cuda":
+    if rows.device.type != "cuda" or not len(rows):
         return program(rows, *values, **constants)
     padded = torch.nn.functional.pad(rows, (0, padded_count(len(rows)) - len(rows)))
     return captured(program, padded, *values, **constants)[: len(rows)]

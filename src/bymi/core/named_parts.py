@@ -106,13 +106,16 @@ def read_value(text: str) -> Any:
 def require_capital(text: object, table: Mapping[str, Any]) -> None:
     """Raise an InputError if a text is "module:name" with a small letter, which is not taken for an import."""
     small = _SMALL.fullmatch(text) if isinstance(text, str) else None
-    if small is not None and small[1].partition(":")[0].lower() not in table:
+    if small is not None and small[1].partition(":")[0].lower().rpartition("+")[2] not in table:
         raise InputError(f"got {small[1]!r}, allowed: module:Name, whose Name begins with a capital letter or an underscore")
 
 
 def full_name(name: str, aliases: Mapping[str, str]) -> str:
-    """The name in a table for a name written by a user: aliases resolved, lower case unless it is an import."""
-    return name.strip() if is_import(name) else aliases.get(name.lower(), name.lower())
+    """The name in a table for a name written by a user: aliases resolved, lower case but for an import."""
+    if is_import(name):
+        wrappers, plus, imported = name.strip().rpartition("+")
+        return wrappers.lower() + plus + imported
+    return aliases.get(name.lower(), name.lower())
 
 
 def build_part(table: Mapping[str, type[Any]], part: Mapping[str, Any]) -> Any:

@@ -54,6 +54,7 @@ class Group:
     stopping: bool = False  # this rank has reported that it cannot continue
     told: bool = False  # the launcher has told this rank to stop
     in_collective: bool = False
+    ended: RankLostError | None = None  # why this rank left: its connections are closed
 
     def swap(self, rows: Tensor, counts: Sequence[int], coming: Sequence[int], name: str) -> Tensor:
         """Rows received from all ranks, after sending counts[0] rows to rank 0, the next counts[1] to rank 1, and so on.
@@ -140,6 +141,8 @@ class Group:
         entry.calls, entry.messages, entry.bytes = entry.calls + 1, entry.messages + len(sent), entry.bytes + sum(sent)
 
     def _do(self, work: Callable[[], object], name: str) -> None:
+        if self.ended is not None:
+            raise self.ended
         start = time.perf_counter()
         failed: str | None = None
         self.in_collective = True
@@ -168,12 +171,15 @@ class Group:
         self._hang_up()
         silent = self._in_time(self._silent, [0])
         here = f"rank {self.rank} of {self.size} stopped {self.moment}"
-        if not silent:
-            return RankLostError(f"{here}: {why}, and so have all other ranks; {_SAY_AGAIN}")
-        return RankLostError(
-            f"{here}: no word from rank {', '.join(map(str, silent))} ({why}); look at that rank's machine and memory, "
-            f"then {_SAY_AGAIN}, with a longer --timeout if it was only slow"
-        )
+        if silent:
+            said = (
+                f"{here}: no word from rank {', '.join(map(str, silent))} ({why}); look at that rank's machine and memory, "
+                f"then {_SAY_AGAIN}, with a longer --timeout if it was only slow"
+            )
+        else:
+            said = f"{here}: {why}, and so have all other ranks; {_SAY_AGAIN}"
+        self.ended = RankLostError(said)
+        return self.ended
 
     def leave(self) -> bool:
         """Stop because of an error that is no lost rank's; returns whether this rank should print it.

@@ -38,9 +38,9 @@ _TINY = 1e-33  # gaps below are drawn here
 _SETTING = f"""The third phase alone: {NODES} honest nodes of an Erdos-Renyi graph in which each node has cut {CUT:.0%} of its
 in-arcs at random (one-sided), or the edges that neither end has cut (mutual). Least squares, d = {DIM}, {SAMPLES} samples per
 node, {ROUNDS} rounds, cap and floor off. *Different* nodes have optima theta* + {SPREAD:g} z_i. *Exact*: gradients over all
-samples; *stochastic*: mini-batches of 8. The order is adapt-then-combine but for the rows *as printed* and *as published*.
-Each cell takes the step size of {", ".join(map(str, STEPS))} with the least final gap on seed 100; entries are medians over
-{{seeds}} seeds of the mean over nodes of f(theta_i) - min f, with that step in brackets."""
+samples; *stochastic*: mini-batches of 8. The order is adapt-then-combine but for AB and the rows *as printed* and *as
+published*. Each cell takes the step size of {", ".join(map(str, STEPS))} with the least final gap on seed 100; entries are
+medians over {{seeds}} seeds of the mean over nodes of f(theta_i) - min f, with that step in brackets."""
 
 _WHOLE = f"""Scenario A with {WHOLE_NODES} nodes and {WHOLE_ROUNDS} rounds, mini-batches of 32, falling step, all other keys as
 by default: median gap of the core's mean model to the optimum of all honest nodes and to that of the core's own samples, and

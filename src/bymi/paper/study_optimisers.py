@@ -39,7 +39,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "FROST": {"method": "frost"},
     "FROST, heavy ball 0.3": {"method": "frost:heavy_ball=0.3"},
     "FROST, own step sizes": {"method": "frost:spread=0.5"},
-    "push-pull": {"method": "ab"},
+    "AB": {"method": "ab", "order": "combine-then-adapt"},
+    "push-pull": {"method": "push-pull"},
     "DSGD, mutual": {"method": "dsgd", "mutual": True},
     "tracking, mutual": {"method": "gradient-tracking", "mutual": True},
     "tracking, mutual, heavy ball 0.3": {"method": "gradient-tracking:heavy_ball=0.3", "mutual": True},
@@ -59,7 +60,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
 WHOLE: dict[str, dict[str, Any]] = {
     "published: DRSGD": {"profile": "paper"},
     "published: FROST": {"profile": "paper", "optimisation": {"method": "frost"}},
-    "published: push-pull": {"profile": "paper", "optimisation": {"method": "ab", "order": "adapt-then-combine"}},
+    "published: push-pull": {"profile": "paper", "optimisation": {"method": "push-pull"}},
     "hardened: DRSGD": {"profile": "hardened"},
     "hardened: tracking": {"profile": "hardened", "optimisation": {"method": "gradient-tracking"}},
     "hardened: tracking, no clipping": {

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import bymi
-from bymi.core.errors import BymiError, InputError, OutOfMemoryError, error_of, require
+from bymi.core.errors import BymiError, InputError, OutOfMemoryError, RankLostError, error_of, require
 from bymi.distributed.collectives import Group
 from bymi.distributed.device_and_thread_settings import Host
 from bymi.distributed.join_process_group import same_everywhere
@@ -200,6 +200,8 @@ def _attempt(spec: ResolvedSpec, out: Path, watch: Callable[[RunStatus], None], 
         return None
     try:
         return run(spec, out, watch, host)
+    except RankLostError:  # of this whole process, not of one run
+        raise
     except BymiError as problem:
         return problem
 
