@@ -34,6 +34,7 @@ from bymi.aggregation import (
 from bymi.aggregation import NNM as OurNNM
 from bymi.aggregation.base import Rule
 from bymi.experiment import load
+from bymi.runs import foreign_source_digests
 from bymi.runs.foreign_source_digests import foreign_source, refuse_imports
 from bymi.runs.run_setup import set_up_run
 from bymi.runs.simulate import simulate
@@ -168,6 +169,18 @@ def test_a_chain_may_end_in_a_callable() -> None:
         made = set_up_run(load(None, [*WORDS, f"warm_up.rule={words}"]).expand()[0].resolved)
         ends.append([*simulate(made.problem, made.graph, made.plan, made.adversary)][-1].theta)
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-9)
+
+
+def test_a_function_in_a_spec_has_the_same_digest_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def digests() -> list[str]:
+        foreign_source_digests.sources_of.cache_clear()
+        foreign_source_digests._text.cache_clear()
+        rules = ("tests.test_callables:Middle", "nnm+tests.test_callables:Middle")
+        return [load(None, [*WORDS, f"warm_up.rule={rule}"]).expand()[0].resolved.digest for rule in rules]
+
+    here = digests()
+    monkeypatch.setattr(foreign_source_digests, "_WITHOUT_SOURCE", "another process")
+    assert digests() == here
 
 
 @dataclass(frozen=True)

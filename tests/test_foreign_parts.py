@@ -173,6 +173,7 @@ def test_without_its_source_a_part_is_new_in_every_process(monkeypatch: pytest.M
     assert resolved(warm_up__rule={"name": "own"}).digest == here
     monkeypatch.setattr(foreign, "_WITHOUT_SOURCE", "another process")
     foreign.sources_of.cache_clear()
+    foreign._text.cache_clear()
     assert resolved(warm_up__rule={"name": "own"}).digest != here
 
 

@@ -39,6 +39,14 @@ def test_arcs_of_networkx_point_at_the_one_who_hears() -> None:
     assert set(graph.to_networkx().edges) == {(0, 1), (1, 2), (2, 0)}
 
 
+def test_labels_that_are_numbers_are_the_node_numbers() -> None:
+    """In whatever order networkx has the nodes; other labels are numbered in that order."""
+    path = nx.Graph([(0, 3), (3, 1), (1, 2)])
+    assert Graph.from_networkx(path).hears.nonzero().tolist() == [[0, 3], [1, 2], [1, 3], [2, 1], [3, 0], [3, 1]]
+    named = nx.relabel_nodes(path, dict(enumerate("abcd")))
+    assert Graph.from_networkx(named).hears.nonzero().tolist() == [[0, 1], [1, 0], [1, 2], [2, 1], [2, 3], [3, 2]]
+
+
 def test_adjacency_rows_hear_columns_and_the_diagonal_is_dropped() -> None:
     graph = Graph.from_adjacency([[1, 1], [0, 1]])
     assert graph.hears.tolist() == [[False, True], [False, False]]

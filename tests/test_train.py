@@ -34,6 +34,7 @@ from tests.forked import call
 
 NODES = 10
 FACTOR = 1.0
+CROSS_ENTROPY = nn.functional.cross_entropy
 
 
 def net(width: int = 5) -> nn.Sequential:
@@ -54,6 +55,10 @@ TEST = stream(0, "test").normal(50, 4).to(torch.float32)
 
 def accuracy(model: nn.Module) -> float:
     return float((model(TEST).argmax(1) == TEST[:, :3].argmax(1)).double().mean())
+
+
+def total(model: nn.Module) -> float:
+    return float(TEST.sum())
 
 
 def shifted(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -142,8 +147,37 @@ def test_the_same_call_reads_its_folder_and_another_one_does_not(tmp_path: Path)
 def test_a_changed_constant_of_the_loss_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = train(tmp_path, loss=shifted)
     monkeypatch.setattr(sys.modules[__name__], "FACTOR", 2.0)
-    bymi.runs.foreign_source_digests.sources_of.cache_clear()
     assert train(tmp_path, loss=shifted).folder != first.folder
+
+
+def test_changed_test_data_are_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a function, of a method, and of the module that a closure holds."""
+
+    class Measure:
+        def __init__(self, rows: Tensor) -> None:
+            self.rows = rows
+
+        def sum(self, model: nn.Module) -> float:
+            return float(self.rows.sum())
+
+    first = train(tmp_path, evaluate=total)
+    assert first.summary["total"] == float(TEST.sum())
+    monkeypatch.setattr(sys.modules[__name__], "TEST", TEST + 1)
+    second = train(tmp_path, evaluate=total)
+    assert second.folder != first.folder
+    assert second.summary["total"] == float(TEST.sum())
+    assert len({train(tmp_path, evaluate=Measure(rows).sum).folder for rows in (TEST, TEST, TEST + 1)}) == 2
+
+
+def test_functions_that_share_a_line_are_different_runs(tmp_path: Path) -> None:
+    rules = (lambda rows: rows.mean(0), lambda rows: rows.median(0).values)
+    losses = (lambda got, to: CROSS_ENTROPY(got, to), lambda got, to: 2 * CROSS_ENTROPY(got, to))
+    measures = (lambda model: {"a": 1.0}, lambda model: {"a": 2.0})
+    for key, functions in {"rule": rules, "loss": losses, "evaluate": measures}.items():
+        folders = {train(tmp_path, **{key: function}).folder for function in functions}
+        assert len(folders) == 2
+        assert train(tmp_path, **{key: functions[0]}).folder in folders
+    assert train(tmp_path, rule=rules[0]).folder.name.startswith("lambda-")
 
 
 def test_all_ways_to_give_data_and_graph_mean_the_same(tmp_path: Path) -> None:
@@ -175,7 +209,9 @@ def test_all_ways_to_give_data_and_graph_mean_the_same(tmp_path: Path) -> None:
     assert len({train(tmp_path, graph=graph).folder for graph in graphs}) == 1
     mask = torch.zeros(NODES, dtype=torch.bool)
     mask[[0, 7]] = True
-    assert len({train(tmp_path, byzantine=some).folder for some in (mask, mask.numpy(), (7, 0), torch.tensor([0, 7]))}) == 1
+    ways_to_name = (mask, mask.numpy(), mask.tolist(), (7, 0), torch.tensor([0, 7]))
+    assert len({train(tmp_path, byzantine=some).folder for some in ways_to_name}) == 1
+    assert len({train(tmp_path, graph=some).folder for some in ("ring", bymi.TOPOLOGIES["ring"]())}) == 1
     assert len({train(tmp_path, attack=attack).folder for attack in ("sign-flip", "bit-flip", SignFlip())}) == 1
 
 
@@ -334,6 +370,8 @@ def local_attack() -> VectorAttack:
         ({"byzantine": [10]}, "byzantine: got 10, allowed: node numbers 0 to 9"),
         ({"byzantine": range(5)}, "byzantine: got '5 of 10 nodes', allowed: fewer than half"),
         ({"byzantine": torch.ones(4, dtype=torch.bool)}, "byzantine: got Tensor of shape"),
+        ({"byzantine": [True] + [False] * 3}, "byzantine: got Tensor of shape"),
+        ({"byzantine": ()}, r"byzantine: got \(\), allowed: node numbers, a mask or a share, with an attack"),
         ({"attack": None}, "attack: got None"),
         ({"attack": "imp"}, "attack: got 'imp'; did you mean 'ipm'"),
         ({"attack": bymi.BALANCE()}, "attack: got BALANCE"),
@@ -343,6 +381,10 @@ def local_attack() -> VectorAttack:
         ({"profile": "mine"}, "profile: got 'mine', allowed: 'hardened' or 'paper'"),
         ({"nods": 4}, "nods: unknown key"),
         ({"warm_up": {"btch": 4}}, "warm_up.btch: unknown key"),
+        ({"warm_up": 3}, "warm_up: got 3, allowed: a dict of its keys"),
+        ({"rule": "krum", "warm_up": {"rule": "ios"}}, "warm_up.rule: got 'ios', allowed: no rule here beside rule = 'krum'"),
+        ({"evaluate": 3}, "evaluate: got 3, allowed: a function"),
+        ({"evaluate": lambda model: model.nothing}, "evaluate: lambda raised AttributeError: .* allowed: a function"),
         ({"steps": "8"}, "steps: got '8'"),
         ({"method": ["rule", "dsgd"]}, "method: got .*one method per call"),
         ({"evaluate": lambda model: "good"}, "evaluate: got 'good'"),
@@ -382,7 +424,7 @@ def test_on_real_data_nothing_says_who_was_flagged_rightly(tmp_path: Path) -> No
         None,
     ]
     assert real.summary["core_size"] == NODES
-    simulated = train(tmp_path, byzantine=())  # an attack that nobody makes: every flag is wrong
+    simulated = train(tmp_path, byzantine=0.0)  # an attack that nobody makes: every flag is wrong
     assert None not in {simulated.summary[key] for key in TRUTH_KEYS if key != "found"}
     texts = {}
     for name, run in (("real", real), ("simulated", simulated)):

@@ -39,7 +39,7 @@ class CallableRule(Rule):
     @property
     def name(self) -> str:
         """Name of the function or class, for labels."""
-        return str(getattr(self.target, "__name__", type(self.target).__name__))
+        return str(getattr(self.target, "__name__", type(self.target).__name__)).strip("<>")
 
     def combine(self, inbox: Inbox, round: Round) -> Tensor:
         output = inbox.own.clone()

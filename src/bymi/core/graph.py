@@ -191,12 +191,17 @@ class Graph(ABC):
 
     @staticmethod
     def from_networkx(graph: nx.Graph[Any]) -> MatrixGraph:
-        """From a networkx Graph or DiGraph, nodes in its order. An arc u -> v means that v hears u."""
+        """From a networkx Graph or DiGraph. An arc u -> v means that v hears u.
+
+        Labels that are the numbers 0 to M - 1 are the node numbers; with any other labels nodes are numbered in the order in
+        which the graph has them.
+        """
         if not isinstance(graph, nx.Graph):
             raise GraphError(f"graph: got {shown(graph)}, allowed: a networkx Graph or DiGraph")
         if graph.number_of_nodes() == 0:
             raise GraphError("the graph has no nodes")
-        return Graph.from_adjacency(nx.to_numpy_array(graph, weight=None).T)
+        order = sorted(graph) if set(graph) == set(range(len(graph))) else list(graph)
+        return Graph.from_adjacency(nx.to_numpy_array(graph, order, weight=None).T)
 
     @staticmethod
     def read(path: str | Path, *, directed: bool = False) -> MatrixGraph:

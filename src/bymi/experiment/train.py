@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +22,7 @@ from bymi.core.errors import InputError, is_integer, is_number, require, shown
 from bymi.core.graph import Graph
 from bymi.core.list_graph import GraphLike, as_graph
 from bymi.core.named_parts import Table, part_by_name
+from bymi.core.topology import TOPOLOGIES, Topology
 from bymi.datasets import Partition
 from bymi.detection.verdict import SUSPENDED
 from bymi.distributed.device_and_thread_settings import Host
@@ -38,6 +39,7 @@ Arrays = Tensor | np.ndarray[Any, Any]
 Data = Shards | tuple[Arrays, Arrays] | Sequence[tuple[Arrays, Arrays]] | Dataset[Any]
 
 _PROFILES = {"published": "paper"}  # its name in bymi.identify
+_RULE = "balance:gamma=1.0"
 _OWN_RULE = "bymi.runs.given_objects:OwnRule"
 
 
@@ -76,9 +78,9 @@ def train(
     loss: Loss,
     shards: Data,
     *,
-    graph: GraphLike | str,
+    graph: GraphLike | Topology | str,
     steps: int,
-    rule: aggregation.Rule | str | Callable[..., Any] = "balance:gamma=1.0",
+    rule: aggregation.Rule | str | Callable[..., Any] = _RULE,
     profile: str = "hardened",
     attack: Attack | str | None = None,
     byzantine: Iterable[int] | Tensor | float = (),
@@ -97,10 +99,10 @@ def train(
     `shards`: (inputs, targets) stacked as [M, n, ...] each, or a list of (inputs, targets) per node, of any sizes, tensors or
     numpy arrays; or a torch Dataset with a `partition` ("stratified", "dirichlet:dirichlet_alpha=0.5", an instance) and, where
     the graph does not say, the number of `nodes`; `samples` per node. `graph`: networkx, an adjacency matrix, a Graph, or a
-    topology by name ("erdos-renyi:p=0.5"). `rule`, `attack`: an instance, a name with parameters, or "module:Name"; as a rule
-    also any aggregator of another library, or a function of the vectors of a neighbourhood. `byzantine`: the attackers by
-    number or as a mask, or their share; without an attack the data are real, and nothing in the summary says who was flagged
-    rightly. `evaluate(module)`: a number, or a dict of numbers, for each row of the metrics.
+    topology, by name ("erdos-renyi:p=0.5") or an instance. `rule`, `attack`: an instance, a name with parameters, or
+    "module:Name"; as a rule also any aggregator of another library, or a function of the vectors of a neighbourhood.
+    `byzantine`: the attackers by number or as a mask, or their share; without an attack the data are real, and nothing in the
+    summary says who was flagged rightly. `evaluate(module)`: a number, or a dict of numbers, for each row of the metrics.
     `identification`: samples per node for the published detection. `settings`: any other spec key, such as `warm_up={"batch":
     16}`, `optimisation={"step_size": 0.1}` or `record_every=10`. `host`: device and checkpoints.
 
@@ -110,12 +112,19 @@ def train(
     require(isinstance(model, nn.Module), "model", model, "an instance of torch.nn.Module")
     require(isinstance(out, (str, Path)), "out", out, "the path of a folder")
     rule = aggregation.as_rule(rule)
-    own = None if isinstance(graph, str) else as_graph(graph)
+    require(evaluate is None or callable(evaluate), "evaluate", evaluate, "a function of a module")
+    warm_up = settings.get("warm_up", {})
+    require(isinstance(warm_up, Mapping), "warm_up", warm_up, "a dict of its keys, such as {'batch': 16}")
+    twice = "rule" in warm_up and rule != _RULE
+    require(not twice, "warm_up.rule", warm_up.get("rule"), f"no rule here beside rule = {shown(rule)}")
+    own = None if isinstance(graph, (str, Topology)) else as_graph(graph)
     count = nodes if own is None else own.size
     pairs = _pairs(shards, model, partition, count, samples, seed)
     require(count in (None, len(pairs)), "shards", f"those of {len(pairs)} nodes", f"those of {count} nodes, as the graph has")
     share, members = _byzantine(byzantine, len(pairs))
     require(attack is not None or not share, "attack", attack, "an attack by name or an instance, with byzantine nodes")
+    acts = attack is None or share > 0 or is_number(byzantine)
+    require(acts, "byzantine", byzantine, "node numbers, a mask or a share, with an attack; 0.0 for an attack on no node")
     numbers = None if members is None else ",".join(map(str, members.nonzero().flatten().tolist()))
     content = {"content": digest_of(model, loss, pairs, evaluate), "byzantine": numbers, "identification": identification}
     values = {
@@ -126,10 +135,12 @@ def train(
         "byzantine_ratio": share,
         "steps": steps,
         "seed": seed,
-        "graph": graph if own is None else {"name": "bymi.runs.given_objects:OwnGraph", "content": _digest_of_graph(own)},
+        "graph": _named("graph", graph, TOPOLOGIES)
+        if own is None
+        else {"name": "bymi.runs.given_objects:OwnGraph", "content": _digest_of_graph(own)},
         "data": {"name": "bymi.runs.given_objects:OwnData", **content},
         "attack": "silent" if attack is None else _named("attack", attack, attacks.ATTACKS),
-        "warm_up": {"rule": (named := _named("rule", rule, aggregation.RULES)), **settings.get("warm_up", {})},
+        "warm_up": {"rule": (named := _named("rule", rule, aggregation.RULES)), **warm_up},
     }
     spec = read_spec(values)
     require(len(spec.methods) == 1, "method", spec.methods, "one method per call")
@@ -213,6 +224,8 @@ def _byzantine(given: Any, nodes: int) -> tuple[float, Tensor | None]:
     if is_number(given) and not is_integer(given):
         return float(given), None
     mask = torch.zeros(nodes, dtype=torch.bool)
+    if isinstance(given, (list, tuple)) and given and all(isinstance(one, bool) for one in given):
+        given = torch.tensor(given)
     if isinstance(given, (Tensor, np.ndarray)) and given.dtype in (torch.bool, np.dtype(bool)):
         require(tuple(given.shape) == (nodes,), "byzantine", given, f"a mask of the {nodes} nodes")
         mask = torch.as_tensor(given).cpu().clone()

@@ -14,10 +14,12 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from bymi import aggregation, attacks, datasets, detection
+from bymi.aggregation.callables import NamedCallable
+from bymi.aggregation.chain import NamedChain
 from bymi.core import topology
 from bymi.core.errors import require
 from bymi.core.named_parts import Table, full_name, is_import, read_shorthand
@@ -79,28 +81,67 @@ def _named(values: Mapping[str, Any]) -> Iterator[tuple[Table[Any], str]]:
 def sources_of(entry: Any) -> frozenset[str]:
     """Source texts of a class or function that is not bymi's own; cached, since a file may change while its old code runs."""
     texts: dict[int, str] = {}
-    waiting = [entry]
-    while waiting:
-        thing = waiting.pop()
-        if id(thing) in texts or (thing.__module__ or "bymi").partition(".")[0] in _KNOWN:
-            continue
-        texts[id(thing)] = text = _text(thing)
-        space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
-        used = {name: space[name] for name in _names(text) if name in space}
-        waiting += [value for value in used.values() if isinstance(value, (type, FunctionType))]
-        waiting += thing.__mro__ if isinstance(thing, type) else []
+    for thing, text, used in _reached(entry):
+        texts[id(thing)] = text
         texts.update({id(value): f"{name} = {value!r}" for name, value in used.items() if isinstance(value, _PLAIN)})
     return frozenset(texts.values())
 
 
+def globals_of(entry: Any) -> dict[str, Any]:
+    """Global variables that a class or function of others and what it calls name, by module and name, as they are now."""
+    code = (type, FunctionType, ModuleType)
+    found: dict[str, Any] = {}
+    for thing, _, used in _reached(entry):
+        found |= {f"{thing.__module__}.{name}": value for name, value in used.items() if not isinstance(value, code)}
+    return dict(sorted(found.items()))
+
+
+def _reached(entry: Any) -> Iterator[tuple[Any, str, dict[str, Any]]]:
+    """A class or function and all that it names, but for known modules: each with its source and the globals that it names."""
+    seen: set[int] = set()
+    waiting = [_written(entry)]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or (thing.__module__ or "bymi").partition(".")[0] in _KNOWN:
+            continue
+        seen.add(id(thing))
+        text = _text(thing)
+        space = vars(sys.modules[thing.__module__]) if thing.__module__ in sys.modules else {}
+        used = {name: space[name] for name in _names(thing, text) if name in space}
+        waiting += [value for value in used.values() if isinstance(value, (type, FunctionType))]
+        waiting += thing.__mro__ if isinstance(thing, type) else []
+        yield thing, text, used
+
+
+def _written(entry: Any) -> Any:
+    """The class or function that a user wrote, behind a class that was made of it for a spec."""
+    if isinstance(entry, type) and issubclass(entry, NamedChain):
+        return _written(entry.kinds[-1])
+    return entry.source if isinstance(entry, type) and issubclass(entry, NamedCallable) and entry.source else entry
+
+
+@cache
 def _text(thing: Any) -> str:
     try:
-        return inspect.getsource(thing)
+        text = inspect.getsource(thing)
     except (OSError, TypeError):  # defined where no source is kept, such as by exec
         return f"{thing.__qualname__} {_WITHOUT_SOURCE}"
+    # The source of a lambda is the line that it is on, with all that is there.
+    return text + _instructions(thing.__code__) if _is_lambda(thing) else text
 
 
-def _names(text: str) -> set[str]:
+def _is_lambda(thing: Any) -> bool:
+    return isinstance(thing, FunctionType) and thing.__name__ == "<lambda>"
+
+
+def _instructions(code: CodeType) -> str:
+    inner = "".join(_instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts)
+    return f"{code.co_code.hex()} {code.co_names} {inner}"
+
+
+def _names(thing: Any, text: str) -> set[str]:
+    if _is_lambda(thing):
+        return set(thing.__code__.co_names)
     try:
         tree = ast.parse(textwrap.dedent(text))
     except SyntaxError:

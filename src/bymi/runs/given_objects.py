@@ -11,14 +11,17 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from bymi.aggregation import Rule
 from bymi.attacks import Attack, DataAttack
-from bymi.core.errors import InputError, is_number, require
+from bymi.core.errors import InputError, first_line, is_number, require
 from bymi.core.graph import Core, Graph
 from bymi.core.inbox import Inbox, Round
 from bymi.core.random_streams import stream
@@ -29,7 +32,7 @@ from bymi.distributed.shard_layout import ShardLayout
 from bymi.problems import ModuleProblem, Problem, Shards
 from bymi.problems.gradient_backends import Loss
 from bymi.runs.evaluators import Evaluator, Measures, number
-from bymi.runs.foreign_source_digests import sources_of
+from bymi.runs.foreign_source_digests import globals_of, sources_of
 from bymi.runs.run_folder import SUMMARY_KEYS
 from bymi.runs.tasks import Task
 
@@ -156,9 +159,13 @@ class OwnEvaluator(Evaluator):
         if self._evaluate is None:
             return {}
         self._model.load_state_dict(self._problem.state_dict(theta))
-        with torch.no_grad():
-            given = self._evaluate(self._model.eval())
         name = getattr(self._evaluate, "__name__", "evaluation").strip("<>")
+        try:
+            with torch.no_grad():
+                given = self._evaluate(self._model.eval())
+        except Exception as problem:  # code of others may raise anything
+            said = f"{type(problem).__name__}: {first_line(problem)}"
+            raise InputError(f"evaluate: {name} raised {said}, allowed: a function of a trained module") from problem
         values = given if isinstance(given, Mapping) else {name: given}
         for key, value in values.items():
             require(isinstance(key, str) and key not in _TAKEN, "evaluate", key, "names that bymi does not use itself")
@@ -170,36 +177,51 @@ class OwnEvaluator(Evaluator):
 def digest_of(*things: object) -> str:
     """Digest of the content of tensors, modules and functions, with the source of code that is not bymi's, torch's or Python's.
 
-    Of a function also its defaults and closure; data that it reaches in another way are not covered.
+    Of a function also its defaults, its closure, the object whose method it is, and the global variables that it and the
+    functions that it calls name. Data that it reaches in another way are not covered: through an imported module, a file, or an
+    object that is no tensor, array, module, number, text, or list or dict of these.
     """
     digest = hashlib.sha256()
-    for piece in _pieces(things):
+    for piece in _pieces(things, ()):
         digest.update(len(piece).to_bytes(8, "little") + piece)
     return digest.hexdigest()[:16]
 
 
-def _pieces(thing: Any) -> Iterator[bytes]:
+def _pieces(thing: Any, within: tuple[int, ...]) -> Iterator[bytes]:
+    """The content of a thing `within` others, by their ids: a function may refer to itself."""
+    if id(thing) in within:
+        return
+    inner = partial(_pieces, within=(*within, id(thing)))
     if isinstance(thing, Tensor):
         yield f"{thing.dtype} {list(thing.shape)}".encode()
         yield thing.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(thing, np.ndarray) and not thing.dtype.hasobject:
+        yield f"{thing.dtype} {list(thing.shape)}".encode()
+        yield thing.tobytes()
     elif isinstance(thing, nn.Module):
         kinds: set[Any] = {type(part) for part in thing.modules()}
         yield repr(thing).encode()
-        yield from _pieces(dict(thing.state_dict()))
+        yield from inner(dict(thing.state_dict()))
         yield from (text.encode() for text in sorted({text for part in kinds for text in sources_of(part)}))
+    elif isinstance(thing, TensorDataset):
+        yield from inner(thing.tensors)
     elif isinstance(thing, Mapping):
-        yield from (piece for key, value in thing.items() for piece in (str(key).encode(), *_pieces(value)))
+        yield from (piece for key, value in thing.items() for piece in (str(key).encode(), *inner(value)))
     elif isinstance(thing, (list, tuple)):
         yield str(len(thing)).encode()
-        yield from (piece for value in thing for piece in _pieces(value))
+        yield from (piece for value in thing for piece in inner(value))
     elif isinstance(thing, partial):
-        yield from _pieces((thing.func, thing.args, thing.keywords))
+        yield from inner((thing.func, thing.args, thing.keywords))
     elif callable(thing):
         kind: Any = thing if hasattr(thing, "__qualname__") else type(thing)
         yield f"{kind.__module__}.{kind.__qualname__}".encode()
         yield from (text.encode() for text in sorted(sources_of(kind)))
         cells = [cell.cell_contents for cell in getattr(thing, "__closure__", None) or ()]
-        yield from _pieces([*cells, *(getattr(thing, "__defaults__", None) or ())])
+        yield from inner([*cells, *(getattr(thing, "__defaults__", None) or ())])
+        yield from inner(globals_of(kind))
+        owner = thing if kind is not thing else getattr(thing, "__self__", None)
+        if not isinstance(owner, (type, ModuleType)):  # functions in C have a module there
+            yield from inner([owner, getattr(owner, "__dict__", None)])
     else:
         plain = thing is None or isinstance(thing, (bool, int, float, complex, str, bytes))
         yield (repr(thing) if plain else type(thing).__qualname__).encode()
