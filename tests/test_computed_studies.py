@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from bymi import RULES, InputError
-from bymi.paper import study_centres, study_pieces_on_arrays
+from bymi.paper import study_centres, study_optimisers, study_pieces_on_arrays
 from bymi.paper.computed_studies import COMPUTED
 from bymi.paper.computed_study import ComputedStudy
 from bymi.paper.page_rule_tables import endings, figure, page, worth
 from bymi.paper.study_optimisers import METHODS, cut_graph
 from bymi.paper.study_rule_tables import GRID_STUDIES, TOLD, build_grid
 from bymi.training.decentralised_optimisers import OPTIMISERS
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_points_are_measured_once_and_kept(tmp_path: Path) -> None:
@@ -49,6 +51,15 @@ def test_computed_studies_cover_their_tables() -> None:
     graph = cut_graph(0)
     assert not graph.symmetric
     assert bool(graph.core().members.all())
+
+
+def test_optimisers_over_mutual_arcs_average_as_their_rows_say() -> None:
+    """Nodes with few neighbours would keep the warm-up rule as their mixing: then the row would be of that rule."""
+    stored = json.loads((ROOT / "docs/results/optimisers/optimisers.json").read_text(encoding="utf-8"))["points"]
+    for row in ("DSGD, mutual", "AB"):
+        (point,) = (one for one in stored if (one["column"], one["row"], one["seed"]) == ("stochastic, equal", row, 0))
+        curve, _ = study_optimisers._curve(row, "stochastic, equal", 0, point["step"])
+        assert curve[-1] == pytest.approx(point["gap"], rel=1e-4)
 
 
 def test_a_test_left_out_on_arrays_is_missed_where_it_is_needed() -> None:

@@ -113,7 +113,9 @@ def _curve(row: str, column: str, seed: int, step: float) -> tuple[list[float], 
         graph = Graph.from_hears(graph.mutual)
     detection: dict[str, Any] = {"detector": Detector()}
     if mutual:
-        detection = {"detector": Detector(pruning="mutual", panel=Panel()), "watch": Watch(every=None, fuse=None)}
+        # All nodes average, however few neighbours they have.
+        panel = Panel(few=None)
+        detection = {"detector": Detector(pruning="mutual", panel=panel), "watch": Watch(every=None, fuse=None)}
     settings = Optimisation(
         StepSize(step, where["schedule"]),
         where["batch"],
