@@ -187,6 +187,13 @@ def test_what_commands_print_fits_narrow_terminals_and_cuts_nothing(
         assert not Counter(cell for text in cells for cell in text.split() if cell != "-") - found, words
 
 
+def test_keys_of_the_panel_and_of_monitoring_are_described() -> None:
+    said = {name: text for name, _, text in catalogue()["key"]}
+    assert said["panel.weak"] == "scores in units of noise"
+    assert said["byzantine_period"].startswith("they attack in the first half")
+    assert [name for name, text in said.items() if name.startswith(("panel.", "watch.", "redraw_")) and not text] == []
+
+
 def test_plain_progress_is_a_line_every_ten_seconds() -> None:
     err = io.StringIO()
     with mock.patch.object(progress_display.time, "monotonic", return_value=0.0) as now, redirect_stderr(err):

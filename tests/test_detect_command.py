@@ -298,6 +298,7 @@ def test_a_figure_of_the_scores(halves: Pair, profile: str, name: str) -> None:
     Path("names.txt").write_text("\n".join([*NAMES[:-1], "a $name$ with <marks> & far too many letters in it"]))
     answer = bymi("detect", "first.npy", "second.npy", "--profile", profile, "--names", "names.txt", "--plot", name)
     assert answer.code == 0
+    assert answer.out.splitlines()[-1] == f"Figure: {name}"
     are_pictures(Path(name))
     if name.endswith(".svg"):
         text = Path(name).read_text()
@@ -463,7 +464,12 @@ ENTRY = {"dtype": "F64", "shape": [30, 4], "data_offsets": [0, 960]}
         ("bad.csv", content(b"\n \n"), "bad.csv is not a readable .csv matrix: it is empty"),
         ("bad.csv", content(b"a,b\n"), "bad.csv is not a readable .csv matrix: it has a heading and no rows"),
         ("bad.csv", content(b"1,2\n3,x\n"), "bad.csv is not a readable .csv matrix: could not convert string 'x'"),
-        ("bad.csv", content(b"1,2\n3\n"), "bad.csv is not a readable .csv matrix: the number of columns changed"),
+        ("bad.csv", content(b"1,2\n3\n"), "bad.csv is not a readable .csv matrix: row 2 has 1 number, expected 2 as in row 1"),
+        (
+            "bad.csv",
+            content(b"name,a,b\nx,1,2\ny,1,2,3\n"),
+            "bad.csv is not a readable .csv matrix: row 2 has 3 numbers, expected 2",
+        ),
         ("bad.csv", content(b"\xff\xfe\x00"), "bad.csv is not a readable .csv matrix: "),
         ("bad.npz", damaged, "bad.npz is not a readable .npz matrix: "),
         ("bad.npy", header(b"{{{{"), "bad.npy is not a readable .npy matrix: "),

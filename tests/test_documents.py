@@ -59,6 +59,10 @@ def test_python_snippets_run(
         flagged = re.search(r"flagged: \[(.*?)\]", capsys.readouterr().out)
         assert flagged is not None
         assert {str(row) for row in range(8)} <= set(flagged.group(1).split(", "))
+    if page.name == "own-parts.md":
+        outcome, flagged_by, *_ = capsys.readouterr().out.splitlines()
+        assert outcome.startswith("finished ")
+        assert f"each node: {flagged_by}\n" in page.read_text()
 
 
 PAGES_WITH_COMMANDS = ("tutorial.md", "real-data.md", "detect.md", "level.md", "from-byzfl.md", "report.md", "sweep.md")

@@ -176,3 +176,14 @@ def test_rooms_are_attributes_too() -> None:
     program = "import bymi; print(bymi.detection.Panel.__name__, bymi.BALANCE(gamma=2.0).gamma, bymi.__version__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == f"Panel 2.0 {package.__version__}\n"
+
+
+def test_packages_that_the_docs_name_are_attributes_after_import_bymi() -> None:
+    """In a fresh process, the one that imports most others last; and `import bymi` alone imports none of them."""
+    names = ("datasets.Partition", "power_analysis.forecast", "runs.run", "experiment.load")
+    program = (
+        "import sys, bymi; print([name for name in sys.modules if name in ('torch', 'pydantic') or name[:5] == 'bymi.'])\n"
+    )
+    program += "".join(f"print(bymi.{name}.__name__)\n" for name in names)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[]", *(name.rpartition(".")[2] for name in names)]

@@ -187,7 +187,7 @@ def test_local_momentum_averages_the_noise_of_mini_batches() -> None:
     [
         (
             ["profile=paper", "optimisation.method=gradient-tracking"],
-            "optimisation.method: got 'gradient-tracking', allowed: with",
+            "optimisation.method: got 'gradient-tracking', allowed: with detection.pruning = 'mutual'; frost, ab or push-pull",
         ),
         (["optimisation.method=dgd-rs", "optimisation.order=adapt-then-combine"], "optimisation.order"),
         (["optimisation.method=frosty"], "did you mean"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from bymi import BALANCE, RULES, Detector, InputError, Plan, WarmUp
+from bymi import BALANCE, RULES, Detector, InputError, Plan, WarmUp, train
 from bymi.core.named_parts import is_import, read_shorthand
 from bymi.detection import THRESHOLDS, PublishedThreshold
 from bymi.experiment import load, read_spec
@@ -136,6 +136,15 @@ def test_a_sheet_or_a_run_folder_imports_nothing_unless_told_to(module: str, tmp
         allowed = call("-m", *words, "--allow-imports", cwd=tmp_path)
         assert allowed.returncode == 0, allowed.stderr
         (tmp_path / "imported").unlink()
+
+
+@pytest.mark.parametrize("words", [(), ("--allow-imports",)])
+def test_the_spec_of_a_run_of_train_asks_for_the_call(words: tuple[str, ...], tmp_path: Path) -> None:
+    shards, loss = [(torch.zeros(4, 2), torch.zeros(4, 1))] * 4, torch.nn.functional.mse_loss
+    run = train(torch.nn.Linear(2, 1), loss, shards, graph="complete", steps=2, method="rule", out=tmp_path)
+    path = run.folder / store.SPEC
+    allowed = "allowed: the same call of bymi.train, with the same objects"
+    assert mistake("run", str(path), *words) == f"{path}: got a run of bymi.train, {allowed}"
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,10 @@ def test_one_detection_only() -> None:
         ("profile=safe", "profile: got 'safe', allowed: 'hardened' or 'paper'"),
         ("panel=off", "panel: got off, allowed: with watch = off and detection.probe = false only"),
         ("watch=off", "watch: got off, allowed: without a panel"),
+        (
+            "profile=paper panel.strong=off",
+            "watch: got off, allowed: without a panel, which profile = hardened and any key panel.",
+        ),
         ("panel.direction=0", "panel.direction: got 0, allowed: greater than 0"),
         ("panel.directions=4", "panel.directions: unknown key (got 4); did you mean 'direction'?"),
         ("watch.fuse_share=2", "watch.fuse_share: got 2, allowed: less than 1"),

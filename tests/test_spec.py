@@ -102,7 +102,15 @@ def test_an_unknown_name_is_answered_with_the_nearest_one(word: str, nearest: st
         ("byzantine_ratio=-0.1", "byzantine_ratio: got -0.1, allowed: greater than or equal to 0"),
         ("byzantine_mixing=loudly", "byzantine_mixing: got 'loudly', allowed: 'plain', 'none' or 'rule'"),
         ("profile=mine", "profile: got 'mine', allowed: 'hardened' or 'paper'"),
-        ("alone=all", "alone: got 'all', allowed: a name or a table of keys"),
+        ("alone=all", "alone: got 'all', allowed: off, or a table with batch, schedule, step_size"),
+        ("attack=3", "attack: got 3, allowed: a name or a table of keys"),
+        (
+            "warm_up=krum",
+            "warm_up: got 'krum', allowed: a table with batch, cool_down, order, rule, schedule, step_size, steps; ",
+        ),
+        ("method=drsgd", "method: got 'drsgd', allowed: 'dsgd', 'rule', 'published' or 'drsgd-bymi', or a list of these"),
+        ("warm_up.rule=nnm:f=3+mine:Half", "warm_up.rule: got 'nnm:f=3+mine:Half', allowed: nnm+RULE or nnm+module:Name, with"),
+        ("warm_up.rule=bucketing", "warm_up.rule: got 'bucketing', allowed: bucketing+RULE"),
         ("alone.rate=0.1", "alone.rate: unknown key (got 0.1)"),
         ("alone.batch=0", "alone.batch: got 0, allowed: greater than or equal to 1"),
         ("steps=1", "steps: got 1, allowed: greater than or equal to 2"),
@@ -152,6 +160,12 @@ def test_wrong_types_and_impossible_values_name_key_value_and_what_is_allowed(wo
 )
 def test_numbers_that_cannot_be_written_down_or_make_no_sense_are_refused(word: str) -> None:
     assert refusal(word).startswith(word.split("=")[0])
+
+
+def test_a_name_in_place_of_a_section_is_pointed_to_the_key_that_takes_it() -> None:
+    assert refusal("optimisation=frost").endswith("; did you mean optimisation.method=frost?")
+    assert refusal("warm_up=krum:f=2").endswith("; did you mean warm_up.rule=krum:f=2?")
+    assert "did you mean" not in refusal("panel=strong")
 
 
 def test_several_mistakes_are_counted() -> None:

@@ -127,10 +127,13 @@ _ROOMS = (
 )
 """Where the names are; the first room that has one counts."""
 
+_PACKAGES = ("datasets", "runs", "power_analysis", "experiment")
+"""Packages with more than the names here: `bymi.experiment.load`."""
+
 
 def __getattr__(name: str) -> Any:
-    """A public name or one of the rooms, imported at its first use."""
-    if name in _ROOMS:
+    """A public name, one of the rooms or another package, imported at its first use."""
+    if name in _ROOMS or name in _PACKAGES:
         return importlib.import_module(f"bymi.{name}")
     for room in _ROOMS if name in __all__ else ():
         found = vars(importlib.import_module(f"bymi.{room}"))
@@ -140,4 +143,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

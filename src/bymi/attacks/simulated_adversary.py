@@ -39,9 +39,9 @@ class Adversary:
     what they received, their own vector, or the rule's output as honest nodes do. `pruning`: which in-arcs they cut: none, all,
     or those that the detector flagged.
 
-    `level`: where the attack acts, by default where it belongs. `start`: the nodes follow the protocol before that round; with
-    `period` they attack in the first half of every so many rounds from then on. `faces` "two" is equivocation: a random half of
-    the honest nodes receives the attack, the others true vectors. Since training gradients are not sent, such nodes train
+    `level`: where the attack acts, by default where it belongs. `start`: the nodes follow the protocol before that round;
+    `period`: they attack in the first half of every so many rounds from then on. `faces`: "two" is equivocation, a random half
+    of the honest nodes receives the attack, the others true vectors. Since training gradients are not sent, such nodes train
     truthfully and change the parameters that they send as the attack changes gradients. `timetable`: what attacks that are
     timed between detections know of the plan.
     """

@@ -63,6 +63,8 @@ def detect(
         print(json.dumps(verdict_json(verdict, hints, flagged_only=flagged_only), allow_nan=False))
     else:
         print(verdict.table(flagged_only=flagged_only, advice=hints, width=console().width))
+        if plot is not None:
+            print_line(f"Figure: {plot}")
     raise typer.Exit(FLAGGED if fail and bool(verdict.flagged.any()) else 0)
 
 

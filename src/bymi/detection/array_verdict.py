@@ -40,9 +40,10 @@ class ArrayVerdict:
 
     `noise_units`: scores over the estimated standard deviation of honest scores. `p`: approximate probability of so large a
     statistic for an honest machine, see `student_tail`. `borderline`: machines with another verdict if bounds were 20 % smaller
-    or 25 % larger; in the published profile a flagged one must clear the next smaller absolute score. `smallest_shift`: norm of
-    the shift of one machine's mean from which it alone is flagged; compare it with `noise_norm`, the usual norm of the noise of
-    one half.
+    or 25 % larger; in the published profile, flagged machines below 1.25 times the largest absolute score under the threshold
+    and kept ones from 0.8 times the threshold on. `smallest_shift`: norm of the shift of one machine's mean whose score is at
+    the bound, but for noise: such a machine is flagged about half of the time or less. Compare it with `noise_norm`, the usual
+    norm of the noise of one half.
     """
 
     names: tuple[str, ...]
@@ -79,11 +80,16 @@ class ArrayVerdict:
 
     @property
     def resolution(self) -> str:
-        """The smallest shift that this data can reveal, in one line."""
+        """The shift of one machine whose score is at the bound, in one line; the frequencies are of normal noise, simulated."""
         noise = f"the noise of one half has norm {self.noise_norm:.3g}"
+        if self.profile == "published" and not math.isfinite(self.smallest_shift):
+            return f"No score here qualifies as a threshold; {noise}."
         if not math.isfinite(self.smallest_shift):
             return f"No shift of one machine alone would be flagged with so few machines or dimensions; {noise}."
-        return f"One machine alone is flagged from a shift of norm {self.smallest_shift:.3g} on; {noise}."
+        if self.profile == "published":
+            return f"A shift of norm {self.smallest_shift:.3g} scores about as much as this threshold needs; {noise}."
+        half = f"A shift of norm {self.smallest_shift:.3g} of one machine alone is flagged about half of the time or less"
+        return f"{half}, one of 1.4 times that nearly always; {noise}."
 
     @property
     def order(self) -> list[int]:

@@ -58,12 +58,12 @@ class Panel(Checked):
     those of others, in spreads. `edge`, `most`: the filter's noise edge and the largest share it may remove; edge None for the
     detector's own centre. `strong`, `weak`: scores in units of noise; strong None for the published threshold. `direction`,
     `joint`: shifts in one direction, alone and together with others, in spreads. `mixed`: degree of heterogeneity
-    (`heterogeneity`) from which nodes do not count as alike: there scores of `far` times the median one are flagged, or of
-    `far_joint` times with others, in place of the tests on score and direction. None: nodes are alike. `guard`: share of
-    neighbours above which flags are taken for a failure of the estimate. `widen`: bounds grow by widen / n with few neighbours
-    n. `few`: a node with fewer neighbours keeps the warm-up rule as its mixing, since it cannot judge them reliably.
-    `dimension_free`: cosines and the noise edge in units that do not change with the number of dimensions, ADR 0014. On for
-    plain arrays; off in networks, whose bounds were chosen without it.
+    (`heterogeneity`) from which nodes do not count as alike; None: they always do. `far`, `far_joint`: where they do not,
+    scores over the median one that are flagged, alone and together with others, in place of the tests on score and direction.
+    `guard`: share of neighbours above which flags are taken for a failure of the estimate. `widen`: bounds grow by widen / n
+    with few neighbours n. `few`: a node with fewer neighbours keeps the warm-up rule as its mixing, since it cannot judge them
+    reliably. `dimension_free`: cosines and the noise edge in units that do not change with the number of dimensions, ADR 0014.
+    On for plain arrays; off in networks, whose bounds were chosen without it.
     """
 
     absurd: float | None = bounded(1e3, gt=0)
@@ -119,14 +119,14 @@ class Watch(Checked):
     """Bounds of clipping and of the tests on the update history; None switches one off.
 
     `every`: rounds between detections, with an additional one a quarter of that after the first and one a tenth of it before
-    the end; None for a single detection. `fuse`: messages are clipped to 1.25 median distances, and a neighbour farther than
-    `fuse` medians in more than `fuse_share` of the rounds is flagged. `drift`, `deed`: bounds in spreads on the distance of an
-    update history from the centre, and on its mismatch with the claimed gradients; `joint`: on its shift along one direction.
-    `fade`: beside the plain mean over a window, these tests look at one in which a round counts exp(fade) times as much as a
-    round a window earlier, since a model forgets early pushes. `longest`: the most windows that a severe flag lasts; 1 ends all
-    flags at the next detection. `retreat`: at the last detection, a node returns to the best of its last parameters, by the
-    length of the mean gradient that trusted neighbours claimed there, if more than this share of the neighbours it used are
-    flagged for their updates, since no rounds are left to recover.
+    the end; None for a single detection. `fuse`, `fuse_share`: messages are clipped to 1.25 median distances, and a neighbour
+    farther than `fuse` medians in more than `fuse_share` of the rounds is flagged. `drift`, `deed`: bounds in spreads on the
+    distance of an update history from the centre, and on its mismatch with the claimed gradients; `joint`: bound in spreads on
+    its shift along one direction. `fade`: beside the plain mean over a window, these tests look at one in which a round counts
+    exp(fade) times as much as a round a window earlier, since a model forgets early pushes. `longest`: the most windows that a
+    severe flag lasts; 1 ends all flags at the next detection. `retreat`: at the last detection, a node returns to the best of
+    its last parameters, by the length of the mean gradient that trusted neighbours claimed there, if more than this share of
+    the neighbours it used are flagged for their updates, since no rounds are left to recover.
     """
 
     every: int | None = bounded(300, ge=1)

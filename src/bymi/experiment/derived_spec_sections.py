@@ -26,7 +26,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema
 
-from bymi.core.errors import InputError
+from bymi.core.errors import InputError, shown
 from bymi.core.named_parts import Table, full_name, read_shorthand, require_capital
 from bymi.experiment.validation_errors import validated
 from bymi.runs.resolved_spec import LARGEST_INTEGER, LARGEST_NUMBER
@@ -126,12 +126,15 @@ _CLASSES: dict[type[Part], Any] = {}
 class PartOf:
     """Annotation of a field of type Part: one of a table, with its parameters. `Annotated[Part, PartOf(RULES, ALIASES)]`."""
 
-    def __init__(self, table: Table[Any], aliases: Mapping[str, str], *, unnamed: str | None = None) -> None:
+    def __init__(
+        self, table: Table[Any], aliases: Mapping[str, str], *, unnamed: str | None = None, wrappers: Collection[str] = ()
+    ) -> None:
         self.models = tuple(_model(name, entry) for name, entry in table.items())
         self._listed = set(table)
         self._table, self._aliases = table, aliases
         self._others: dict[Any, type[Part]] = {}  # classes that are not listed
         self._unnamed = unnamed  # the name that is meant by a table of parameters without one
+        self._wrappers = tuple(wrappers)  # names that need a part of the table after them: "nnm+krum"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         plainly: Any = cast(Any, SerializeAsAny)()
@@ -144,6 +147,9 @@ class PartOf:
         given = self._read(value)
         name = given.get("name") if isinstance(given, dict) else None
         try:
+            if name in self._wrappers:
+                allowed = f"{name}+RULE or {name}+module:Name, with the parameters of all parts at the end: nnm+krum:f=5"
+                raise InputError(f"got {shown(value)}, allowed: {allowed}")
             require_capital(value.get("name") if isinstance(value, dict) else value, {**self._table, **self._aliases})
             if not isinstance(name, str) or name in self._listed or name not in self._table:
                 return known(given)

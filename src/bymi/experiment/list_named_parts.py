@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -18,7 +19,7 @@ from bymi.experiment.derived_spec_sections import Part
 from bymi.experiment.recipes import RECIPES
 from bymi.experiment.spec import Spec
 from bymi.runs import tasks
-from bymi.training import decentralised_optimisers
+from bymi.training import decentralised_optimisers, plan
 
 Row = tuple[str, str, str]
 
@@ -73,20 +74,37 @@ def topology_rows(nodes: int) -> tuple[list[str], list[list[str]]]:
 
 
 def _keys(section: BaseModel, before: str = "") -> list[Row]:
-    """Every key of a section with its default and its section's description; parts have their own tables."""
+    """Every key of a section with its default and description, the first with that of the section; parts have own tables."""
     rows: list[Row] = []
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         inner = next((one for one in get_args(field.annotation) if isinstance(one, type) and issubclass(one, BaseModel)), None)
         if value is None and inner is not None:
             rows.append((f"{before}{name}", '"off"', _first_line(inner)))
-            rows += [(f"{before}{name}.{key}", _default(one), "") for key, one in inner.model_fields.items()]
+            rows += [
+                (f"{before}{name}.{key}", _default(one), _said(f"{name}.{key}")) for key, one in inner.model_fields.items()
+            ]
         elif isinstance(value, BaseModel) and not isinstance(value, Part):
             rows += _keys(value, f"{before}{name}.")
         else:
             shown = _written(value) if isinstance(value, Part) else json.dumps(value)
-            rows.append((f"{before}{name}", shown, _first_line(type(section)) if not rows else ""))
+            rows.append((f"{before}{name}", shown, _said(f"{before}{name}") if rows else _first_line(type(section))))
     return rows
+
+
+_DOCUMENTED = {
+    **{"panel.": detection.Panel, "watch.": detection.Watch, "detection.": detection.Detector, "warm_up.": plan.WarmUp},
+    **{"optimisation.": plan.Optimisation, "stop.": plan.Stop, "byzantine_": attacks.Adversary, "": Spec},
+}
+"""Beginnings of keys, and the classes whose docstrings describe the keys: "`low`, `high`: what they are; what else"."""
+
+
+def _said(key: str) -> str:
+    """What a docstring says of a key, up to the first full stop or semicolon; empty if nothing."""
+    before = next(before for before in _DOCUMENTED if key.startswith(before))
+    text = " ".join((_DOCUMENTED[before].__doc__ or "").split())
+    said = re.finditer(r"((?:`\w+`, )*`\w+`): (.*?)(?:[;.] |[;.]?$)", text)
+    return next((found[2] for found in said if f"`{key.removeprefix(before)}`" in found[1]), "")
 
 
 def _written(part: Part) -> str:

@@ -16,6 +16,7 @@ from bymi.runs.foreign_source_digests import refuse_imports
 
 _SPEC_LIMIT = files.MEBIBYTE
 _DEFAULT = "scenario-a"
+_GIVEN_DATA = "bymi.runs.given_objects:OwnData"  # in the spec of a run of bymi.train
 
 
 def load(source: str | None, overrides: Sequence[str] = (), seed: int | None = None, *, imports: bool = False) -> Spec:
@@ -77,6 +78,9 @@ def base_values(source: str | None, imports: bool = False) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise InputError(f"{path}: expected a table of keys, got {type(given).__name__}")
     base = default_values()
+    data = given.get("data")
+    if isinstance(data, dict) and data.get("name") == _GIVEN_DATA:
+        raise InputError(f"{path}: got a run of bymi.train, allowed: the same call of bymi.train, with the same objects")
     if not imports and (path.parent / store.SUMS).exists():
         refuse_imports(given, str(path))
     profile = given.get("profile")

@@ -189,6 +189,10 @@ def _read_csv(content: bytes) -> Contents:
         lines = [",".join(words[1:]) for words in cut]
     # An empty field is a missing number.
     lines = [",".join(word.strip() or "nan" for word in line.split(",")) if _has_gap(line) else line for line in lines]
+    widths = [line.split("#")[0].count(",") + 1 for line in lines]
+    for row, width in enumerate(widths):
+        if width != widths[0]:
+            raise ValueError(f"row {row + 1} has {width} number{'s' * (width > 1)}, expected {widths[0]} as in row 1")
     return Contents({"array": torch.from_numpy(np.loadtxt(lines, delimiter=",", ndmin=2))}, names)
 
 

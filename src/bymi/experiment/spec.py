@@ -17,7 +17,7 @@ from bymi.runs import tasks
 from bymi.runs.resolved_spec import LARGEST_SEED, ResolvedSpec
 from bymi.training import decentralised_optimisers, plan
 
-RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES)]
+RulePart = Annotated[Part, PartOf(aggregation.RULES, aggregation.ALIASES, wrappers=aggregation.WRAPPERS)]
 CentrePart = Annotated[Part, PartOf(detection.CENTRES, aggregation.ALIASES)]
 ScalePart = Annotated[Part, PartOf(detection.SCALES, {})]
 ThresholdPart = Annotated[Part, PartOf(detection.THRESHOLDS, {})]
@@ -101,7 +101,7 @@ class Spec(Section):
     the whole method with all keys as given, "published" the whole method with every key that profile "paper" sets as it sets it
     and all others as given; under profile "paper" these two are one run. `alone`: steps of the two baselines, "dsgd" and
     "rule"; off, they take the step sizes and batches of the whole method round by round. `redraw_every`: rounds after which the
-    graph is the next of `redraw_graphs` draws, which take turns; a detection is over their union.
+    graph is the next of several draws, which take turns; a detection is over their union. `redraw_graphs`: how many draws.
     """
 
     profile: Profile = "hardened"
@@ -172,7 +172,7 @@ class Spec(Section):
         """Check what the optimiser needs of the detection and of the order of steps."""
         method = decentralised_optimisers.OPTIMISERS[self.optimisation.method.name]
         if method.doubly_stochastic and self.detection.pruning != "mutual":
-            allowed = "with detection.pruning = 'mutual'; frost or ab after one-sided cuts"
+            allowed = "with detection.pruning = 'mutual'; frost, ab or push-pull after one-sided cuts"
             raise ValueError(f"optimisation.method: got {self.optimisation.method.name!r}, allowed: {allowed}")
         if issubclass(method, decentralised_optimisers.DGDRS) and self.optimisation.order != "combine-then-adapt":
             raise ValueError(f"optimisation.order: got {self.optimisation.order!r}, allowed: combine-then-adapt with dgd-rs")
@@ -191,7 +191,10 @@ class Spec(Section):
         if self.panel is None and (self.watch is not None or self.detection.probe):
             raise ValueError("panel: got off, allowed: with watch = off and detection.probe = false only")
         if self.panel is not None and self.watch is None:
-            raise ValueError("watch: got off, allowed: without a panel; watch.every = off detects once")
+            allowed = (
+                "without a panel, which profile = hardened and any key panel.NAME switch on; watch.every = off detects once"
+            )
+            raise ValueError(f"watch: got off, allowed: {allowed}")
         if self.panel is not None:
             if self.detection.every is not None:
                 raise ValueError(f"detection.every: got {self.detection.every}, allowed: off with a panel; set watch.every")

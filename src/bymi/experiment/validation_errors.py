@@ -44,15 +44,36 @@ def first_mistake(problem: ValidationError, model: type[BaseModel]) -> InputErro
             line = f"{key}: {line}" if line.startswith("got ") else f"{key}.{line}"
     elif kind == "missing":
         line = f"{key}: missing, and it has no default"
+    elif kind == "model_type" and (section := _section(owner, path)) is not None:
+        off = "off, or " if owner is not None and types.NoneType in _open(owner.model_fields[path[-1]].annotation) else ""
+        keys = ", ".join(sorted(section.model_fields))
+        line = f"{key}: got {got}, allowed: {off}a table with {keys}{_part_of(section, key, first.get('input'))}"
     elif kind in ("model_type", "model_attributes_type", "dict_type"):
         line = f"{key}: got {got}, allowed: a name or a table of keys"
     else:
         together = [error["msg"] for error in errors if _walk(error["loc"], model)[0] == path]
         allowed = " or ".join(dict.fromkeys(message.removeprefix("Input should be ") for message in together))
+        allowed = allowed.replace(" or a valid list", ", or a list of these")
         allowed = re.sub("10{20,}", lambda digits: f"1e{len(digits[0]) - 1}", allowed)
         line = f"{key}: got {got}, allowed: {allowed}"
     others = len({tuple(_walk(error["loc"], model)[0]) for error in errors}) - 1
     return InputError(line + (f" (and {others} more mistakes)" if others else ""))
+
+
+def _section(owner: type[BaseModel] | None, path: list[str]) -> type[BaseModel] | None:
+    """The section at a path that ends in a key of `owner`; None if there is something else, such as a named part."""
+    field = owner.model_fields.get(path[-1]) if owner is not None and path else None
+    sections = [one for one in _models(_open(field.annotation)) if "name" not in one.model_fields] if field is not None else []
+    return sections[0] if sections else None
+
+
+def _part_of(section: type[BaseModel], key: str, given: object) -> str:
+    """The end of a message, "; did you mean optimisation.method=frost?", if a key of a section takes a part of that name."""
+    name = given.partition(":")[0] if isinstance(given, str) else None
+    for inner, field in section.model_fields.items():
+        if name is not None and name in map(_tag, _models(_options(field))):
+            return f"; did you mean {key}.{inner}={given}?"
+    return ""
 
 
 def _walk(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
@@ -61,7 +82,7 @@ def _walk(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[list
     owner: type[BaseModel] | None = model
     options: list[Any] = [model]
     for step in location:
-        sections = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
+        sections = _models(options)
         tagged = [section for section in sections if path and _tag(section) == step]
         if tagged:
             options, owner = tagged, tagged[0]
@@ -86,6 +107,10 @@ def _options(field: FieldInfo) -> list[Any]:
         if (models := getattr(mark, "models", None)) is not None:  # a PartOf, which imports this module
             return list(models)
     return [option for option in _open(field.annotation) if get_origin(option) is not Literal]
+
+
+def _models(options: list[Any]) -> list[type[BaseModel]]:
+    return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
 
 
 def _open(annotation: Any) -> list[Any]:

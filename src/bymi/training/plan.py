@@ -227,7 +227,7 @@ class Plan:
             name = type(self.detector.scale).__name__
             require(not self.detector.scale.arrays_only, "scale", name, "identity, pca, projected in a network")
         if self.detector is not None and self.optimisation.method.doubly_stochastic:
-            allowed = "with pruning = mutual; frost or ab after one-sided cuts"
+            allowed = "with pruning = mutual; frost, ab or push-pull after one-sided cuts"
             require(self.doubly_stochastic, "method", type(self.optimisation.method).__name__, allowed)
 
     @property
