@@ -18,7 +18,8 @@ class Krum(Tolerant, SetRule):
     """argmin_j sum of the n - f - 2 smallest |x_j - x_k|^2 over the n vectors of N_i and i; of equal ones the mean.
 
     f = ceil(`share` |N_i|), or `f`, cut to n - 3: the original asks for n >= 2 f + 3. With fewer than three vectors it is their
-    mean. Libraries that take the n - f - 1 nearest are this rule with f - 1.
+    mean. Scores of copies are zero but for rounding, so that of several groups of copies one may be taken. Libraries that take
+    the n - f - 1 nearest are this rule with f - 1.
     """
 
     share: float = bounded(0.35, ge=0, lt=0.5)
