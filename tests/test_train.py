@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from bymi.problems import lenet, start_of
 from bymi.report.page import write_page
 from bymi.report.tables import cells
 from bymi.runs import run_folder as store
+from bymi.runs.given_objects import digest_of
 from bymi.runs.metrics import TRUTH_KEYS
 from bymi.runs.run_folder import DETECTIONS
 from bymi.training.samples import all_samples, fresh_halves, split_samples
@@ -178,6 +180,28 @@ def test_functions_that_share_a_line_are_different_runs(tmp_path: Path) -> None:
         assert len(folders) == 2
         assert train(tmp_path, **{key: functions[0]}).folder in folders
     assert train(tmp_path, rule=rules[0]).folder.name.startswith("lambda-")
+
+
+def test_a_lambda_has_the_same_digest_in_every_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a set of texts in it; and what a comprehension in it names is part of it."""
+    (tmp_path / "own.py").write_text("inside = lambda one: one in {'a', 'b', 'c', 'd'}\n")
+    program = "import own; from bymi.runs.given_objects import digest_of; print(digest_of(own.inside))"
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert answers[0] == answers[1] != ""
+    each = lambda rows: sum([shifted(row, row) for row in rows])  # noqa: E731
+    before = digest_of(each)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3.0)
+    assert digest_of(each) != before
 
 
 def test_all_ways_to_give_data_and_graph_mean_the_same(tmp_path: Path) -> None:

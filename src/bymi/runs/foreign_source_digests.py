@@ -83,7 +83,7 @@ def sources_of(entry: Any) -> frozenset[str]:
     texts: dict[int, str] = {}
     for thing, text, used in _reached(entry):
         texts[id(thing)] = text
-        texts.update({id(value): f"{name} = {value!r}" for name, value in used.items() if isinstance(value, _PLAIN)})
+        texts.update({id(value): f"{name} = {_shown(value)}" for name, value in used.items() if isinstance(value, _PLAIN)})
     return frozenset(texts.values())
 
 
@@ -127,21 +127,34 @@ def _text(thing: Any) -> str:
     except (OSError, TypeError):  # defined where no source is kept, such as by exec
         return f"{thing.__qualname__} {_WITHOUT_SOURCE}"
     # The source of a lambda is the line that it is on, with all that is there.
-    return text + _instructions(thing.__code__) if _is_lambda(thing) else text
+    return text + "".join(map(_instructions, _codes(thing.__code__))) if _is_lambda(thing) else text
 
 
 def _is_lambda(thing: Any) -> bool:
     return isinstance(thing, FunctionType) and thing.__name__ == "<lambda>"
 
 
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function and of the comprehensions and functions within it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
+
+
 def _instructions(code: CodeType) -> str:
-    inner = "".join(_instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts)
-    return f"{code.co_code.hex()} {code.co_names} {inner}"
+    constants = [_shown(one) for one in code.co_consts if not isinstance(one, CodeType)]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _shown(constant: object) -> str:
+    # The order of a set of texts differs from process to process.
+    return f"frozenset({sorted(map(repr, constant))})" if isinstance(constant, frozenset) else repr(constant)
 
 
 def _names(thing: Any, text: str) -> set[str]:
     if _is_lambda(thing):
-        return set(thing.__code__.co_names)
+        return {name for code in _codes(thing.__code__) for name in code.co_names}
     try:
         tree = ast.parse(textwrap.dedent(text))
     except SyntaxError:

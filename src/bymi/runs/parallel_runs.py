@@ -140,11 +140,15 @@ def _run_in_processes(
         waiting: set[Future[Any]] = set(futures)
         while waiting:
             _, waiting = wait(waiting, timeout=_TELL_EVERY, return_when=FIRST_COMPLETED)
-            while not queue.empty():
-                watch(*queue.get())
+            _tell(queue, watch)
         results = [_result_of(future) for future in futures]
-        while not queue.empty():
-            watch(*queue.get())
+        workers = list((pool._processes or {}).values())
+        pool.shutdown(wait=False)
+        for worker in workers:  # a result can be here before the progress that the same worker reported
+            while worker.is_alive():
+                worker.join(_TELL_EVERY)
+                _tell(queue, watch)
+        _tell(queue, watch)
         return results
     except BaseException:
         workers = list((pool._processes or {}).values())
@@ -159,6 +163,12 @@ def _run_in_processes(
         pool.shutdown(wait=True, cancel_futures=True)
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def _tell(queue: Any, watch: Watch) -> None:
+    """Report the progress that is in the queue."""
+    while not queue.empty():
+        watch(*queue.get())
 
 
 def _result_of(future: Future[Result]) -> Result:
