@@ -196,8 +196,8 @@ class Transport:
         caller = None if port is None else self._proxy.caller(int(port[1]))
         number = None if caller is None else caller.number
         try:
-            if number is None:  # another program on this machine, since nobody else reaches the port
-                raise _CallRefused("not through TLS", status.PERMISSION_DENIED)
+            if number is None:  # another program on this machine, or a neighbour whose connection broke after it had called
+                raise _CallRefused("no TLS connection", status.PERMISSION_DENIED)
             if self._peers[number].banned:
                 raise _CallRefused("banned", status.PERMISSION_DENIED)
             if self._running[number] >= _AT_ONCE:
