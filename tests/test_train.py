@@ -153,7 +153,7 @@ def test_a_changed_constant_of_the_loss_is_another_run(tmp_path: Path, monkeypat
 
 
 def test_changed_test_data_are_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a function, of a method, and of the module that a closure holds."""
+    """A global variable of a function, and what the object of a method holds."""
 
     class Measure:
         def __init__(self, rows: Tensor) -> None:
