@@ -113,7 +113,7 @@ static double __shfl_xor_sync(unsigned, double value, int mask) {
 }
 
 // mma.m8n8k4 for float64
-static void multiply_fragments(double (&sums)[2], double left, double right) {
+static void multiply_small(double* sums, double left, double right) {
     const int mine = threadIdx.x, lane = mine % emulated::LANES, turn = emulated::turns[mine] ^= 1;
     emulated::values[turn][mine] = {left, right};
     __syncwarp();
