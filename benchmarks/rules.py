@@ -154,6 +154,7 @@ class Setting:
     def __init__(self, device: str) -> None:
         drawn, random = ErdosRenyi(0.5).draw(NODES, seed=0), torch.Generator().manual_seed(0)
         self.graph = drawn.to(device) if device == "cuda" else drawn
+        self.network = LocalNetwork(self.graph)  # once, as in a run
         vectors = torch.randn(1, DIM, generator=random) + 0.1 * torch.randn(NODES, DIM, generator=random)
         images = torch.randn(NODES, BATCH, 1, 28, 28, generator=random).to(device)
         labels = torch.randint(10, (NODES, BATCH), generator=random).to(device)
@@ -166,7 +167,7 @@ class Setting:
 
     def output(self, rule: Rule) -> torch.Tensor:
         """One round."""
-        (inbox,) = LocalNetwork(self.graph).exchange(0, {PARAMETERS: self.vectors})
+        (inbox,) = self.network.exchange(0, {PARAMETERS: self.vectors})
         return rule(inbox, Round(1, 10, self.losses, nodes=self.nodes))
 
 

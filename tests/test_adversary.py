@@ -13,6 +13,7 @@ from bymi.attacks import ATTACKS, Adaptive, Adversary, Attack, DataAttack, Level
 from bymi.attacks.unusable_messages import put_on_wire
 from bymi.core.errors import InputError
 from bymi.core.network import LocalNetwork
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
 from bymi.core.topic import FIRST_HALF, GRADIENT, PARAMETERS, PREMIX, SECOND_HALF, TRACKER, Topic
 from bymi.core.topology import ErdosRenyi
@@ -258,6 +259,24 @@ def test_the_adversary_checks_its_own_options() -> None:
             Adversary(MEMBERS, ATTACKS["ipm"](), **options)  # type: ignore[arg-type]
     assert issubclass(ATTACKS["poison"], PerReceiver)
     Adversary(MEMBERS, ATTACKS["poison"](), level="tracker")  # alike for all receivers with how="large"
+
+
+@pytest.mark.parametrize("looked_at", [("cpu",), ()])
+@pytest.mark.parametrize("attack", ["gradient", "ipm", "alie", "gaussian"])
+def test_attackers_see_past_nodes_that_diverged(
+    attack: str, looked_at: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place of vectors that are not finite: the first that is, or the mean of all that are; without any, they are truthful."""
+    monkeypatch.setattr(LIMITS, "looked_at", looked_at)
+    adversary, nodes, broken, stand_in = Adversary(MEMBERS, attack), torch.arange(NODES), VECTORS.clone(), VECTORS.clone()
+    honest = nodes[~MEMBERS]
+    broken[honest[2]], broken[honest[4], 0] = torch.nan, torch.inf
+    finite = VECTORS[honest[[0, 1, 3, *range(5, len(honest))]]]
+    stand_in[honest[[2, 4]]] = finite.mean(0) if adversary.sees == "mean" else VECTORS[honest[0]]
+    seen = adversary.gradients(broken, nodes, GRADIENT, 3)[MEMBERS]
+    torch.testing.assert_close(seen, adversary.gradients(stand_in, nodes, GRADIENT, 3)[MEMBERS], rtol=1e-12, atol=1e-12)
+    broken[honest] = torch.nan
+    assert torch.equal(adversary.gradients(broken, nodes, GRADIENT, 3)[MEMBERS], VECTORS[MEMBERS])
 
 
 def test_silence_and_wrong_shapes_are_rows_of_nan() -> None:

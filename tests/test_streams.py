@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from bymi import InputError
-from bymi.core import random_streams as module
-from bymi.core.cuda_graphs import padded_count
-from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
 
 
@@ -73,20 +74,45 @@ def test_there_are_no_integers_below_zero(high: int) -> None:
         stream(0, "x").integers(high, 4)
 
 
-def test_draws_are_recorded_up_to_a_size_that_counts_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One key is padded to 32 on a GPU, 33 to 64: that many rows are computed, and kept as the output of the recording."""
-    recorded: list[tuple[int, int]] = []
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The CUDA kernels of streams, compiled for the CPU."""
+    compiler, path = shutil.which("g++"), tmp_path_factory.mktemp("kernel") / "streams.so"
+    if compiler is None:
+        pytest.skip("needs g++")
+    source = Path(__file__).parent / "cuda_on_cpu_streams.cpp"
+    subprocess.run([compiler, "-O2", "-std=c++17", "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
+    return ctypes.CDLL(str(path))
 
-    def captured_rows(program: Callable[..., torch.Tensor], rows: torch.Tensor, count: int) -> torch.Tensor:
-        recorded.append((len(rows), count))
-        return program(rows, count=count)
 
-    monkeypatch.setattr(module, "captured_rows", captured_rows)
-    monkeypatch.setattr(LIMITS, "captured", 320)
-    assert [padded_count(rows) for rows in (0, 1, 32, 33)] == [0, 32, 32, 64]
-    for rows, count in ((1, 10), (1, 11), (32, 10), (33, 5), (33, 6)):
-        stream(0, "x", node=torch.arange(rows)).normal(count)
-    assert recorded == [(1, 10), (32, 10), (33, 5)]
+def address(values: Tensor) -> ctypes.c_void_p:
+    assert values.is_contiguous()
+    return ctypes.c_void_p(values.data_ptr())
+
+
+@pytest.mark.parametrize(("nodes", "count"), [([4], 1), ([0, 7, 149], 5), ([3, 2], 300), (list(range(300)), 6)])
+@pytest.mark.parametrize("step", [None, 0, 41])
+def test_the_source_of_the_kernels_draws_the_same(
+    nodes: list[int], count: int, step: int | None, emulated: ctypes.CDLL
+) -> None:
+    numbers = torch.tensor(nodes)
+    expected = stream(-2, "kernel", node=numbers, step=step)
+    start = int(stream(-2, "kernel").keys)
+    keys, drawn = torch.zeros_like(numbers), torch.full((len(nodes), count), torch.nan, dtype=torch.float64)
+    words = ctypes.c_longlong(start), ctypes.c_longlong(step or 0)
+    emulated.keys(address(numbers), address(keys), *words, int(step is not None), len(nodes))
+    assert torch.equal(keys, expected.keys)
+    emulated.draw(address(keys), address(drawn), len(nodes), count)
+    torch.testing.assert_close(drawn, expected.normal(count), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_draws_the_same() -> None:
+    nodes = torch.tensor([3, 7, 11, 148])
+    for step in (None, 0, 41):
+        here, there = (stream(5, "noise", node=nodes.to(device), step=step) for device in ("cpu", "cuda"))
+        assert torch.equal(here.keys, there.keys.cpu())
+        torch.testing.assert_close(here.normal(13, 3), there.normal(13, 3).cpu(), rtol=1e-13, atol=1e-13)
 
 
 def test_uniform_integers_and_normals_have_their_moments() -> None:

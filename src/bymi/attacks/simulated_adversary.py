@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -19,11 +19,12 @@ from bymi.attacks.unusable_messages import MessageAttack, Sent, put_on_wire
 from bymi.core.errors import InputError, require, shown
 from bymi.core.graph import Graph
 from bymi.core.inbox import Inbox
-from bymi.core.linalg import all_finite
+from bymi.core.linalg import all_finite, on_host
 from bymi.core.list_graph import ListGraph
 from bymi.core.named_parts import check_fields, part_by_name
 from bymi.core.network import Answer, ListedVariants, NeighbourhoodReply, Observable, Outgoing, Received, Variants
 from bymi.core.random_streams import Stream, stream
+from bymi.core.recall import Recall
 from bymi.core.topic import Part, Topic
 
 OnVectors = VectorAttack | PerReceiver | MessageAttack
@@ -90,15 +91,8 @@ class Adversary:
         return stream(self.seed, "attack", device=self.members.device)
 
     @cached_property
-    def _made(self) -> dict[str, tuple[object, Any]]:
-        return {}
-
-    def _recall(self, name: str, key: object, make: Callable[[], Any]) -> Any:
-        """The result of `make`, cached while `key` is the same object: successive rounds have the same nodes and arcs."""
-        made = self._made.get(name)
-        if made is None or made[0] is not key:
-            made = self._made[name] = (key, make())
-        return made[1]
+    def _recall(self) -> Recall:
+        return Recall()
 
     def _sides(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """Positions among `nodes` of the adversary's nodes, and of the others."""
@@ -109,8 +103,7 @@ class Adversary:
             others, own = order.split([len(order) - (count := int(under.sum())), count])  # a GPU waits for one number
             return own, others
 
-        sides: tuple[Tensor, Tensor] = self._recall("sides", nodes, make)
-        return sides
+        return self._recall("sides", (nodes,), make)
 
     @cached_property
     def _honest(self) -> Tensor:
@@ -290,14 +283,25 @@ class Adversary:
             return vectors
         if mean is not None or self.sees == "nothing":
             seen = vectors[:1] if mean is None else mean[None]
-            return self._replaced(vectors, nodes, own, seen, nodes[:0], topic, step)
-        honest = vectors.index_select(0, others)
-        if not all_finite(honest):
-            finite = is_finite_row(honest)
-            honest, others = honest[finite], others[finite]
-        if not len(honest):
+            return self._replaced(vectors, nodes, own, seen, None, nodes[:0], topic, step)
+        if not len(others):
             return vectors
-        return self._replaced(vectors, nodes, own, honest, nodes[others], topic, step, updates)
+        return self._replaced(vectors, nodes, own, *self._known(vectors, others), nodes[others], topic, step, updates)
+
+    def _known(self, vectors: Tensor, others: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What an attack knows of the other nodes' vectors [h, D], and whether any of these is finite; None: all are.
+
+        In place of a vector that is not finite it sees the first one that is, or the mean of those that are.
+        """
+        honest = vectors.index_select(0, others)
+        if on_host(honest) and all_finite(honest):  # on a GPU the host would wait in every round
+            return honest, None
+        finite = is_finite_row(honest)
+        if self.sees == "mean":
+            total = torch.where(finite[:, None], honest, 0.0).sum(0, keepdim=True)
+            return total / finite.sum().to(honest.dtype), finite.any()
+        order = torch.arange(len(others), device=others.device)
+        return honest.index_select(0, torch.where(finite, order, finite.int().argmax())), finite.any()
 
     def _replaced(
         self,
@@ -305,6 +309,7 @@ class Adversary:
         nodes: Tensor,
         mine: Tensor,
         honest: Tensor,
+        known: Tensor | None,
         whose: Tensor,
         topic: Topic,
         step: int,
@@ -318,7 +323,9 @@ class Adversary:
             *(topic.part, whose, own, self.members, self.seed, step, self.timetable),
             *(topic.at_start, topic.asker, updates, first),
         )
-        return vectors.index_copy(0, mine, self.attack.act(honest, vectors.index_select(0, mine), self._shared, fresh, context))
+        would_send = vectors.index_select(0, mine)
+        forged = self.attack.act(honest, would_send, self._shared, fresh, context)
+        return vectors.index_copy(0, mine, forged if known is None else torch.where(known, forged, would_send))
 
     def _first_half(self, honest: Tensor, topic: Topic, step: int) -> Tensor | None:
         """Honest first halves for one asker, kept from the call for these until that for second ones."""
@@ -346,8 +353,7 @@ class Adversary:
             weight = graph.weight.index_select(0, honest)
             return weight.index_select(1, honest), (weight * self.members).sum(1)
 
-        weights: tuple[Tensor, Tensor] = self._recall("weights of others", graph, make)
-        return weights
+        return self._recall("weights of others", (graph,), make)
 
 
 def _mask(members: Any) -> Tensor:

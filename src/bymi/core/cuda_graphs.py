@@ -16,7 +16,6 @@ from bymi.core.performance_thresholds import LIMITS
 
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
-_MULTIPLE = 32  # rows are padded to a multiple of this
 _KEPT = 32  # programs remembered, by shapes
 _ROOM = 0.25  # share of a GPU's memory that is free for a recording
 _programs: dict[Hashable, Callable[..., Any] | None] = {}  # None: called once
@@ -51,21 +50,10 @@ def captured_up_to(most: int, program: Callable[..., T], /, *values: Tensor, **c
     return result
 
 
-def captured_rows(program: Callable[..., Tensor], rows: Tensor, /, *values: Tensor, **constants: Hashable) -> Tensor:
-    """`captured` for a program whose result [n, ...] is computed row by row from `rows` [n], padded so that few sizes occur."""
-    if rows.device.type != "cuda" or not len(rows):
-        return program(rows, *values, **constants)
-    padded = torch.nn.functional.pad(rows, (0, padded_count(len(rows)) - len(rows)))
-    return captured(program, padded, *values, **constants)[: len(rows)]
-
-
-def padded_count(rows: int) -> int:
-    """Rows that `captured_rows` computes on a GPU for so many."""
-    return rows + -rows % _MULTIPLE
-
-
 def _recordable(values: tuple[Tensor, ...], most: int) -> bool:
-    return values[0].device.type == "cuda" and sum(value.numel() for value in values) <= most
+    if values[0].device.type != "cuda" or sum(value.numel() for value in values) > most:
+        return False
+    return not torch.cuda.is_current_stream_capturing()  # a part of a program that is being recorded
 
 
 def _recorded(program: Callable[..., Any], values: tuple[Tensor, ...]) -> Callable[..., Any]:
@@ -128,4 +116,5 @@ class Recording:
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """A context in which `device` is the current GPU; graphs and kernels go there."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    current = device.type != "cuda" or device.index == torch.cuda.current_device()  # a tenth of the time to change it
+    return nullcontext() if current else torch.cuda.device(device)

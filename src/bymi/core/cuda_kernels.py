@@ -17,7 +17,8 @@ from bymi.core.errors import first_line
 
 _SHARED_MEMORY = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 Launch = Callable[..., None]
-"""Starts a kernel on the current stream: number of blocks, then its arguments (tensors by their addresses, int32 numbers)."""
+"""Starts a kernel on the current stream: number of blocks, then its arguments: tensors by their addresses, int32 numbers, and
+others as values of ctypes."""
 
 
 @cache
@@ -74,15 +75,19 @@ def _loaded(binary: bytes, name: str, threads: int, shared: int) -> Launch:
     _check(driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
     _check(driver.cuFuncSetAttribute(function, _SHARED_MEMORY, shared))
 
-    def launch(blocks: int, *arguments: Tensor | int) -> None:
-        values: list[Any] = [
-            ctypes.c_void_p(one.data_ptr()) if isinstance(one, Tensor) else ctypes.c_int(one) for one in arguments
-        ]
+    def launch(blocks: int, *arguments: Any) -> None:
+        values = [_as_c(one) for one in arguments]
         places = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         _check(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, stream, places, None))
 
     return launch
+
+
+def _as_c(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    return ctypes.c_int(argument) if isinstance(argument, int) else argument
 
 
 def _check(status: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bymi.core.cuda_graphs import captured_up_to
 from bymi.core.inbox import Inbox, Mixture, PairMakers, Sides, T, fold
-from bymi.core.linalg import VectorStack, dist2, on_host
+from bymi.core.linalg import dist2, inner_about_central, on_host
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work, of_members, over_rows, reduce_members
 from bymi.core.performance_thresholds import LIMITS
 
@@ -23,7 +23,11 @@ class DenseInbox(Inbox):
     @property
     def member(self) -> Tensor:
         """Mask [B, R] of the messages heard plus the receiver's own vector."""
-        return self._over_rows(self.heard).scatter(1, self.own_row[:, None], True)
+
+        def make() -> Tensor:
+            return self._over_rows(self.heard).scatter(1, self.own_row[:, None], True)
+
+        return self._recalled("member", (self.heard, self.own_column), make)
 
     @property
     def _row_count(self) -> int:
@@ -37,15 +41,22 @@ class DenseInbox(Inbox):
         if common:
             gram = None if need == "nothing" else self.rows.gram
             return iter([self._with_own(Neighbourhoods(slice(None), self.member, gram=gram))])
-        return map(self._with_own, of_members(self.rows, self.member, need))
+        return map(self._with_own, of_members(self.rows, self.member, need, self.recall))
 
     def _with_own(self, hood: Neighbourhoods) -> Neighbourhoods:
-        own = self.own_row[hood.receivers, None]
-        return replace(hood, own=own if hood.index is None else (hood.index == own).int().argmax(1, keepdim=True))
+        def make() -> Tensor:
+            own = self.own_row[hood.receivers, None]
+            return own if hood.index is None else (hood.index == own).int().argmax(1, keepdim=True)
+
+        return replace(hood, own=self._recalled("own place", (hood.index, self.own_column), make))
 
     def mixing(self, hood: Neighbourhoods) -> Tensor:
-        weight = self._over_rows(self.weight).scatter_add(1, self.own_row[:, None], self.self_weight[:, None])[hood.receivers]
-        return weight if hood.index is None else weight.gather(1, hood.index)
+        def make() -> Tensor:
+            own = self.own_row[:, None]
+            weight = self._over_rows(self.weight).scatter_add(1, own, self.self_weight[:, None])[hood.receivers]
+            return weight if hood.index is None else weight.gather(1, hood.index)
+
+        return self._recalled("mixing", (hood.index, self.weight, self.self_weight, self.own_column), make)
 
     def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
         weight = over_rows(found, (len(self.heard), self._row_count), self.heard.device)
@@ -128,4 +139,4 @@ def _dist2_of(gram: Tensor) -> Tensor:
 
 
 def _dist2_among(vectors: Tensor) -> Tensor:
-    return _dist2_of(VectorStack(vectors).gram)
+    return _dist2_of(inner_about_central(vectors))

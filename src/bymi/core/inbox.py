@@ -24,6 +24,7 @@ from bymi.core.message_usage import Receivers, Usage, of_columns, of_places
 from bymi.core.message_validity import MAX_NORM_RATIO, OVERFLOW, acceptable, heard
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.neighbourhoods import Need, Neighbourhoods, Trial, Work
+from bymi.core.recall import Recall
 
 if TYPE_CHECKING:
     from bymi.core.dense_inbox import DenseInbox
@@ -129,6 +130,7 @@ class Inbox(ABC):
     lists: NeighbourLists | None = None  # [B, P] message at each place; None: message j is at place j
     senders: Tensor | None = None  # [J] sender of each message; None: message j comes from node j
     receiver_group: ReceiverGroup | None = None  # None: all receivers of the round are held here, or only these count
+    recall: Recall | None = None  # what follows from arcs and weights alone, for all rounds of a network
 
     @staticmethod
     def receive(
@@ -141,6 +143,7 @@ class Inbox(ABC):
         own_column: Tensor | None = None,
         senders: Tensor | None = None,
         lists: NeighbourLists | None = None,
+        recall: Recall | None = None,
     ) -> Inbox:
         """Validate messages and build the inbox: the only way in for vectors of other nodes.
 
@@ -155,7 +158,7 @@ class Inbox(ABC):
         from bymi.core.list_inbox import ListInbox
 
         kind: type[Inbox] = DenseInbox if lists is None else ListInbox
-        make = partial(kind, own=own, expected=expected, self_weight=self_weight, lists=lists, senders=senders)
+        make = partial(kind, own=own, expected=expected, self_weight=self_weight, lists=lists, senders=senders, recall=recall)
         stacked, present = stack(messages, own)
         own_position = torch.full((len(own),), -1, device=own.device) if own_column is None else own_column
         if (
@@ -214,6 +217,7 @@ class Inbox(ABC):
             "own_column": self.own_column.index_select(0, receivers),
             "lists": None if self.lists is None else self.lists.of(receivers),
             "receiver_group": None,
+            "recall": None,
         }
 
     def where(self, mask: Tensor) -> Self:
@@ -364,9 +368,9 @@ class Inbox(ABC):
     @cached_property
     def rows(self) -> VectorStack:
         """All distinct vectors of the round [R, D]: messages first, then own vectors that were not sent."""
-        unsent = self.own_column < 0
-        if not any_true(unsent):
+        if not self._recalled("any unsent", (self.own_column,), lambda: any_true(self.own_column < 0)):
             return VectorStack(self.messages, None if self.complete else self._present)
+        unsent = self.own_column < 0
         if self.complete:
             return VectorStack(join(self.messages, self.own if bool(unsent.all()) else self.own[unsent]))
         # A diverged vector is not used; zero keeps the products of the others finite.
@@ -377,8 +381,16 @@ class Inbox(ABC):
     @cached_property
     def own_row(self) -> Tensor:
         """Row of each receiver's own vector in `rows` [B]."""
-        unsent = self.own_column < 0
-        return torch.where(unsent, len(self.messages) + torch.cumsum(unsent, 0) - 1, self.own_column)
+
+        def make() -> Tensor:
+            unsent = self.own_column < 0
+            return torch.where(unsent, len(self.messages) + torch.cumsum(unsent, 0) - 1, self.own_column)
+
+        return self._recalled("own row", (self.own_column,), make)
+
+    def _recalled(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
+        """The result of `make`, which depends on `of` and the number of messages."""
+        return make() if self.recall is None else self.recall(name, of, make)
 
     @property
     def _present(self) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bymi.core.cuda_graphs import captured_up_to
 from bymi.core.errors import require
 from bymi.core.performance_thresholds import LIMITS
 
@@ -195,6 +196,17 @@ def dist2_to_median(sample: Tensor) -> Tensor:
     return (sample - middle).square_().sum(1)
 
 
+def _central(rows: Tensor) -> Tensor:
+    """The row [D] nearest to the coordinate-wise median."""
+    nearest = sampled_dist2_to_median(rows, rows.shape[1]).argmin(0, keepdim=True)
+    return rows.index_select(0, nearest)[0]  # rows[...] would wait
+
+
+def inner_about_central(vectors: Tensor) -> Tensor:
+    """`inner` of all pairs of rows about the one nearest to the coordinate-wise median."""
+    return inner(vectors, vectors, _central(vectors))
+
+
 @dataclass(frozen=True, eq=False)
 class VectorStack:
     """A stack of finite vectors with cached inner products, as rotation-equivariant rules need them.
@@ -213,14 +225,15 @@ class VectorStack:
 
     @cached_property
     def origin(self) -> Tensor:
-        rows = self.vectors if self.acceptable is None or not bool(self.acceptable.any()) else self.vectors[self.acceptable]
-        return rows.index_select(0, sampled_dist2_to_median(rows, rows.shape[1]).argmin(0, keepdim=True))[
-            0
-        ]  # rows[...] would wait
+        return _central(
+            self.vectors if self.acceptable is None or not bool(self.acceptable.any()) else self.vectors[self.acceptable]
+        )
 
     @cached_property
     def gram(self) -> Tensor:
         """G[r, s] = <x_r - origin, x_s - origin> in float64 [R, R]."""
+        if self.acceptable is None and "origin" not in vars(self) and not on_host(self.vectors):
+            return captured_up_to(LIMITS.captured_vectors, inner_about_central, self.vectors)
         return inner(self.vectors, self.vectors, self.origin)
 
     def among(self, at: Tensor) -> Tensor:

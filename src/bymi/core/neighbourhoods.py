@@ -16,6 +16,7 @@ from torch import Tensor
 from bymi.core.linalg import VectorStack, gather_members
 from bymi.core.neighbour_lists import NeighbourLists
 from bymi.core.performance_thresholds import LIMITS
+from bymi.core.recall import Recall
 
 _TOGETHER = 512  # receivers per batch: their products stay in a CPU's cache
 _ENTRIES = 1 << 23  # entries of the largest temporary of a batch: 64 MB in float64
@@ -102,24 +103,29 @@ def by_degree(lists: NeighbourLists) -> Iterator[tuple[Tensor, int]]:
         start += len(batch)
 
 
-def of_members(rows: VectorStack, member: Tensor, need: Need) -> Iterator[Neighbourhoods]:
+def of_members(rows: VectorStack, member: Tensor, need: Need, recall: Recall | None = None) -> Iterator[Neighbourhoods]:
     """Neighbourhoods from a mask `member` [B, R], where sets share most rows, by the products of all rows.
 
-    In a common frame for "nothing".
+    In a common frame for "nothing". With `recall` the places in sets are found once for the same `member`.
     """
     if need == "nothing":
         return iter([Neighbourhoods(slice(None), member)])
-    largest = int(member.sum(1).max())
+    recall = recall or Recall()
+    largest = recall("largest set", (member,), lambda: int(member.sum(1).max()))
+
+    def batches(width: int) -> list[tuple[slice, Tensor, Tensor]]:
+        return recall(f"sets, {width}", (member,), lambda: list(padded(member, width=width, largest=largest)))
+
     if need == "cloud" and rows.dim <= LIMITS.rule_points_dim:
         points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)
         return (
             Neighbourhoods(receivers, valid, index, points=points[index], summed_over=member.shape[1])
-            for receivers, index, valid in padded(member, width=min(rows.dim, largest), largest=largest)
+            for receivers, index, valid in batches(min(rows.dim, largest))
         )
     gram = rows.gram
     return (
         Neighbourhoods(receivers, valid, index, gram[index[:, :, None], index[:, None, :]])
-        for receivers, index, valid in padded(member, width=max(1, largest), largest=largest)
+        for receivers, index, valid in batches(max(1, largest))
     )
 
 

@@ -17,6 +17,7 @@ from bymi.core.linalg import pad_rows
 from bymi.core.list_graph import GraphLike, ListGraph, as_graph
 from bymi.core.neighbour_lists import NeighbourLists, PerArcLists
 from bymi.core.performance_thresholds import LIMITS
+from bymi.core.recall import Recall
 from bymi.core.topic import PREMIX, Topic
 
 
@@ -66,6 +67,10 @@ class MessageColumns:
         """[B] column of each node's own message."""
         return torch.searchsorted(self.columns, self.nodes)
 
+    @cached_property
+    def _recall(self) -> Recall:
+        return Recall()
+
     def receive(self, own: Tensor, messages: Messages, same: Tensor | None) -> Inbox:
         """The inbox of these nodes; `same` [B]: nodes that sent the vector they hold, None for all."""
         return Inbox.receive(
@@ -77,6 +82,7 @@ class MessageColumns:
             own_column=self.own_column if same is None else torch.where(same, self.own_column, -1),
             senders=self.senders,
             lists=self.lists,
+            recall=self._recall,
         )
 
 

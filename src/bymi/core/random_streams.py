@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bymi.core.cuda_graphs import captured_rows, padded_count
+from bymi.core import random_streams_kernel as kernel
 from bymi.core.errors import is_integer, require
-from bymi.core.performance_thresholds import LIMITS
 
 
 def _signed(value: int) -> int:
@@ -105,9 +104,8 @@ class Stream:
     def normal(self, *shape: int) -> Tensor:
         """Standard normal float64."""
         count = math.prod(shape)
-        few = padded_count(self.keys.numel()) * count <= LIMITS.captured
-        drawn = captured_rows(_normals, self.keys, count=count) if self.keys.ndim == 1 and few else _normals(self.keys, count)
-        return drawn.reshape(*self.keys.shape, *shape)
+        drawn = kernel.normals(self.keys.flatten(), count)
+        return (_normals(self.keys, count) if drawn is None else drawn).reshape(*self.keys.shape, *shape)
 
     def permutation(self, count: int) -> Tensor:
         """Uniformly random order of 0..count-1 per key."""
@@ -168,10 +166,12 @@ def stream(
     def make_keys() -> Tensor:
         digest = hashlib.blake2b(f"{seed}\x00{purpose}".encode(), digest_size=8).digest()
         where = next((given.device for given in (node, step) if isinstance(given, Tensor)), None) if device is None else device
-        start = _number(_signed(int.from_bytes(digest, "little")), where)
-        nodes, steps = (None if given is None else _number(given, where) for given in (node, step))
-        if nodes is not None and nodes.ndim == 1 and steps is not None and not steps.ndim:
-            return captured_rows(_keys, nodes, start, steps)
-        return _keys(nodes, start, steps)
+        start = _signed(int.from_bytes(digest, "little"))
+        nodes = None if node is None else _number(node, where)
+        if nodes is not None and nodes.ndim == 1 and not isinstance(step, Tensor):
+            found = kernel.keys_of_nodes(nodes, start, step)
+            if found is not None:
+                return found
+        return _keys(nodes, _number(start, where), None if step is None else _number(step, where))
 
     return Stream(make_keys)
