@@ -7,9 +7,15 @@ CUDA builds; without it the matrix products of `vmap_convolution` are used.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from threading import Thread
+
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
+
+from bymi.core.cuda_graphs import on_device
 
 try:
     import triton
@@ -22,11 +28,33 @@ Pair = tuple[int, int]
 _SUMS = 8192  # accumulators per program of the forward kernel: 64 registers of each of its 128 threads
 _MOST_OUTPUTS = 128  # channels whose weight gradient fits a program
 _SPLITS = 8  # programs that share the sum over pixels of one model's weight gradient
+_PLANES, _SIDE = 16, 28  # pooled to start Triton: of the size of LeNet's, so that this kernel is of use
 
 
 def available(inputs: Tensor, outputs: int = 1) -> bool:
     """Whether the kernels support these inputs, for so many output channels."""
     return triton is not None and inputs.is_cuda and inputs.dtype == torch.float32 and outputs <= _MOST_OUTPUTS
+
+
+@contextmanager
+def starting(device: torch.device) -> Iterator[None]:
+    """Inside, a thread starts on a GPU what the first gradients need: Triton and torch's libraries take most of a second."""
+    thread = Thread(target=_start, args=(device,), daemon=True)
+    if triton is not None and device.type == "cuda":
+        thread.start()
+    try:
+        yield
+    finally:
+        if thread.ident is not None:
+            thread.join()
+
+
+def _start(device: torch.device) -> None:
+    with suppress(Exception), on_device(device):  # whoever needs one of them says what is wrong
+        images = torch.zeros(_PLANES, 1, _SIDE, _SIDE, device=device)
+        pool(images)
+        nnf.conv2d(images, images[:1, :, :5, :5])
+        images[0, 0] @ images[0, 0]
 
 
 if triton is not None:
@@ -63,7 +91,7 @@ if triton is not None:
         bias = tl.load(b_ptr + model * outputs + o, mask=known, other=0.0)
         total = tl.zeros((CHANNELS, POSITIONS), dtype=tl.float32) + bias[:, None]
         for c in range(C):
-            for i in tl.static_range(KH):
+            for i in range(KH):  # unrolled it would take seconds longer to compile, and little less to run
                 for j in tl.static_range(KW):
                     seen = tl.load(x + c * (H * W) + i * W + j, mask=inside, other=0.0)
                     weight = tl.load(w + ((c * KH + i) * KW + j) * slots)

@@ -22,6 +22,7 @@ from bymi.core.random_streams import stream
 from bymi.distributed.device_and_thread_settings import Host
 from bymi.problems import LinearProblem, LinearShard, ModuleProblem, Problem, Shards, lenet, start_of
 from bymi.problems.linear_problem import LARGEST_SPREAD, draw_samples, linear_start
+from bymi.problems.triton_convolution import starting
 from bymi.runs.evaluators import Evaluator, ImageEvaluator, LinearEvaluator
 
 _SIDE = 28  # pixels
@@ -136,9 +137,16 @@ class Images(Task):
     def build(
         self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None = None
     ) -> tuple[Problem, Evaluator]:
+        device = host.place(gains=self.gains)
+        with starting(device):
+            return self._build(byzantine, attack, host, seed, blocks, device)
+
+    def _build(
+        self, byzantine: Tensor, attack: Attack, host: Host, seed: int, blocks: Sequence[Tensor] | None, device: torch.device
+    ) -> tuple[Problem, Evaluator]:
         # A rank with some of the nodes does not cache all images for later runs.
         source = (_read_once if blocks is None else _read)(self.dataset, host.data, os.environ.get("BYMI_DATA"))
-        images, device = source.images, host.place(gains=self.gains)
+        images = source.images
         self._require_usable(source)
         places = self._partition().split(images.train_labels, len(byzantine), samples=self.samples, seed=seed)
         numbers = None if blocks is None else torch.cat(list(blocks))
