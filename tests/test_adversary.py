@@ -266,7 +266,7 @@ def test_the_adversary_checks_its_own_options() -> None:
 def test_attackers_see_past_nodes_that_diverged(
     attack: str, looked_at: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In place of vectors that are not finite: the first that is, or the mean of all that are; without any, they are truthful."""
+    """For vectors that are not finite: the first that is, or the mean of those that are. Without any they act honestly."""
     monkeypatch.setattr(LIMITS, "looked_at", looked_at)
     adversary, nodes, broken, stand_in = Adversary(MEMBERS, attack), torch.arange(NODES), VECTORS.clone(), VECTORS.clone()
     honest = nodes[~MEMBERS]

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from bymi.training.plan import Optimisation, Plan, StepSize, Stop, WarmUp
     from bymi.training.state import Snapshot, State
 
-__version__ = "0.16.0"
+__version__ = "0.16.1"
 
 __all__ = [
     "ATTACKS",

@@ -114,6 +114,6 @@ def _spec(data: str, partition: str, attack: str, column: str, seed: int) -> Spe
     if known != rule:
         values["warm_up"]["rule"] = rule
     shards = dict(PARTITIONS[partition])
-    if "smallest" in shards and kind != "hardened":
+    if "smallest" in shards:
         shards["identification"] = 20  # nodes with few samples have no 200 to set aside
     return read_spec({**values, "record_every": 500, **ATTACKS[attack], "data": {"name": data, **shards}})
