@@ -17,7 +17,6 @@ from torch import Tensor
 
 import bymi
 from bymi import State
-from bymi.detection import Suspensions
 from bymi.distributed.collectives import Group
 from bymi.runs import checkpoints
 from bymi.runs import safetensors_file as tensorfile
@@ -62,7 +61,7 @@ def part_of(state: State, place: Place) -> State:
         columns = torch.arange(len(history.times)) if place.columns is None else place.columns
         history.messages, history.times = history.messages[columns], history.times[columns]
         history.own, history.refused = history.own[nodes], history.refused[nodes][:, columns]
-    record = Suspensions(state.record.left[nodes], state.record.strikes[nodes], state.record.longest)
+    record = replace(state.record, **{key: getattr(state.record, key)[nodes] for key in ("left", "strikes", "recent")})
     return replace(state, theta=state.theta[nodes], record=record, history=history, kept=kept, **rows)
 
 
@@ -155,7 +154,7 @@ def test_lists_of_neighbours_and_entries_of_the_tracker(tmp_path: Path) -> None:
     """On large graphs what is said of arcs has as many places as a node has neighbours, and a tracker one entry a node."""
     state = state_at("hardened, directed", 12)
     history = replace(state.history, refused=state.history.refused[:, :5] + 3)
-    record = Suspensions(state.record.left[:, :5], state.record.strikes[:, :5], 16)
+    record = replace(state.record, **{key: getattr(state.record, key)[:, :5] for key in ("left", "strikes", "recent")})
     entries = torch.linspace(0, 1, 16, dtype=torch.float64)
     state = replace(state, flagged=state.flagged[:, :5], record=record, history=history, tracker=entries, settled=True)
     for rank, nodes in enumerate(place.nodes for place in FOUR):
@@ -163,7 +162,7 @@ def test_lists_of_neighbours_and_entries_of_the_tracker(tmp_path: Path) -> None:
             state,
             **{key: getattr(state, key)[nodes] for key in ("theta", "flagged", "tracker")},
             kept=KeptStates(state.kept.theta[nodes], state.kept.mean_claim[nodes]),
-            record=Suspensions(record.left[nodes], record.strikes[nodes], 16),
+            record=replace(record, **{key: getattr(record, key)[nodes] for key in ("left", "strikes", "recent")}),
             history=replace(history, own=history.own[nodes], refused=history.refused[nodes]),
         )
         save(tmp_path, part, Place(nodes, rank, 4))

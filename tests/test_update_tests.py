@@ -18,7 +18,7 @@ from bymi.detection.clip_parameter_messages import fused, shorten
 from bymi.detection.duplicates import repeats
 from bymi.detection.hardened_detection import claim_mismatch, drift_test, joint_test
 from bymi.detection.update_history import by_kind
-from bymi.detection.verdict import REASONS, SEVERE
+from bymi.detection.verdict import MILD, REASONS, SEVERE
 from tests.detection_fixtures import halves_of, parameters, verdict_of
 from tests.inbox_fixtures import Tampering, network_of
 from tests.neighbourhood_fixtures import found_in
@@ -529,7 +529,7 @@ def test_byzantine_nodes_close_by_do_not_let_one_pull_far() -> None:
 @pytest.mark.parametrize("judged", [False, True], ids=["serving are spared", "any"])
 @pytest.mark.parametrize("longest", [1, 3, 16])
 def test_record(longest: int, judged: bool) -> None:
-    """Flags over twelve detections: mild ones are forgiven at the next, severe ones last longer each time.
+    """Flags over twelve detections: mild ones are forgiven once, severe ones last longer each time.
 
     Twice: with flags at any time, and as detections are, which do not judge whoever serves time.
     """
@@ -549,7 +549,7 @@ def test_record(longest: int, judged: bool) -> None:
         why = torch.tensor([[REASONS.index(word) for word in row] for row in words], dtype=torch.int8)
         blank = torch.zeros(size, size, dtype=torch.float64)
         record, told = record.add(Verdict(blank, blank[0], why != 0, why))
-        expected = [[served[i][j].add(str(words[i, j]), SEVERE) for j in range(size)] for i in range(size)]
+        expected = [[served[i][j].add(str(words[i, j]), SEVERE, MILD) for j in range(size)] for i in range(size)]
         assert [[REASONS[code] for code in row] for row in told.reason.tolist()] == expected
         assert torch.equal(told.flagged, told.reason != 0)
         assert told.reason.dtype == torch.int8
@@ -560,10 +560,11 @@ def test_record(longest: int, judged: bool) -> None:
 @pytest.mark.parametrize(
     ("why", "clean", "windows"),
     [
-        ("score", 1, [1, 1]),
         ("not heard", 0, [1, 1]),
-        ("alike", 0, [1, 1]),
-        ("joint update", 0, [1, 1]),
+        ("score", 1, [1, 4, 4]),
+        ("alike", 0, [1, 4, 8]),
+        ("joint update", 7, [1, 4, 4]),
+        ("joint update", 8, [1, 1, 1]),
         ("extreme score", 0, [4, 8, 8]),
         ("extreme score", 1, [4, 4, 4]),
         ("fuse", 5, [4, 4]),

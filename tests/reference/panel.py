@@ -619,16 +619,22 @@ class Walked:
 class Served:
     """One neighbour's record at one receiver: a severe flag lasts 4, 8, 16, ... detections, this one included.
 
-    A detection that finds nothing while no time is served takes one strike back.
+    A detection that finds nothing while no time is served takes one strike back. A mild flag is severe if there was one before
+    and fewer than `longest` such detections since.
     """
 
     def __init__(self, longest: int) -> None:
         self.longest, self.until, self.strikes, self.now = longest, 0, 0, 0
+        self.clean: int | None = None  # detections that found nothing since the last mild flag
 
-    def add(self, why: str, severe: tuple[str, ...]) -> str:
+    def add(self, why: str, severe: tuple[str, ...], mild: tuple[str, ...]) -> str:
         if why == "kept" and self.now >= self.until:
             self.strikes = max(0, self.strikes - 1)
-        if why in severe:
+            self.clean = None if self.clean is None else self.clean + 1
+        again = why in mild and self.clean is not None and self.clean < self.longest
+        if why in mild:
+            self.clean = 0
+        if why in severe or again:
             self.strikes += 1
             self.until = max(self.until, self.now + min(2 ** (1 + self.strikes), self.longest))
         told = "suspended" if why == "kept" and self.now < self.until else why

@@ -40,6 +40,8 @@ SUSPENDED = "suspended"
 SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse", "drift", "deed")
 """Reasons out of reach of honest noise: they suspend a node for 4, 8, 16 windows instead of one."""
 
+MILD = ("score", "direction", "joint update", "duplicate", "alike", "far")
+"""Reasons that honest noise may reach now and then, but hardly twice: the second time they suspend, too."""
 
 HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
 """Reasons that need no centre: they stay where a majority is flagged, which means that the centre has failed."""
@@ -103,12 +105,14 @@ class Suspensions:
     """Remaining windows of suspension and number of severe flags, per neighbour [B, M].
 
     A mild flag, which an honest node may get by chance, ends at the next detection. A severe one lasts 4, 8, ... windows, up to
-    `longest`: with shorter terms teams of attackers could take turns. Where the data of honest nodes differ, some of them stand
-    out for a while like attackers: terms are 1, 2, 4, ... windows there.
+    `longest`: with shorter terms teams of attackers could take turns. A second mild flag before `longest` clean detections have
+    passed counts as severe: teams that claim what they do get mild ones only. Where the data of honest nodes differ, some of
+    them stand out for a while like attackers: terms are 1, 2, 4, ... windows there.
     """
 
     left: Tensor  # [B, M] int64: detections for which the node stays flagged
     strikes: Tensor  # [B, M] int64: severe flags, less clean detections
+    recent: Tensor  # [B, M] int64: clean detections until a mild flag is forgotten
     longest: int = 16
 
     @property
@@ -120,15 +124,17 @@ class Suspensions:
     def blank(arcs: Tensor, longest: int) -> Suspensions:
         """Suspensions before the first detection: none."""
         nothing = torch.zeros(arcs.shape, dtype=torch.int64, device=arcs.device)
-        return Suspensions(nothing, nothing, longest)
+        return Suspensions(nothing, nothing, nothing, longest)
 
     def add(self, verdict: Verdict) -> tuple[Suspensions, Verdict]:
         """The suspensions after one more detection, and the verdict with suspended nodes flagged."""
-        severe = has_reason(verdict.reason, SEVERE)
+        mild = has_reason(verdict.reason, MILD)
+        severe = has_reason(verdict.reason, SEVERE) | (mild & (self.recent > 0))
         # A clean detection removes one strike.
         clean = ~verdict.flagged & ~self.suspended
+        recent = torch.where(mild, self.longest, (self.recent - clean.to(torch.int64)).clamp_min(0))
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)
         less = 2 * verdict.different.to(strikes)[:, None] if verdict.different.numel() else 0
         terms = (2 ** (1 + strikes.clamp_max(30) - less).clamp_min(0)).clamp_max(self.longest)
         left = torch.where(severe, torch.maximum(terms, self.left), self.left)
-        return Suspensions((left - 1).clamp_min(0), strikes, self.longest), verdict.keeping(left > 0)
+        return Suspensions((left - 1).clamp_min(0), strikes, recent, self.longest), verdict.keeping(left > 0)

@@ -284,9 +284,9 @@ def _without_flag(state: State, number: int) -> State:
     flagged[0, number] = False
     record = state.record
     if record is not None:
-        left, strikes = record.left.clone(), record.strikes.clone()
-        left[0, number] = strikes[0, number] = 0
-        record = replace(record, left=left, strikes=strikes)
+        left, strikes, recent = record.left.clone(), record.strikes.clone(), record.recent.clone()
+        left[0, number] = strikes[0, number] = recent[0, number] = 0
+        record = replace(record, left=left, strikes=strikes, recent=recent)
     return replace(state, flagged=flagged, record=record)
 
 

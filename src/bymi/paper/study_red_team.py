@@ -87,6 +87,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "retreat to a poisoned state": {"attack": "retreat"},
     "two teams in turns": {"attack": "flip"},
     "five teams in turns": {"attack": "rotation"},
+    "two teams in turns that claim their pushes": {"attack": "flip:size=1.75,answers=shifted"},
     "copies of honest neighbours": {"attack": "copies"},
     "kin of honest neighbours": {"attack": "kin"},
     "joint shift with decoys": {"attack": "shift-decoys"},

@@ -20,6 +20,7 @@ from bymi.training.plan import Plan
 from bymi.training.state import KEPT, KeptStates, State
 
 Axis = Literal["node", "column"]
+_COUNTS = ("left", "strikes", "recent")  # of suspensions
 _BLOCKS = 10**9  # largest size of a dimension of the memory
 
 TensorShapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -34,6 +35,7 @@ AXES: dict[str, tuple[Axis, ...]] = {
     "anchor": ("node",),
     "record.left": ("node",),
     "record.strikes": ("node",),
+    "record.recent": ("node",),
     "history.messages": ("column",),
     "history.own": ("node",),
     "history.times": ("column",),
@@ -77,7 +79,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     words["entries"] = state.tracker is not None and state.tracker.ndim == 1  # one tracker entry per node, in place of a row
     tensors.update({f"memory.{name}": vectors for name, vectors in state.memory.items()})
     if state.record is not None:
-        tensors.update({"record.left": state.record.left, "record.strikes": state.record.strikes})
+        tensors.update({f"record.{key}": getattr(state.record, key) for key in _COUNTS})
     if state.kept is not None and state.kept.theta.shape[1]:
         tensors.update({"kept.theta": state.kept.theta, "kept.mean_claim": state.kept.mean_claim})
     if state.history is not None:
@@ -120,7 +122,7 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
         if kept:
             parts["kept.theta"] = (frame.dtype, (nodes, kept, frame.dim))
             parts["kept.mean_claim"] = (torch.float64, (nodes, kept))
-        parts["record.left"] = parts["record.strikes"] = (torch.int64, (nodes, frame.arcs))
+        parts.update({f"record.{key}": (torch.int64, (nodes, frame.arcs)) for key in _COUNTS})
         rounds, kinds = words.get("rounds"), len(plan.watch.rates)
         sums = [words.get(key) for key in ("steps", "weights")]
         if not _is_count(rounds, 0, plan.steps) or not all(_are_sums(values, kinds if rounds else 0) for values in sums):
@@ -135,13 +137,14 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
 
 def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: StateShape, device: torch.device) -> State:
     """The state with the parts that `expected` lists."""
-    for name in ("record.left", "record.strikes", "history.times", "history.refused"):
+    for name in (*(f"record.{key}" for key in _COUNTS), "history.times", "history.refused"):
         if name in tensors and bool((tensors[name] < 0).any()):
             raise UnusableError(f"{name} has counts below zero")
     parts = {name: tensor.to(device) for name, tensor in tensors.items()}
     record = history = kept = None
     if frame.plan.watch is not None:
-        record = Suspensions(parts["record.left"], parts["record.strikes"], frame.plan.watch.longest)
+        left, strikes, recent = (parts[f"record.{key}"] for key in _COUNTS)
+        record = Suspensions(left, strikes, recent, frame.plan.watch.longest)
         sums = {key: parts.get(f"history.{key}") for key in ("messages", "own", "times", "refused")}
         weights = {key: tuple(words[key]) for key in ("steps", "weights")}
         history = UpdateHistory(frame.plan.watch.rates, words["rounds"], **weights, **sums)  # type: ignore[arg-type]
