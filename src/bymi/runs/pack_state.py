@@ -20,7 +20,7 @@ from bymi.training.plan import Plan
 from bymi.training.state import KEPT, KeptStates, State
 
 Axis = Literal["node", "column"]
-_COUNTS = ("left", "strikes", "recent")  # of suspensions
+_COUNTS = ("left", "strikes", "recent")  # of suspensions; files of 0.16.0 and before have the first two
 _BLOCKS = 10**9  # largest size of a dimension of the memory
 
 TensorShapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
@@ -80,6 +80,7 @@ def pack(state: State) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors.update({f"memory.{name}": vectors for name, vectors in state.memory.items()})
     if state.record is not None:
         tensors.update({f"record.{key}": getattr(state.record, key) for key in _COUNTS})
+        words["remembered"] = True
     if state.kept is not None and state.kept.theta.shape[1]:
         tensors.update({"kept.theta": state.kept.theta, "kept.mean_claim": state.kept.mean_claim})
     if state.history is not None:
@@ -122,7 +123,8 @@ def expected(frame: StateShape, words: Mapping[str, Any], nodes: int, columns: i
         if kept:
             parts["kept.theta"] = (frame.dtype, (nodes, kept, frame.dim))
             parts["kept.mean_claim"] = (torch.float64, (nodes, kept))
-        parts.update({f"record.{key}": (torch.int64, (nodes, frame.arcs)) for key in _COUNTS})
+        counts = _COUNTS if words.get("remembered") is True else _COUNTS[:2]
+        parts.update({f"record.{key}": (torch.int64, (nodes, frame.arcs)) for key in counts})
         rounds, kinds = words.get("rounds"), len(plan.watch.rates)
         sums = [words.get(key) for key in ("steps", "weights")]
         if not _is_count(rounds, 0, plan.steps) or not all(_are_sums(values, kinds if rounds else 0) for values in sums):
@@ -143,7 +145,8 @@ def unpack(tensors: Mapping[str, Tensor], words: Mapping[str, Any], frame: State
     parts = {name: tensor.to(device) for name, tensor in tensors.items()}
     record = history = kept = None
     if frame.plan.watch is not None:
-        left, strikes, recent = (parts[f"record.{key}"] for key in _COUNTS)
+        left, strikes = parts["record.left"], parts["record.strikes"]
+        recent = parts.get("record.recent", torch.zeros_like(left))
         record = Suspensions(left, strikes, recent, frame.plan.watch.longest)
         sums = {key: parts.get(f"history.{key}") for key in ("messages", "own", "times", "refused")}
         weights = {key: tuple(words[key]) for key in ("steps", "weights")}
