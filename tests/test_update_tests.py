@@ -562,7 +562,7 @@ def test_record(longest: int, judged: bool) -> None:
     [
         ("not heard", 0, [1, 1]),
         ("score", 1, [1, 4, 4]),
-        ("alike", 0, [1, 4, 8]),
+        ("alike", 0, [1, 4, 4]),
         ("joint update", 7, [1, 4, 4]),
         ("joint update", 8, [1, 1, 1]),
         ("extreme score", 0, [4, 8, 8]),
@@ -584,11 +584,35 @@ def test_how_long_a_flag_lasts(why: str, clean: int, windows: list[int]) -> None
     for expected in windows:
         assert detect(nothing + REASONS.index(why))
         lasted = 1
-        while bool(record.suspended):
+        while bool(record.suspended | record.held):
             assert detect(nothing)
             lasted += 1
         assert lasted == expected
         assert not any(detect(nothing) for _ in range(clean))
+
+
+def test_mild_flags_last_one_window_where_data_differ() -> None:
+    record, code = (
+        Suspensions.blank(torch.ones(1, 1, dtype=torch.bool), 8),
+        torch.full((1, 1), REASONS.index("far"), dtype=torch.int8),
+    )
+    for _ in range(3):
+        verdict = Verdict(torch.zeros(1, 1), torch.zeros(1), code != 0, code, different=torch.tensor([True]))
+        record, _ = record.add(verdict)
+        assert not bool(record.suspended | record.held)
+
+
+def test_who_is_held_is_judged() -> None:
+    """A second mild flag keeps a node out, and in the evidence; a severe one takes it out of that, too."""
+    blank = torch.zeros(1, 1)
+    for name, suspended in (("score", False), ("drift", True)):
+        record, code = (
+            Suspensions.blank(torch.ones(1, 1, dtype=torch.bool), 8),
+            torch.full((1, 1), REASONS.index(name)).to(torch.int8),
+        )
+        for _ in range(2):
+            record, _ = record.add(Verdict(blank, blank[0], code != 0, code))
+        assert (bool(record.suspended), bool(record.held)) == (suspended, not suspended)
 
 
 def test_two_strikes_need_two_clean_detections() -> None:

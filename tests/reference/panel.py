@@ -619,24 +619,30 @@ class Walked:
 class Served:
     """One neighbour's record at one receiver: a severe flag lasts 4, 8, 16, ... detections, this one included.
 
-    A detection that finds nothing while no time is served takes one strike back. A mild flag is severe if there was one before
-    and fewer than `longest` such detections since.
+    A detection that finds nothing while no time is served takes one strike back. A mild flag lasts one detection; four if there
+    was one before and fewer than `longest` such detections since.
     """
 
     def __init__(self, longest: int) -> None:
         self.longest, self.until, self.strikes, self.now = longest, 0, 0, 0
-        self.clean: int | None = None  # detections that found nothing since the last mild flag
+        self.clean: int | None = None  # detections that found nothing since the last mild flag and its time
+        self.hold = 0  # detections that a mild flag still lasts
 
     def add(self, why: str, severe: tuple[str, ...], mild: tuple[str, ...]) -> str:
         if why == "kept" and self.now >= self.until:
             self.strikes = max(0, self.strikes - 1)
-            self.clean = None if self.clean is None else self.clean + 1
-        again = why in mild and self.clean is not None and self.clean < self.longest
+        held = self.hold > 0
+        if why == "kept" and self.now >= self.until:
+            if held:
+                self.hold -= 1
+            elif self.clean is not None:
+                self.clean += 1
         if why in mild:
-            self.clean = 0
-        if why in severe or again:
+            again = self.clean is not None and self.clean < self.longest
+            self.clean, self.hold = 0, min(4, self.longest) - 1 if again else 0
+        if why in severe:
             self.strikes += 1
             self.until = max(self.until, self.now + min(2 ** (1 + self.strikes), self.longest))
-        told = "suspended" if why == "kept" and self.now < self.until else why
+        told = "suspended" if why == "kept" and (held or self.now < self.until) else why
         self.now += 1
         return told

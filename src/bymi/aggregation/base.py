@@ -100,7 +100,10 @@ class NeighbourhoodRule(WeightedRule):
 
     @abstractmethod
     def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
-        """Weights [b, n] of the points of neighbourhoods, zero at padding, from mixing weights [b, n]."""
+        """Weights [b, n] of the points of neighbourhoods, zero at padding, from mixing weights [b, n].
+
+        The parts of `hood` must not be changed: those of the next round may be the same tensors.
+        """
 
     def weigh(self, inbox: Inbox, round: Round) -> Mixture:
         hoods = inbox.neighbourhoods(self.need, common=self.common)

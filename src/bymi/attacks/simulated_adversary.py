@@ -286,22 +286,24 @@ class Adversary:
             return self._replaced(vectors, nodes, own, seen, None, nodes[:0], topic, step)
         if not len(others):
             return vectors
-        return self._replaced(vectors, nodes, own, *self._known(vectors, others), nodes[others], topic, step, updates)
+        honest, known, others = self._known(vectors, others)
+        return self._replaced(vectors, nodes, own, honest, known, nodes[others], topic, step, updates)
 
-    def _known(self, vectors: Tensor, others: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What an attack knows of the other nodes' vectors [h, D], and whether any of these is finite; None: all are.
+    def _known(self, vectors: Tensor, others: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What an attack knows of the other nodes' vectors [h, D], whether any of these is finite (None: all are), and whose
+        they are [h].
 
         In place of a vector that is not finite it sees the first one that is, or the mean of those that are.
         """
         honest = vectors.index_select(0, others)
         if on_host(honest) and all_finite(honest):  # on a GPU the host would wait in every round
-            return honest, None
+            return honest, None, others
         finite = is_finite_row(honest)
         if self.sees == "mean":
             total = torch.where(finite[:, None], honest, 0.0).sum(0, keepdim=True)
-            return total / finite.sum().to(honest.dtype), finite.any()
-        order = torch.arange(len(others), device=others.device)
-        return honest.index_select(0, torch.where(finite, order, finite.int().argmax())), finite.any()
+            return total / finite.sum().clamp_min(1).to(honest.dtype), finite.any(), others
+        place = torch.where(finite, torch.arange(len(others), device=others.device), finite.int().argmax())
+        return honest.index_select(0, place).nan_to_num(0.0, 0.0, 0.0), finite.any(), others[place]
 
     def _replaced(
         self,

@@ -39,16 +39,23 @@ class DenseInbox(Inbox):
 
     def neighbourhoods(self, need: Need, *, common: bool = False) -> Iterator[Neighbourhoods]:
         if common:
-            gram = None if need == "nothing" else self.rows.gram
+            gram = None if need == "nothing" else self._gram()
             return iter([self._with_own(Neighbourhoods(slice(None), self.member, gram=gram))])
-        return map(self._with_own, of_members(self.rows, self.member, need, self.recall))
+        recall = self.recall if self.complete else None
+        return map(self._with_own, of_members(self.rows, self.member, need, self._gram, recall))
+
+    def _gram(self) -> Tensor:
+        """Products of all rows [R, R]: on a GPU a recording, if the rows are those of every round."""
+        if self.recall is None or not self.complete or on_host(self.own):
+            return self.rows.gram
+        return captured_up_to(LIMITS.captured_vectors, inner_about_central, self.rows.vectors)
 
     def _with_own(self, hood: Neighbourhoods) -> Neighbourhoods:
         def make() -> Tensor:
             own = self.own_row[hood.receivers, None]
             return own if hood.index is None else (hood.index == own).int().argmax(1, keepdim=True)
 
-        return replace(hood, own=self._recalled("own place", (hood.index, self.own_column), make))
+        return replace(hood, own=self._recalled(f"own place, {hood.receivers}", (hood.index, self.own_column), make))
 
     def mixing(self, hood: Neighbourhoods) -> Tensor:
         def make() -> Tensor:
@@ -56,7 +63,8 @@ class DenseInbox(Inbox):
             weight = self._over_rows(self.weight).scatter_add(1, own, self.self_weight[:, None])[hood.receivers]
             return weight if hood.index is None else weight.gather(1, hood.index)
 
-        return self._recalled("mixing", (hood.index, self.weight, self.self_weight, self.own_column), make)
+        of = (hood.index, self.weight, self.self_weight, self.own_column)
+        return self._recalled(f"mixing, {hood.receivers}", of, make).clone()  # a rule may change it
 
     def mixture(self, found: Iterable[tuple[Neighbourhoods, Tensor]]) -> Mixture:
         weight = over_rows(found, (len(self.heard), self._row_count), self.heard.device)

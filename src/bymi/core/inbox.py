@@ -130,7 +130,7 @@ class Inbox(ABC):
     lists: NeighbourLists | None = None  # [B, P] message at each place; None: message j is at place j
     senders: Tensor | None = None  # [J] sender of each message; None: message j comes from node j
     receiver_group: ReceiverGroup | None = None  # None: all receivers of the round are held here, or only these count
-    recall: Recall | None = None  # what follows from arcs and weights alone, for all rounds of a network
+    recall: Recall | None = None  # what follows from arcs and weights alone, for all rounds in which all messages are heard
 
     @staticmethod
     def receive(
@@ -389,8 +389,8 @@ class Inbox(ABC):
         return self._recalled("own row", (self.own_column,), make)
 
     def _recalled(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
-        """The result of `make`, which depends on `of` and the number of messages."""
-        return make() if self.recall is None else self.recall(name, of, make)
+        """The result of `make`, which depends on `of` and the number of messages; new in a round in which any is not heard."""
+        return make() if self.recall is None or not self.complete else self.recall(name, of, make)
 
     @property
     def _present(self) -> Tensor:

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bymi.core.cuda_graphs import captured_up_to
 from bymi.core.errors import require
 from bymi.core.performance_thresholds import LIMITS
 
@@ -232,8 +231,6 @@ class VectorStack:
     @cached_property
     def gram(self) -> Tensor:
         """G[r, s] = <x_r - origin, x_s - origin> in float64 [R, R]."""
-        if self.acceptable is None and "origin" not in vars(self) and not on_host(self.vectors):
-            return captured_up_to(LIMITS.captured_vectors, inner_about_central, self.vectors)
         return inner(self.vectors, self.vectors, self.origin)
 
     def among(self, at: Tensor) -> Tensor:

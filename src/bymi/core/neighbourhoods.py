@@ -103,18 +103,29 @@ def by_degree(lists: NeighbourLists) -> Iterator[tuple[Tensor, int]]:
         start += len(batch)
 
 
-def of_members(rows: VectorStack, member: Tensor, need: Need, recall: Recall | None = None) -> Iterator[Neighbourhoods]:
+def of_members(
+    rows: VectorStack,
+    member: Tensor,
+    need: Need,
+    products: Callable[[], Tensor] | None = None,
+    recall: Recall | None = None,
+) -> Iterator[Neighbourhoods]:
     """Neighbourhoods from a mask `member` [B, R], where sets share most rows, by the products of all rows.
 
-    In a common frame for "nothing". With `recall` the places in sets are found once for the same `member`.
+    In a common frame for "nothing". `products`: makes those of all rows in another way than `rows` does. With `recall` the
+    places in sets, which nobody may change, are found once for the same `member`.
     """
     if need == "nothing":
         return iter([Neighbourhoods(slice(None), member)])
-    recall = recall or Recall()
-    largest = recall("largest set", (member,), lambda: int(member.sum(1).max()))
 
-    def batches(width: int) -> list[tuple[slice, Tensor, Tensor]]:
-        return recall(f"sets, {width}", (member,), lambda: list(padded(member, width=width, largest=largest)))
+    def size() -> int:
+        return int(member.sum(1).max())
+
+    largest = size() if recall is None else recall("largest set", (member,), size)
+
+    def batches(width: int) -> Iterable[tuple[slice, Tensor, Tensor]]:
+        found = padded(member, width=width, largest=largest)
+        return found if recall is None else recall(f"sets, {width}", (member,), lambda: list(found))
 
     if need == "cloud" and rows.dim <= LIMITS.rule_points_dim:
         points = rows.vectors.to(torch.float64) - rows.origin.to(torch.float64)
@@ -122,7 +133,7 @@ def of_members(rows: VectorStack, member: Tensor, need: Need, recall: Recall | N
             Neighbourhoods(receivers, valid, index, points=points[index], summed_over=member.shape[1])
             for receivers, index, valid in batches(min(rows.dim, largest))
         )
-    gram = rows.gram
+    gram = rows.gram if products is None else products()
     return (
         Neighbourhoods(receivers, valid, index, gram[index[:, :, None], index[:, None, :]])
         for receivers, index, valid in batches(max(1, largest))

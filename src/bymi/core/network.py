@@ -82,7 +82,7 @@ class MessageColumns:
             own_column=self.own_column if same is None else torch.where(same, self.own_column, -1),
             senders=self.senders,
             lists=self.lists,
-            recall=self._recall,
+            recall=self._recall if same is None else None,
         )
 
 

@@ -41,7 +41,9 @@ SEVERE = ("absurd", "inconsistent", "too good", "extreme score", "fuse", "drift"
 """Reasons out of reach of honest noise: they suspend a node for 4, 8, 16 windows instead of one."""
 
 MILD = ("score", "direction", "joint update", "duplicate", "alike", "far")
-"""Reasons that honest noise may reach now and then, but hardly twice: the second time they suspend, too."""
+"""Reasons that honest noise may reach now and then, but hardly twice: the second time they last for four windows."""
+
+_AGAIN = 4  # windows of a second mild flag
 
 HARD = ("not heard", "absurd", "duplicate", "inconsistent", "alike", "too good")
 """Reasons that need no centre: they stay where a majority is flagged, which means that the centre has failed."""
@@ -105,20 +107,26 @@ class Suspensions:
     """Remaining windows of suspension and number of severe flags, per neighbour [B, M].
 
     A mild flag, which an honest node may get by chance, ends at the next detection. A severe one lasts 4, 8, ... windows, up to
-    `longest`: with shorter terms teams of attackers could take turns. A second mild flag before `longest` clean detections have
-    passed counts as severe: teams that claim what they do get mild ones only. Where the data of honest nodes differ, some of
-    them stand out for a while like attackers: terms are 1, 2, 4, ... windows there.
+    `longest`: with shorter terms teams of attackers could take turns. Teams that claim what they do get mild ones only: so a
+    second one, before `longest` clean detections have passed, lasts four windows. Its node is judged in them, unlike suspended
+    ones: without a part of it the rest of a crowd would be too few to be seen. Where the data of honest nodes differ, some of
+    them stand out for a while like attackers: severe flags last 1, 2, 4, ... windows there, mild ones always one.
     """
 
     left: Tensor  # [B, M] int64: detections for which the node stays flagged
     strikes: Tensor  # [B, M] int64: severe flags, less clean detections
-    recent: Tensor  # [B, M] int64: clean detections until a mild flag is forgotten
+    recent: Tensor  # [B, M] int64: clean detections until a mild flag is forgotten; above `longest` the node stays flagged
     longest: int = 16
 
     @property
     def suspended(self) -> Tensor:
-        """Mask [B, M] of nodes that stay flagged at the next detection in any case."""
+        """Mask [B, M] of nodes that stay flagged at the next detection in any case, and are not judged there."""
         return self.left > 0
+
+    @property
+    def held(self) -> Tensor:
+        """Mask [B, M] of nodes that stay flagged at the next detection in any case, and are judged there."""
+        return self.recent > self.longest
 
     @staticmethod
     def blank(arcs: Tensor, longest: int) -> Suspensions:
@@ -128,13 +136,16 @@ class Suspensions:
 
     def add(self, verdict: Verdict) -> tuple[Suspensions, Verdict]:
         """The suspensions after one more detection, and the verdict with suspended nodes flagged."""
-        mild = has_reason(verdict.reason, MILD)
-        severe = has_reason(verdict.reason, SEVERE) | (mild & (self.recent > 0))
+        mild, severe = (has_reason(verdict.reason, names) for names in (MILD, SEVERE))
         # A clean detection removes one strike.
         clean = ~verdict.flagged & ~self.suspended
         recent = torch.where(mild, self.longest, (self.recent - clean.to(torch.int64)).clamp_min(0))
+        again = mild & (self.recent > 0)
+        if verdict.different.numel():
+            again = again & ~verdict.different[:, None]
+        recent = recent + again * (min(_AGAIN, self.longest) - 1)
         strikes = (self.strikes + severe.to(torch.int64) - clean.to(torch.int64)).clamp_min(0)
         less = 2 * verdict.different.to(strikes)[:, None] if verdict.different.numel() else 0
         terms = (2 ** (1 + strikes.clamp_max(30) - less).clamp_min(0)).clamp_max(self.longest)
         left = torch.where(severe, torch.maximum(terms, self.left), self.left)
-        return Suspensions((left - 1).clamp_min(0), strikes, recent, self.longest), verdict.keeping(left > 0)
+        return Suspensions((left - 1).clamp_min(0), strikes, recent, self.longest), verdict.keeping((left > 0) | self.held)
