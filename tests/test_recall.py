@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor
 
 from bymi import LocalNetwork
-from bymi.aggregation import NNM, Chain, Krum
+from bymi.aggregation import NNM, Chain, Krum, NeighbourhoodRule
 from bymi.core.inbox import Round
+from bymi.core.neighbourhoods import Neighbourhoods
+from bymi.core.performance_thresholds import LIMITS
 from bymi.core.random_streams import stream
 from bymi.core.recall import Recall
 from bymi.core.topic import PARAMETERS
@@ -32,6 +36,23 @@ def test_only_the_last_few_are_kept() -> None:
     for one in (*objects, objects[4], objects[1], objects[0]):
         recall("name", (one,), lambda one=one: calls.append(one))  # type: ignore[misc]
     assert calls == [*objects, objects[0]]
+
+
+class Squared(NeighbourhoodRule):
+    """The average by squared mixing weights, computed in place."""
+
+    def weights_at(self, hood: Neighbourhoods, mixing: Tensor, round: Round) -> Tensor:
+        mixing.pow_(2)
+        return mixing / mixing.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("looked_at", [("cpu",), ()])
+def test_a_rule_may_change_its_mixing_weights(looked_at: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LIMITS, "looked_at", looked_at)
+    network, vectors = LocalNetwork(ErdosRenyi(0.6).draw(20, seed=0)), stream(0, "vectors").normal(20, 300)
+    outputs = [Squared()(network.exchange(step, {PARAMETERS: vectors})[0], Round()) for step in range(3)]
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
 
 
 def test_rounds_of_one_network_are_those_of_new_ones() -> None:

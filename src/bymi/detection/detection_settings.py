@@ -124,8 +124,8 @@ class Watch(Checked):
     distance of an update history from the centre, and on its mismatch with the claimed gradients; `joint`: bound in spreads on
     its shift along one direction. `fade`: beside the plain mean over a window, these tests look at one in which a round counts
     exp(fade) times as much as a round a window earlier, since a model forgets early pushes. `longest`: the most windows that a
-    severe flag lasts, and the clean detections for which a mild one is remembered, since a second one is severe; 1 ends all
-    flags at the next detection. `retreat`: at the last detection, a node returns to the best of
+    severe flag lasts, and the clean detections for which a mild one is remembered, since a second one lasts four windows; 1
+    ends all flags at the next detection. `retreat`: at the last detection, a node returns to the best of
     its last parameters, by the length of the mean gradient that trusted neighbours claimed there, if more than this share of
     the neighbours it used are flagged for their updates, since no rounds are left to recover.
     """
