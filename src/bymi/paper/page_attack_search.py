@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,6 @@ def page(name: str, values: dict[str, Any]) -> str:
         f"the same draws by that before (*before*). A full search has {RUNS} draws of each of {len(FAMILIES)} families at",
         f"{first}, and the first {RUNS_ELSEWHERE} of them at each of {len(elsewhere)} other places. Made were {len(here):,} of",
         f"{full[0]:,} there, and {len(runs) - len(here):,} of {full[1]:,} elsewhere. All values: [{name}.json]({name}.json).",
-        f"Versions of bymi: {_versions(runs)}.",
         "",
         "Linear model as in the red-team study, seeds 0 to 4 in turns. Parameters are drawn at random; a list of attacks,",
         f"however long, is no proof. Lines: a gap of three times the statistical error ({line_at(first):.1e} at ratio 0.2),",
@@ -85,12 +83,6 @@ def page(name: str, values: dict[str, Any]) -> str:
         f"![harm against visibility]({name}.png)",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _versions(runs: list[dict[str, Any]]) -> str:
-    """How many runs each version made, in words."""
-    counts = Counter(str(run.get("bymi", "unknown")) for run in runs)
-    return ", ".join(f"{version} ({count:,} runs)" for version, count in sorted(counts.items())) or "none"
 
 
 def _late_pushes(runs: list[dict[str, Any]]) -> list[str]:
