@@ -50,7 +50,7 @@ def starting(device: torch.device) -> Iterator[None]:
 
 
 def _start(device: torch.device) -> None:
-    with suppress(Exception), on_device(device):  # whoever needs one of them says what is wrong
+    with suppress(Exception), on_device(device):  # what is wrong shows where one of them is used
         images = torch.zeros(_PLANES, 1, _SIDE, _SIDE, device=device)
         pool(images)
         nnf.conv2d(images, images[:1, :, :5, :5])
