@@ -32,7 +32,7 @@ REASONS = (
 
 Codes are stored, so that places stay: "backward" was a test of the panel up to 0.15, and is no longer found.
 "fuse": clipped as far out too often; "drift", "deed", "joint update": update history far off, not matching claimed gradients,
-shifted along one direction; "suspended": flagged earlier, not judged again yet."""
+shifted along one direction; "suspended": flagged earlier, and that flag still lasts."""
 
 SUSPENDED = "suspended"
 """Reason for a neighbour whose flag of an earlier detection still lasts."""

@@ -62,7 +62,7 @@ REASONS: dict[str, str] = {
     "fuse": "its parameters were far out, or missing, in too many rounds",
     "drift": "its parameters were far from those of others for long",
     "deed": "its updates do not follow from the gradients that it claimed",
-    "suspended": "flagged by an earlier detection, and not judged again yet",
+    "suspended": "flagged by an earlier detection, whose flag still lasts",
     "alike": "the noise in its halves resembles that of others",
     "far": "its gradients are farther off than data of another distribution explain",
     "joint update": "its updates, or those of a group with it, are shifted along one direction",
